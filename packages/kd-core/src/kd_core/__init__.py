@@ -1,0 +1,1 @@
+"""Keyed containers of tensors."""

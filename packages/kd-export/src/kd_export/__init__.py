@@ -1,0 +1,1 @@
+"""From a keyed module to a verified artefact that runs anywhere."""

@@ -1,0 +1,1 @@
+"""Keyed modules: `nn.Module`s that read and write (nested) keys of a container."""

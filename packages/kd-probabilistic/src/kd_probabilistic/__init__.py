@@ -1,0 +1,1 @@
+"""Keyed modules that build distributions and draw from them."""
