@@ -1,0 +1,146 @@
+"""Every lane that a developer or CI runs; `nox -l` is the contributor guide.
+
+Lanes install with pip, because which build of torch is taken is pip's configuration.
+"""
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "typecheck", "tests", "docs"]
+
+TORCH = "2.13.0"
+TORCHES = ("2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
+# One thread: the machines are shared, and the figures of two runs stay comparable.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+
+def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
+    """Install torch, the tools of `groups` and all four packages, editable, in one pip command.
+
+    One command, so that the exact pins between siblings are met by the local copies.
+    """
+    wanted = [f"torch=={torch}"]
+    for name in DISTRIBUTIONS:
+        wanted += ["-e", f"packages/{name}" + ("[onnx]" if name == "kd-export" else "")]
+    for group in groups:
+        wanted += ["--group", group]
+    session.install(*wanted)
+    session.env.update(ENVIRONMENT)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Train, export and verify the digits example, from nothing to a picture."""
+    install(session, "example")
+    session.run("python", "examples/digits", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the whole suite against the default torch."""
+    install(session, "suite")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("torch", TORCHES, ids=[f"torch-{version}" for version in TORCHES])
+def matrix(session: nox.Session, torch: str) -> None:
+    """Run the whole suite against one supported torch minor."""
+    install(session, "suite", torch=torch)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format, lint rules and the import arrows."""
+    session.install("--group", "lint")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    sources = ":".join(f"packages/{name}/src" for name in DISTRIBUTIONS)
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Run mypy --strict over code, tests and tools."""
+    install(session, "typecheck")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the pages without a warning, then run every fence and docstring."""
+    install(session, "docs")
+    session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "docs", "docs/_build")
+    session.run("pytest", "--doctest-modules", "README.md", "docs", "packages", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the four sdists and wheels into dist/, and check what is in them."""
+    session.install("--group", "build")
+    shutil.rmtree("dist", ignore_errors=True)
+    for name in DISTRIBUTIONS:
+        session.run("python", "-m", "build", "--outdir", "dist", f"packages/{name}")
+    files = sorted(str(path) for path in Path("dist").iterdir())
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", *(file for file in files if file.endswith(".whl")))
+
+
+@nox.session(name="release-check")
+@nox.parametrize("distribution", DISTRIBUTIONS, ids=DISTRIBUTIONS)
+def release_check(session: nox.Session, distribution: str) -> None:
+    """Install one built wheel alone, check what it brings, and run its tests on it."""
+    area = distribution.removeprefix("kd-")
+    wheel = next(Path("dist").glob(f"{distribution.replace('-', '_')}-*.whl"))
+    extra = "[onnx]" if distribution == "kd-export" else ""
+    session.install("--find-links", "dist", f"torch=={TORCH}", f"{wheel}{extra}", "--group", "test")
+    session.env.update(ENVIRONMENT)
+    session.run("python", "tools/check_wheel.py", distribution)
+    session.run("pytest", f"tests/{area}", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time kd, the peer and hand-written loops side by side, and write docs/benchmarks.md."""
+    install(session, "bench")
+    session.run("python", "benchmarks/peer.py", "--json", "benchmarks/peer.json", *session.posargs)
+    session.run("python", "benchmarks/render.py", "benchmarks/peer.json", "docs/benchmarks.md")
+
+
+@nox.session
+def generate(session: nox.Session) -> None:
+    """Write the generated sources anew from their tables (`-- --check`: only compare)."""
+    session.install("--group", "lint")
+    session.run("python", "tools/generate_ops.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def bump(session: nox.Session) -> None:
+    """Write a new version into VERSION, the packages and their pins: `nox -s bump -- 0.2.0`."""
+    session.run("python", "tools/bump.py", *session.posargs, external=True)
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """Fold the fragments of changelog.d/ into CHANGELOG.md (`-- --draft`: only show)."""
+    session.install("--group", "changelog")
+    version = Path("VERSION").read_text(encoding="utf-8").strip()
+    session.run("towncrier", "build", "--name", "kd", "--version", version, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make .venv/ with everything a developer needs, all four packages editable."""
+    session.run("python", "-m", "venv", ".venv", external=True)
+    wanted = [f"torch=={TORCH}", "--group", "dev", "-e", "packages/kd-export[onnx]"]
+    for name in DISTRIBUTIONS[:-1]:
+        wanted += ["-e", f"packages/{name}"]
+    session.run(".venv/bin/python", "-m", "pip", "install", "--upgrade", "pip", external=True)
+    session.run(".venv/bin/python", "-m", "pip", "install", *wanted, external=True)
