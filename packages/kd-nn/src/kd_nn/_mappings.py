@@ -1,0 +1,229 @@
+"""Maps from the real line to the positive numbers, by name.
+
+A network that predicts a scale needs one, and configuration files want to name it. The registry
+below knows the usual ones and takes the user's own with `add_custom_mapping`; names of the form
+`biased_softplus_<bias>_<min>` are built on demand.
+
+The biased softplus is the default of every parameter extractor and therefore on the hot path. A
+Python number added to a tensor costs twice a 0-dim tensor added to it, so eager float32 calls add
+cached constants (the sum has the same bits: both paths round the number to float32). A tracer sees
+plain numbers.
+"""
+
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TypeAlias, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+PositiveMap: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@overload
+def inv_softplus(bias: float) -> float: ...
+@overload
+def inv_softplus(bias: Tensor) -> Tensor: ...
+def inv_softplus(bias: float | Tensor) -> float | Tensor:
+    """Invert the softplus: return `x` such that `log(1 + exp(x))` is `bias`.
+
+    The form `x = bias + log(1 - exp(-bias))` neither overflows for a large bias nor loses digits
+    for a small one. A number is computed in float32, the precision of a model's constants.
+
+    Args:
+        bias: The wanted value of the softplus: a positive number, or a tensor of them.
+
+    Returns:
+        A number for a number, a tensor of the same shape and dtype for a tensor.
+
+    Raises:
+        ValueError: If a number is not positive. The values of a tensor are not looked at.
+
+    Example:
+        >>> round(inv_softplus(1.0), 4)
+        0.5413
+        >>> torch.nn.functional.softplus(inv_softplus(torch.tensor([0.5, 2.0])))
+        tensor([0.5000, 2.0000])
+    """
+    if isinstance(bias, Tensor):
+        return bias + torch.log(-torch.expm1(-bias))
+    if not bias > 0:
+        raise ValueError(f"`bias` must be positive to lie in the range of softplus, got {bias!r}.")
+    if bias < 20:
+        return torch.tensor(bias, dtype=torch.float32, device="cpu").expm1().log().item()
+    return bias + math.log(-math.expm1(-bias))
+
+
+def expln(x: Tensor) -> Tensor:
+    """Map to positive numbers: `exp(x)` below zero, `log(1 + x) + 1` above, smooth at zero.
+
+    It grows slowly, so that a large network output does not give a huge scale (Raffin et al. 2021,
+    https://arxiv.org/abs/2005.05719).
+
+    Args:
+        x: Any real tensor.
+
+    Returns:
+        A positive tensor of the same shape.
+
+    Example:
+        >>> expln(torch.tensor([0.0, 1.0]))
+        tensor([1.0000, 1.6931])
+    """
+    # The branch not taken is evaluated at 0, so that neither its value nor its gradient overflows.
+    return torch.where(x > 0, x.clamp_min(0).log1p() + 1, x.clamp_max(0).exp())
+
+
+class _BiasedSoftplus:
+    """`softplus(x + shift) + min_val`, with cached constants for eager float32."""
+
+    __slots__ = ("_min", "_shift", "bias", "min_val", "shift")
+
+    def __init__(self, bias: float, min_val: float) -> None:
+        if not 0 <= min_val < bias:
+            raise ValueError(
+                "a biased softplus needs 0 <= min_val < bias, "
+                f"got bias={bias!r} and min_val={min_val!r}."
+            )
+        self.bias, self.min_val = bias, min_val
+        self.shift = inv_softplus(bias - min_val)
+        self._shift, self._min = _constant(self.shift), _constant(min_val)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shift, low = self._shift, self._min
+        if (
+            shift is None
+            or low is None
+            or x.__class__ is not Tensor
+            or x.dtype is not torch.float32
+            or torch.compiler.is_compiling()
+        ):
+            return functional.softplus(x + self.shift) + self.min_val
+        return functional.softplus(x + shift).add_(low)
+
+    def __repr__(self) -> str:
+        return f"biased_softplus(bias={self.bias}, min_val={self.min_val})"
+
+    def __reduce__(self) -> tuple[type["_BiasedSoftplus"], tuple[float, float]]:
+        return _BiasedSoftplus, (self.bias, self.min_val)
+
+
+def _constant(value: float) -> Tensor | None:
+    """Keep a number as a 0-dim float32 tensor, or not at all while a mode makes fake tensors."""
+    tensor = torch.tensor(value, dtype=torch.float32, device="cpu")
+    return tensor if tensor.__class__ is Tensor else None
+
+
+class biased_softplus(nn.Module):  # noqa: N801 - the name under which the field knows it
+    """Map to positive numbers with a softplus that is `bias` at zero and never below `min_val`.
+
+    Computes `softplus(x + inv_softplus(bias - min_val)) + min_val`.
+
+    Args:
+        bias: The value at zero.
+        min_val: The infimum of the values.
+
+    Raises:
+        ValueError: If not `0 <= min_val < bias`.
+
+    Example:
+        >>> biased_softplus(1.0)(torch.zeros(2))
+        tensor([1., 1.])
+    """
+
+    def __init__(self, bias: float, min_val: float = 0.01) -> None:
+        super().__init__()
+        self._map = _BiasedSoftplus(bias, min_val)
+        self.bias = self._map.shift
+        self.min_val = min_val
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `x`, shape kept."""
+        return self._map(x)
+
+    def extra_repr(self) -> str:
+        """Name the two settings for the module's printed form."""
+        return f"bias={self._map.bias}, min_val={self.min_val}"
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+_REGISTRY: dict[str, PositiveMap] = {
+    "softplus": functional.softplus,
+    "exp": torch.exp,
+    "relu": torch.relu,
+    "expln": expln,
+    "biased_softplus": _BiasedSoftplus(1.0, 0.01),
+    "none": _identity,
+}
+
+
+def mappings(key: str | PositiveMap) -> PositiveMap:
+    """Return the positive mapping of a name.
+
+    Args:
+        key: `"softplus"`, `"exp"`, `"relu"`, `"expln"`, `"none"` (the identity),
+            `"biased_softplus"` (bias 1.0, minimum 0.01), `"biased_softplus_<bias>"`,
+            `"biased_softplus_<bias>_<min>"`, or a name given to `add_custom_mapping`. A callable is
+            returned as it is.
+
+    Returns:
+        A function from a tensor to a tensor of the same shape.
+
+    Raises:
+        ValueError: If the name is not known; the message lists the names.
+
+    Example:
+        >>> mappings("biased_softplus_2.0")(torch.zeros(1))
+        tensor([2.])
+    """
+    if callable(key):
+        return key
+    found = _REGISTRY.get(key)
+    return _parametrised(key) if found is None else found
+
+
+def _parametrised(key: str) -> PositiveMap:
+    """Build `biased_softplus_<bias>[_<min>]`, or explain that the name is unknown."""
+    prefix = "biased_softplus_"
+    if key.startswith(prefix):
+        try:
+            numbers = [float(part) for part in key.removeprefix(prefix).split("_")]
+        except ValueError:
+            numbers = []
+        if len(numbers) in (1, 2):
+            return _BiasedSoftplus(numbers[0], numbers[1] if len(numbers) == 2 else 0.01)
+    nearest = get_close_matches(key, _REGISTRY, n=1)
+    hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+    known = ", ".join(f"`{name}`" for name in _REGISTRY)
+    raise ValueError(
+        f"`{key}` names no mapping: expected one of {known}, `{prefix}<bias>` or "
+        f"`{prefix}<bias>_<min>`.{hint} Pass a callable, or register yours with `add_custom_mapping`."
+    )
+
+
+def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
+    """Register a mapping under a name, for this process.
+
+    Args:
+        name: The name that `mappings` and the parameter extractors shall know.
+        mapping: A function from a tensor to a tensor of the same shape.
+
+    Raises:
+        TypeError: If `mapping` cannot be called.
+        ValueError: If the name is taken by another mapping.
+
+    Example:
+        >>> add_custom_mapping("square", torch.square)
+        >>> mappings("square")(torch.tensor([-3.0]))
+        tensor([9.])
+    """
+    if not callable(mapping):
+        raise TypeError(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
+    if _REGISTRY.get(name, mapping) is not mapping:
+        raise ValueError(f"the name `{name}` is taken by {_REGISTRY[name]!r}: choose another name.")
+    _REGISTRY[name] = mapping

@@ -1,0 +1,10 @@
+"""Parameter extractors and distributions."""
+
+from kd_nn.distributions._delta import Delta as Delta
+from kd_nn.distributions._normal_params import (
+    AddStateIndependentNormalScale as AddStateIndependentNormalScale,
+)
+from kd_nn.distributions._normal_params import (
+    NormalParamExtractor as NormalParamExtractor,
+)
+from kd_nn.distributions._normal_params import NormalParamWrapper as NormalParamWrapper

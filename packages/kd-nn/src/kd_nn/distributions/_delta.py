@@ -1,0 +1,159 @@
+"""The distribution of a certain outcome.
+
+It lets a deterministic output stand where a distribution is expected (the default of a
+probabilistic module), with the whole interface of `torch.distributions`: shapes, expansion, validation, cdf.
+
+The `type: ignore`s stand for functions of torch that carry no annotations.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.utils import broadcast_all
+
+
+class Delta(Distribution):
+    """Put all probability on one point.
+
+    As a density it is infinite at the point and zero elsewhere, so `log_prob` is `inf` for a value
+    equal to the point within the tolerances (`|value - param| <= atol + rtol * |param|` in each
+    element) and `-inf` for others.
+
+    Args:
+        param: The point, shape (*batch_shape, *event_shape).
+        atol: Absolute tolerance of `log_prob`.
+        rtol: Relative tolerance of `log_prob`.
+        batch_shape: Independent points. By default all but the last dimension of `param`.
+        event_shape: Shape of one point. By default what `batch_shape` leaves.
+        validate_args: Whether to check values, as in every torch distribution. Never while
+            compiling or exporting.
+
+    Raises:
+        ValueError: If the two shapes do not make up the shape of `param`.
+
+    Example:
+        >>> point = Delta(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+        >>> point.batch_shape, point.event_shape
+        (torch.Size([2]), torch.Size([2]))
+        >>> point.log_prob(torch.tensor([0.0, 1.0]))
+        tensor([inf, -inf])
+        >>> point.sample((5,)).shape
+        torch.Size([5, 2, 2])
+    """
+
+    arg_constraints = {"param": constraints.real}  # noqa: RUF012
+    has_rsample = True
+
+    def __init__(
+        self,
+        param: Tensor,
+        atol: float = 1e-6,
+        rtol: float = 1e-6,
+        batch_shape: Sequence[int] | None = None,
+        event_shape: Sequence[int] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.param, self.atol, self.rtol = param, atol, rtol
+        batch, event = _split_shape(param.shape, batch_shape, event_shape)
+        if torch.compiler.is_compiling():
+            validate_args = False
+        super().__init__(batch, event, validate_args=validate_args)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """The real vectors of the event's shape."""
+        rank = len(self.event_shape)
+        return constraints.independent(constraints.real, rank)  # type: ignore[no-untyped-call, no-any-return]
+
+    @property
+    def mean(self) -> Tensor:
+        """The point."""
+        return self.param
+
+    @property
+    def mode(self) -> Tensor:
+        """The point."""
+        return self.param
+
+    @property
+    def median(self) -> Tensor:
+        """The point."""
+        return self.param
+
+    @property
+    def variance(self) -> Tensor:
+        """Zero in each element."""
+        return torch.zeros_like(self.param)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Zero in each element."""
+        return torch.zeros_like(self.param)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the distribution with its batch shape expanded, without copying."""
+        new: Self = self._get_checked_instance(Delta, _instance)  # type: ignore[no-untyped-call]
+        new.param = self.param.expand((*batch_shape, *self.event_shape))
+        new.atol, new.rtol = self.atol, self.rtol
+        super(Delta, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Return the point, shape (*sample_shape, *batch_shape, *event_shape)."""
+        return self.param.expand(self._extended_shape(Size(sample_shape)))
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Return the point, detached, shape (*sample_shape, *batch_shape, *event_shape)."""
+        return self.rsample(sample_shape).detach()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return `inf` where `value` is the point, else `-inf`, shape (*sample, *batch_shape)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        value, param = broadcast_all(value, self.param)
+        hit = self._over_event((value - param).abs() <= self.atol + self.rtol * param.abs())
+        infinity = torch.full_like(hit, torch.inf, dtype=_floating(param))
+        return torch.where(hit, infinity, -infinity)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return 1 where no element of `value` is below the point, else 0: (*sample, *batch_shape)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._over_event(value >= self.param).to(_floating(self.param))
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the point for any probability, shape (*broadcast(value, batch), *event_shape)."""
+        batch = torch.broadcast_shapes(value.shape, self.batch_shape)  # type: ignore[no-untyped-call]
+        return self.param.expand((*batch, *self.event_shape))
+
+    def entropy(self) -> Tensor:
+        """Return the differential entropy, which is `-inf`, shape (*batch_shape)."""
+        return self.param.new_full(self.batch_shape, -torch.inf, dtype=_floating(self.param))
+
+    def _over_event(self, hit: Tensor) -> Tensor:
+        """Reduce a truth value per element to one per event."""
+        return hit.flatten(-len(self.event_shape)).all(-1) if self.event_shape else hit
+
+
+def _split_shape(
+    shape: Size, batch: Sequence[int] | None, event: Sequence[int] | None
+) -> tuple[Size, Size]:
+    """Find batch and event shape of a parameter, given one, both or none."""
+    if batch is None:
+        batch = shape[:-1] if event is None else shape[: len(shape) - len(event)]
+    if event is None:
+        event = shape[len(batch) :]
+    if (*batch, *event) != tuple(shape):
+        raise ValueError(
+            f"batch_shape {tuple(batch)} and event_shape {tuple(event)} must make up the shape of "
+            f"`param`, which is {tuple(shape)}."
+        )
+    return Size(batch), Size(event)
+
+
+def _floating(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()

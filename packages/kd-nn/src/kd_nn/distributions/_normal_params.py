@@ -1,0 +1,156 @@
+"""From a network's output to the location and scale of a distribution.
+
+Three small modules share one decision: the scale is a positive mapping of a raw tensor (see
+`_mappings`), then clamped from below. The order of their operations is part of what an exported
+graph looks like, so it does not change: split, map, clamp.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kd_nn._mappings import PositiveMap, mappings
+
+
+class NormalParamExtractor(nn.Module):
+    """Split a tensor in two along its last dimension: a location, and a positive scale.
+
+    Args:
+        scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
+        scale_lb: The smallest scale that is returned.
+
+    Example:
+        >>> loc, scale = NormalParamExtractor()(torch.zeros(3, 4))
+        >>> loc.shape, scale
+        (torch.Size([3, 2]), tensor([[1., 1.],
+                [1., 1.],
+                [1., 1.]]))
+    """
+
+    def __init__(
+        self,
+        scale_mapping: str | PositiveMap = "biased_softplus_1.0",
+        scale_lb: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        self.scale_mapping = mappings(scale_mapping)
+        self.scale_lb = scale_lb
+
+    def forward(self, tensor: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Split `tensor`, shape (*batch, 2 n).
+
+        Args:
+            tensor: Locations and raw scales, side by side in the last dimension.
+            *others: Further tensors, passed through.
+
+        Returns:
+            Location and scale, shape (*batch, n) each, then `others`.
+
+        Raises:
+            ValueError: If the last dimension is odd.
+        """
+        # A proxy or a fake tensor is being traced: its size is not this function's to branch on.
+        if tensor.__class__ is Tensor and tensor.shape[-1] % 2:
+            raise ValueError(
+                "`NormalParamExtractor` splits the last dimension into location and scale, so its "
+                f"size must be even, got a tensor of shape {tuple(tensor.shape)}. "
+                "Give the last layer 2 n outputs."
+            )
+        loc, raw = tensor.chunk(2, -1)
+        return (loc, self.scale_mapping(raw).clamp_min(self.scale_lb), *others)
+
+
+class NormalParamWrapper(nn.Module):
+    """Run a network and split its (first) output into a location and a positive scale.
+
+    Args:
+        operator: The network; its output, or the first of its outputs, has an even last dimension.
+        scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
+        scale_lb: The smallest scale that is returned.
+
+    Example:
+        >>> loc, scale = NormalParamWrapper(nn.Linear(3, 8))(torch.randn(5, 3))
+        >>> loc.shape, scale.shape, bool((scale > 0).all())
+        (torch.Size([5, 4]), torch.Size([5, 4]), True)
+    """
+
+    def __init__(
+        self,
+        operator: nn.Module,
+        scale_mapping: str | PositiveMap = "biased_softplus_1.0",
+        scale_lb: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        self.operator = operator
+        self.extract = NormalParamExtractor(scale_mapping, scale_lb)
+
+    def forward(self, *args: object, **kwargs: object) -> tuple[Tensor, ...]:
+        """Run the network on the arguments.
+
+        Args:
+            *args: Positional arguments of the network.
+            **kwargs: Keyword arguments of the network.
+
+        Returns:
+            Location and scale, then the network's further outputs if there are any.
+        """
+        output = self.operator(*args, **kwargs)
+        if isinstance(output, Tensor):
+            output = (output,)
+        parts: tuple[Tensor, ...] = self.extract(*output)
+        return parts
+
+
+class AddStateIndependentNormalScale(nn.Module):
+    """Add a trainable scale that does not depend on the input, next to a location.
+
+    Args:
+        scale_shape: Shape of the scale, equal to the last dimensions of the location; an int is one
+            dimension.
+        scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
+        scale_lb: The smallest scale that is returned.
+        init_value: First value of the raw scale, before the mapping.
+
+    Example:
+        >>> loc, scale = AddStateIndependentNormalScale(4)(torch.zeros(3, 4))
+        >>> scale.shape, scale[0]
+        (torch.Size([3, 4]), tensor([1., 1., 1., 1.], grad_fn=<SelectBackward0>))
+    """
+
+    def __init__(
+        self,
+        scale_shape: int | Sequence[int],
+        scale_mapping: str | PositiveMap = "exp",
+        scale_lb: float = 1e-4,
+        *,
+        init_value: float = 0.0,
+    ) -> None:
+        super().__init__()
+        shape = (scale_shape,) if isinstance(scale_shape, int) else tuple(scale_shape)
+        self.state_independent_scale = nn.Parameter(torch.full(shape, init_value))
+        self.scale_mapping = mappings(scale_mapping)
+        self.scale_lb = scale_lb
+
+    def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Pair `loc` with the scale, expanded to the shape of `loc`.
+
+        Args:
+            loc: Location, shape (*batch, *scale_shape).
+            *others: Further tensors, passed through.
+
+        Returns:
+            `loc`, the scale, then `others`.
+
+        Raises:
+            ValueError: If the last dimensions of `loc` are not the scale's shape.
+        """
+        raw = self.state_independent_scale
+        tail = loc.shape[loc.ndim - raw.ndim :]
+        if loc.ndim < raw.ndim or tail != raw.shape:
+            raise ValueError(
+                f"the location's last dimensions must be the scale's shape {tuple(raw.shape)}, "
+                f"got a location of shape {tuple(loc.shape)}."
+            )
+        scale = self.scale_mapping(raw).clamp_min(self.scale_lb).expand_as(loc)
+        return (loc, scale, *others)
