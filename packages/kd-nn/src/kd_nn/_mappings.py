@@ -178,8 +178,8 @@ def mappings(key: str | PositiveMap) -> PositiveMap:
         ValueError: If the name is not known; the message lists the names.
 
     Example:
-        >>> mappings("biased_softplus_2.0")(torch.zeros(1))
-        tensor([2.])
+        >>> mappings("biased_softplus_1.0")(torch.zeros(1))
+        tensor([1.])
     """
     if callable(key):
         return key
@@ -202,7 +202,8 @@ def _parametrised(key: str) -> PositiveMap:
     known = ", ".join(f"`{name}`" for name in _REGISTRY)
     raise ValueError(
         f"`{key}` names no mapping: expected one of {known}, `{prefix}<bias>` or "
-        f"`{prefix}<bias>_<min>`.{hint} Pass a callable, or register yours with `add_custom_mapping`."
+        f"`{prefix}<bias>_<min>`.{hint} Pass a callable, or register yours with "
+        "`add_custom_mapping`."
     )
 
 

@@ -1,7 +1,8 @@
 """The distribution of a certain outcome.
 
 It lets a deterministic output stand where a distribution is expected (the default of a
-probabilistic module), with the whole interface of `torch.distributions`: shapes, expansion, validation, cdf.
+probabilistic module), with the whole interface of `torch.distributions`: shapes, expansion,
+validation, cdf.
 
 The `type: ignore`s stand for functions of torch that carry no annotations.
 """
@@ -66,7 +67,7 @@ class Delta(Distribution):
     def support(self) -> constraints.Constraint:
         """The real vectors of the event's shape."""
         rank = len(self.event_shape)
-        return constraints.independent(constraints.real, rank)  # type: ignore[no-untyped-call, no-any-return]
+        return constraints.independent(constraints.real, rank)  # type: ignore[no-untyped-call]
 
     @property
     def mean(self) -> Tensor:
@@ -120,7 +121,7 @@ class Delta(Distribution):
         return torch.where(hit, infinity, -infinity)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return 1 where no element of `value` is below the point, else 0: (*sample, *batch_shape)."""
+        """Return 1 where no element of `value` is below the point, else 0: (*sample, *batch)."""
         if self._validate_args:
             self._validate_sample(value)
         return self._over_event(value >= self.param).to(_floating(self.param))
