@@ -1,0 +1,48 @@
+"""Sphinx settings: MyST pages, furo, and the reference from docstrings.
+
+The pages build without a network. Set DOCS_ONLINE=1 to have names of torch and Python linked.
+"""
+
+import os
+from pathlib import Path
+
+project = "kd"
+author = "The kd authors"
+copyright = "The kd authors"
+release = (Path(__file__).parents[1] / "VERSION").read_text(encoding="utf-8").strip()
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"kd {release}"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+# The design is read on its own too, where a section mentioned by number needs no link.
+suppress_warnings = ["myst.header"]
+
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 88
+
+if os.environ.get("DOCS_ONLINE"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
+# What is not ours has no target offline; what is ours and private has none by intent.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!kd_).*"),
+    (r"py:.*", r"kd_\w+\.(.*\.)?_.*"),
+]
