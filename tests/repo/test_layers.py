@@ -1,0 +1,64 @@
+"""Imports follow the arrows of docs/design.md, section 3."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.repo.tree import IMPORT_NAMES, ROOT, SOURCES, source_files
+
+
+def test_import_contracts_hold() -> None:
+    command = shutil.which("lint-imports", path=Path(sys.executable).parent)
+    assert command, "import-linter is not installed beside this Python"
+    search = os.pathsep.join(map(str, SOURCES))
+    environment = os.environ | {"PYTHONPATH": search, "NO_COLOR": "1"}
+    result = subprocess.run(
+        [command, "--no-cache"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of everything that `tree` imports absolutely."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def private_siblings(source: str, own: str) -> list[str]:
+    """Return the private names of other distributions that `source` imports."""
+    found = []
+    for line, dotted in imported(ast.parse(source)):
+        top, *rest = dotted.split(".")
+        is_sibling = top in IMPORT_NAMES and top != own
+        if is_sibling and any(part.startswith("_") and part != "__version__" for part in rest):
+            found.append(f"line {line}: {dotted}")
+    return found
+
+
+@pytest.mark.parametrize("own", IMPORT_NAMES)
+def test_only_public_names_cross_a_border(own: str) -> None:
+    crossings = {
+        str(path.relative_to(ROOT)): found
+        for path in source_files()
+        if own in path.parts and (found := private_siblings(path.read_text(encoding="utf-8"), own))
+    }
+    assert crossings == {}
+
+
+def test_a_private_crossing_is_seen() -> None:
+    source = "import kd_core._keys\nfrom kd_core import _keys\nfrom kd_core import TensorDict\n"
+    assert len(private_siblings(source, "kd_nn")) == 2

@@ -1,0 +1,93 @@
+"""Every public name is re-exported on purpose, shown by an example and has a place in the docs."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import TypeGuard
+
+import pytest
+from tests.repo.tree import IMPORT_NAMES, ROOT
+
+AUTODOC = re.compile(
+    r"^\.\. auto(?:class|function|exception|data)::\s+(?:\w+\.)*(\w+)", re.MULTILINE
+)
+
+
+def init_of(name: str) -> Path:
+    return ROOT / "packages" / name.replace("_", "-") / "src" / name / "__init__.py"
+
+
+def strangers(source: str) -> list[str]:
+    """Return the lines of an `__init__` that are neither a re-export nor the version."""
+    found = []
+    for position, node in enumerate(ast.parse(source).body):
+        is_docstring = (
+            position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        )
+        if not (is_docstring or is_reexport(node) or is_version(node)):
+            found.append(ast.unparse(node))
+    return found
+
+
+def is_reexport(node: ast.stmt) -> bool:
+    return is_own_import(node) and all(alias.asname == alias.name for alias in node.names)
+
+
+def is_own_import(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
+    if not isinstance(node, ast.ImportFrom):
+        return False
+    return node.level == 1 or (node.module or "").startswith(tuple(f"{n}." for n in IMPORT_NAMES))
+
+
+def is_version(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "typing" and [alias.name for alias in node.names] == ["Final"]
+    return isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.unparse(node).startswith(
+        "__version__"
+    )
+
+
+def exported(name: str) -> set[str]:
+    tree = ast.parse(init_of(name).read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if is_own_import(node)]
+    return {alias.name for node in imports for alias in node.names}
+
+
+def documented(name: str) -> set[str]:
+    page = ROOT / "docs" / "reference" / f"{name.removeprefix('kd_')}.md"
+    return set(AUTODOC.findall(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("name", IMPORT_NAMES)
+def test_init_holds_reexports_only(name: str) -> None:
+    assert strangers(init_of(name).read_text(encoding="utf-8")) == []
+
+
+def test_code_in_an_init_is_seen() -> None:
+    source = '"""Doc."""\nfrom ._x import y\nimport os\nz = 1\n__version__ = "1"\n'
+    assert strangers(source) == ["from ._x import y", "import os", "z = 1"]
+
+
+@pytest.mark.parametrize("name", IMPORT_NAMES)
+def test_no_exported_name_is_private(name: str) -> None:
+    assert {found for found in exported(name) if found.startswith("_")} == set()
+
+
+@pytest.mark.parametrize("name", IMPORT_NAMES)
+def test_reference_lists_each_exported_name(name: str) -> None:
+    assert exported(name) - documented(name) == set()
+
+
+@pytest.mark.parametrize("name", IMPORT_NAMES)
+def test_each_exported_name_shows_an_example(name: str) -> None:
+    package = importlib.import_module(name)
+    lacking = set()
+    for found in exported(name):
+        thing = getattr(package, found)
+        is_error = inspect.isclass(thing) and issubclass(thing, Exception)
+        is_code = inspect.isclass(thing) or inspect.isfunction(thing)
+        if is_code and not is_error and ">>>" not in (thing.__doc__ or ""):
+            lacking.add(found)
+    assert lacking == set()

@@ -1,0 +1,52 @@
+"""What stands in the tree: rooms with a noun, generated files fresh, nothing of one machine."""
+
+import re
+from pathlib import Path
+
+from tests.repo.tree import ROOT, source_files, tracked_files
+
+ROOMS_WITHOUT_A_NOUN = {"common", "helper", "helpers", "misc", "tools", "util", "utils"}
+# Folders of the machines we happened to build on, and hosts that pip's configuration names.
+OF_ONE_MACHINE = re.compile(
+    r"(?<![\w.])/(work|farm|root|opt|home)/\w|/tmp/kd\b|pythonhosted[.]org|pypi[.]org"
+)
+
+
+def test_every_module_has_a_noun() -> None:
+    rooms = {p for p in source_files() if p.stem.strip("_") in ROOMS_WITHOUT_A_NOUN}
+    assert rooms == set()
+
+
+def test_modules_are_private_unless_meant_for_import() -> None:
+    public = {"testing", "distributed", "convert", "fx", "distributions", "backends", "cli"}
+    strangers = set()
+    for path in source_files():
+        parts = path.with_suffix("").parts
+        inside = parts[parts.index("src") + 2 :]
+        if not any(part.startswith("_") for part in inside) and not public & set(inside):
+            strangers.add(str(path.relative_to(ROOT)))
+    assert strangers == set()
+
+
+def machine_marks(text: str) -> list[str]:
+    return [match.group() for match in OF_ONE_MACHINE.finditer(text)]
+
+
+def test_nothing_names_one_machine_or_registry() -> None:
+    marks = {
+        str(path.relative_to(ROOT)): found
+        for path in tracked_files()
+        if (found := machine_marks(path.read_text(encoding="utf-8", errors="replace")))
+    }
+    assert marks == {}
+
+
+def test_a_machine_path_is_seen() -> None:
+    assert machine_marks("see /" + "work/main/x and https://pypi" + ".org/simple")
+
+
+def test_every_distribution_ships_its_type_marker_and_licence() -> None:
+    for package in (ROOT / "packages").iterdir():
+        marker = Path("src") / package.name.replace("-", "_") / "py.typed"
+        assert (package / marker).is_file()
+        assert (package / "LICENSE").read_text("utf-8") == (ROOT / "LICENSE").read_text("utf-8")
