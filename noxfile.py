@@ -93,25 +93,27 @@ def build(session: nox.Session) -> None:
     session.run("check-wheel-contents", *(file for file in files if file.endswith(".whl")))
 
 
-@nox.session(name="release-check")
+@nox.session(name="release-check", reuse_venv=False)
 @nox.parametrize("distribution", DISTRIBUTIONS, ids=DISTRIBUTIONS)
 def release_check(session: nox.Session, distribution: str) -> None:
-    """Install one built wheel alone, check what it brings, and run its tests on it."""
-    area = distribution.removeprefix("kd-")
+    """Install one wheel of dist/ alone, check what it brings, and run its tests on it."""
     wheel = next(Path("dist").glob(f"{distribution.replace('-', '_')}-*.whl"))
-    extra = "[onnx]" if distribution == "kd-export" else ""
-    session.install("--find-links", "dist", f"torch=={TORCH}", f"{wheel}{extra}", "--group", "test")
-    session.env.update(ENVIRONMENT)
-    session.run("python", "tools/check_wheel.py", distribution)
-    session.run("pytest", f"tests/{area}", *session.posargs)
+    torch = f"torch=={TORCH}"
+    session.install("--find-links", "dist", torch, str(wheel), "--group", "test")
+    session.run("python", "tools/check_wheel.py", distribution, env=ENVIRONMENT)
+    if distribution == "kd-export":
+        session.install(torch, f"{wheel}[onnx]")
+    area = distribution.removeprefix("kd-")
+    session.run("pytest", f"tests/{area}", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Time kd, the peer and hand-written loops side by side, and write docs/benchmarks.md."""
     install(session, "bench")
-    session.run("python", "benchmarks/peer.py", "--json", "benchmarks/peer.json", *session.posargs)
-    session.run("python", "benchmarks/render.py", "benchmarks/peer.json", "docs/benchmarks.md")
+    figures = str(Path(session.create_tmp()) / "figures.json")
+    session.run("python", "benchmarks/peer.py", "--json", figures, *session.posargs)
+    session.run("python", "benchmarks/render.py", figures, "docs/benchmarks.md")
 
 
 @nox.session
