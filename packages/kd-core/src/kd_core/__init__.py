@@ -1,3 +1,30 @@
 """Keyed containers of tensors."""
 
-__version__ = "0.1.0"
+from typing import Final
+
+from kd_core._base import TensorDictBase as TensorDictBase
+from kd_core._base import is_tensor_collection as is_tensor_collection
+from kd_core._errors import DeviceMismatch as DeviceMismatch
+from kd_core._errors import InvalidArgument as InvalidArgument
+from kd_core._errors import InvalidKey as InvalidKey
+from kd_core._errors import InvalidValue as InvalidValue
+from kd_core._errors import KdError as KdError
+from kd_core._errors import KeyCollision as KeyCollision
+from kd_core._errors import KeyNotFound as KeyNotFound
+from kd_core._errors import KeySetMismatch as KeySetMismatch
+from kd_core._errors import Locked as Locked
+from kd_core._errors import MissingDependency as MissingDependency
+from kd_core._errors import OutOfRange as OutOfRange
+from kd_core._errors import ShapeMismatch as ShapeMismatch
+from kd_core._errors import UnsupportedFunction as UnsupportedFunction
+from kd_core._keys import format_key as format_key
+from kd_core._keys import nearest_key as nearest_key
+from kd_core._keys import unravel_key as unravel_key
+from kd_core._keys import unravel_key_list as unravel_key_list
+from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
+from kd_core._non_tensor import NonTensorData as NonTensorData
+from kd_core._tensordict import TensorDict as TensorDict
+from kd_core._types import NO_DEFAULT as NO_DEFAULT
+from kd_core._types import NestedKey as NestedKey
+
+__version__: Final = "0.1.0"

@@ -1,0 +1,49 @@
+"""`TensorDictBase`: the list of concerns that make a container."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from kd_core._ops.access import Access
+from kd_core._ops.copying import Copying
+from kd_core._ops.description import Description
+from kd_core._ops.indexing import Indexing
+from kd_core._ops.locking import Locking
+from kd_core._ops.structure import Structure
+from kd_core._repr import describe_node
+
+
+class TensorDictBase(
+    Access,
+    Description,
+    Structure,
+    Indexing,
+    Copying,
+    Locking,
+):
+    """A mapping of (nested) string keys to tensors that share their leading dimensions.
+
+    What all container kinds have in common: `TensorDict` (dense), `LazyStackedTensorDict` (members
+    seen as one), `TensorClass` (declared fields). A kind implements the waist; each method stands
+    in the concern that it inherits from.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return describe_node(self)
+
+
+Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and a mapping
+
+
+def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]:
+    """Tell whether a value is a container.
+
+    Example:
+        >>> from kd_core import TensorDict, is_tensor_collection
+        >>> is_tensor_collection(TensorDict()), is_tensor_collection({})
+        (True, False)
+    """
+    return isinstance(value, TensorDictBase)

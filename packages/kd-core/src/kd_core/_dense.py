@@ -1,0 +1,77 @@
+"""The dense storage of a container: a dict of entries and a descriptor.
+
+Both `TensorDict` and `TensorClass` store this way. Results are made with `object.__new__` and slot
+writes, never through `__init__`, because their entries were checked when the inputs were made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from kd_core._admission import admit
+from kd_core._base import TensorDictBase
+from kd_core._leaves import map_each
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._descriptor import Descriptor
+    from kd_core._types import BatchFn, Entry, LeafFn, Memo
+
+
+class Dense(TensorDictBase):
+    """A container that holds its entries in a dict."""
+
+    __slots__ = ("__weakref__", "_desc", "_entries", "_nested")
+
+    _desc: Descriptor
+    _entries: dict[str, Entry]
+    _nested: bool
+    """Whether an entry may be something else than a tensor; a flat dict skips the question."""
+
+    def _describe(self, desc: Descriptor) -> None:
+        self._desc = desc
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        if not isinstance(value, Tensor):
+            self._nested = True
+        self._entries[key] = value
+
+    def _del_entry(self, key: str) -> None:
+        del self._entries[key]
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        new = object.__new__(self.__class__)
+        new._entries = entries
+        new._desc = desc
+        new._nested = self._nested or any(
+            not isinstance(value, Tensor) for value in entries.values()
+        )
+        return new
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        # Overridden for speed: "index", "shape" in the benchmarks.
+        desc = self._desc
+        if memo is not None and memo[0] is desc:
+            after = memo[1]
+        elif batch is None:
+            after = desc.unlocked()
+        else:
+            after = desc.with_batch(batch(desc.batch))
+        new = object.__new__(self.__class__)
+        nested = self._nested
+        if nested:
+            new._entries = map_each(self._entries, fn, batch, (desc, after))
+        else:
+            new._entries = {key: fn(cast(Tensor, leaf)) for key, leaf in self._entries.items()}
+        new._desc = after
+        new._nested = nested
+        return new
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        if desc.batch == self._desc.batch and desc.device == self._desc.device:
+            return self._like(dict(self._entries), desc)
+        entries = {key: admit(key, value, desc) for key, value in self._entries.items()}
+        return self._like(entries, desc)

@@ -1,0 +1,127 @@
+"""Nested keys: validate, normalise, join, split, compare, and find the nearest one.
+
+Knows strings and tuples; must not know torch or containers. A *path* is the normal form used
+inside: a flat tuple of strings. The public normal form is a plain string for a path of length one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from kd_core._errors import InvalidKey
+
+if TYPE_CHECKING:
+    from kd_core._types import NestedKey
+
+Path: TypeAlias = tuple[str, ...]
+
+
+def path_of(key: NestedKey) -> Path:
+    """Flatten a nested key into a tuple of strings.
+
+    Raises:
+        InvalidKey: if the key is neither a string nor a non-empty (nested) tuple of strings.
+    """
+    if isinstance(key, str):
+        return (key,)
+    if not isinstance(key, tuple):
+        raise InvalidKey(
+            f"a key must be a string or a tuple of strings, but {key!r} is of type "
+            f"`{type(key).__name__}`."
+        )
+    if not key:
+        raise InvalidKey("a key must have at least one part, but an empty tuple came.")
+    flat: list[str] = []
+    for part in key:
+        if isinstance(part, str):
+            flat.append(part)
+        else:
+            flat.extend(path_of(part))
+    return tuple(flat)
+
+
+def is_key(value: object) -> bool:
+    """Tell whether `value` is a string or a non-empty (nested) tuple of strings."""
+    if isinstance(value, str):
+        return True
+    return isinstance(value, tuple) and bool(value) and all(is_key(part) for part in value)
+
+
+def unravel_key(key: NestedKey) -> NestedKey:
+    """Bring a key to its normal form: a string, or a flat tuple of two or more strings.
+
+    Example:
+        >>> unravel_key(("a", ("b",)))
+        ('a', 'b')
+        >>> unravel_key(("a",))
+        'a'
+    """
+    if isinstance(key, str):
+        return key
+    path = path_of(key)
+    return path[0] if len(path) == 1 else path
+
+
+def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
+    """Bring a key to a flat tuple of strings.
+
+    Example:
+        >>> unravel_key_to_tuple("a")
+        ('a',)
+    """
+    return path_of(key)
+
+
+def unravel_key_list(keys: Iterable[NestedKey]) -> list[NestedKey]:
+    """Bring each of several keys to its normal form.
+
+    Example:
+        >>> unravel_key_list(["a", ("b", ("c",))])
+        ['a', ('b', 'c')]
+    """
+    if isinstance(keys, str):
+        raise InvalidKey(f"expected a list of keys, but the single key `{keys}` came.")
+    return [unravel_key(key) for key in keys]
+
+
+def format_key(key: NestedKey) -> str:
+    """Write a key as messages do: in backticks, a nested one as a tuple.
+
+    Example:
+        >>> format_key(("a", "b"))
+        "`('a', 'b')`"
+    """
+    key = unravel_key(key)
+    return f"`{key}`"
+
+
+def is_prefix(prefix: Path, path: Path) -> bool:
+    """Tell whether `path` starts with `prefix` (a path is a prefix of itself)."""
+    return path[: len(prefix)] == prefix
+
+
+def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | None:
+    """Find the candidate that looks most like `key`, for "did you mean" messages.
+
+    Nested keys are compared part by part joined with dots; a candidate that ends in the same part
+    counts as near.
+
+    Returns:
+        The candidate in normal form, or `None` when nothing is near.
+
+    Example:
+        >>> nearest_key("obervation", ["observation", "action"])
+        'observation'
+        >>> nearest_key("x", ["action"]) is None
+        True
+    """
+    wanted = ".".join(path_of(key))
+    paths = {".".join(path_of(candidate)): unravel_key(candidate) for candidate in candidates}
+    close = difflib.get_close_matches(wanted, paths, n=1, cutoff=0.6)
+    if close:
+        return paths[close[0]]
+    last = path_of(key)[-1]
+    same_end = [found for found in paths.values() if path_of(found)[-1] == last]
+    return same_end[0] if same_end else None

@@ -1,0 +1,1 @@
+"""The operations of a container, one concern a module; none knows another."""

@@ -1,0 +1,243 @@
+"""Reading and writing entries by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, KeysView, ValuesView
+from typing import TYPE_CHECKING, cast, overload
+
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
+from kd_core._keys import format_key, is_key, path_of
+from kd_core._leaves import find_entry, write_in_place
+from kd_core._types import NO_DEFAULT, NoDefault
+from kd_core._views import NestedItems, NestedKeys, NestedValues
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import TypeVar
+
+    from kd_core._types import NestedKey
+
+    D = TypeVar("D")
+    IsLeaf = Callable[[type], bool] | None
+
+
+class Access(Waist):
+    """Reading and writing by key."""
+
+    __slots__ = ()
+
+    @overload
+    def get(self, key: NestedKey) -> Tensor | None: ...
+    @overload
+    def get(self, key: NestedKey, default: D) -> Tensor | D: ...
+    def get(self, key: NestedKey, default: object = None) -> object:
+        """Read the entry at `key`, or `default` where there is none.
+
+        Non-tensor data comes as its wrapper; `td[key]` gives the value itself. A nested container
+        is typed as a tensor too, since a key does not tell its kind to a type checker.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            default: what a missing key gives.
+
+        Raises:
+            KeyNotFound: if the key goes through a leaf.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2), "b": {"c": torch.ones(2)}}, [2])
+            >>> td.get(("b", "c"))
+            tensor([1., 1.])
+            >>> td.get("x") is None
+            True
+        """
+        if key.__class__ is str:
+            return self._entries.get(key, default)
+        found = find_entry(self._entries, path_of(key))
+        return default if found is None else found
+
+    def set(self, key: NestedKey, value: object, inplace: bool = False) -> Self:
+        """Store a value at `key`, making nested containers on the way.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            value: a tensor whose shape starts with the batch size, a (nested) mapping, a container,
+                a number or array, or any other object (non-tensor data).
+            inplace: write into the storage of an entry that exists, instead of replacing it.
+
+        Raises:
+            ShapeMismatch: if the value does not fit the batch size.
+            Locked: if the container is locked (writing `inplace` into an existing entry passes).
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict().set(("a", "b"), 1.0)["a", "b"]
+            tensor(1.)
+        """
+        if inplace:
+            path = path_of(key)
+            entry = find_entry(self._entries, path)
+            if entry is not None:
+                write_in_place(path, entry, value)
+                return self
+        if key.__class__ is str and not self._desc.frozen:
+            self._set_entry(key, self._admit(key, value))
+        else:
+            self._store(path_of(key), value)
+        return self
+
+    def set_(self, key: NestedKey, value: object) -> Self:
+        """Write a value into the storage of the entry at `key`, which must exist.
+
+        Allowed on a locked container.
+
+        Raises:
+            KeyNotFound: if there is no such entry.
+            ShapeMismatch: if the value cannot be broadcast to the entry.
+        """
+        if key.__class__ is str:
+            entry = self._entries.get(key)
+            if (
+                entry.__class__ is Tensor
+                and value.__class__ is Tensor
+                and entry.shape == value.shape
+            ):
+                entry.copy_(value)
+                return self
+        path = path_of(key)
+        write_in_place(path, self._read(path), value)
+        return self
+
+    def setdefault(self, key: NestedKey, default: object) -> Tensor:
+        """Read the entry at `key`, after storing `default` there if it was missing."""
+        path = path_of(key)
+        if find_entry(self._entries, path) is None:
+            self._store(path, default)
+        return _value(self, path)
+
+    def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Tensor:
+        """Remove the entry at `key` and return it.
+
+        Raises:
+            KeyNotFound: if it is missing and no default was given.
+            Locked: if the container is locked.
+        """
+        path = path_of(key)
+        if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
+            return cast(Tensor, default)
+        value = _value(self, path)
+        _remove(self, path)
+        return value
+
+    def popitem(self) -> tuple[str, Tensor]:
+        """Remove the entry that was added last; return its key and value."""
+        keys = list(self._entries)
+        if not keys:
+            raise KeyNotFound("popitem() found no entry: the container is empty.")
+        value = _value(self, (keys[-1],))
+        _remove(self, (keys[-1],))
+        return keys[-1], value
+
+    def del_(self, key: NestedKey) -> Self:
+        """Remove the entry at `key`.
+
+        Raises:
+            KeyNotFound: if it is missing.
+            Locked: if the container is locked.
+        """
+        path = path_of(key)
+        self._read(path)
+        _remove(self, path)
+        return self
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[NestedKey]:
+        """A live view of the keys.
+
+        Args:
+            include_nested: also the keys of nested containers, as tuples.
+            leaves_only: not the nested containers themselves.
+            is_leaf: tells by its type whether a container counts as a leaf.
+            sort: in alphabetical order instead of insertion order.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"b": {"c": 1.0}, "a": 0.0})
+            >>> list(td.keys(True, True))
+            [('b', 'c'), 'a']
+            >>> ("b", "c") in td.keys(True)
+            True
+        """
+        if include_nested or leaves_only or sort:
+            return NestedKeys(self._entries, include_nested, leaves_only, is_leaf, sort)
+        return cast("KeysView[NestedKey]", self._entries.keys())
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> ValuesView[Tensor]:
+        """A live view of the entries; arguments as for `keys`."""
+        if include_nested or leaves_only or sort:
+            return NestedValues(self._entries, include_nested, leaves_only, is_leaf, sort)
+        return cast("ValuesView[Tensor]", self._entries.values())
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView[NestedKey, Tensor]:
+        """A live view of keys and entries; arguments as for `keys`."""
+        if include_nested or leaves_only or sort:
+            return NestedItems(self._entries, include_nested, leaves_only, is_leaf, sort)
+        return cast("ItemsView[NestedKey, Tensor]", self._entries.items())
+
+    def __contains__(self, key: object) -> bool:
+        if key.__class__ is str:
+            return key in self._entries
+        if not is_key(key):
+            raise InvalidKey(
+                f"`in` asks for keys, and {key!r} is of type `{type(key).__name__}`. To look for "
+                "a tensor, compare with each of `values()`."
+            )
+        return find_entry(self._entries, path_of(cast("NestedKey", key))) is not None
+
+    def __len__(self) -> int:
+        desc = self._desc
+        return desc.batch[0] if desc.ndim else 0
+
+    def __bool__(self) -> bool:
+        raise InvalidArgument(
+            "the truth value of a container is ambiguous: use `is_empty()` for its keys, `len(td)` "
+            "for its batch, or `.any()` / `.all()` for its values."
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, like a dict
+
+
+def _value(container: Waist, path: tuple[str, ...]) -> Tensor:
+    entry = container._read(path)
+    return cast(Tensor, entry if isinstance(entry, Tensor) else entry._item())
+
+
+def _remove(container: Waist, path: tuple[str, ...]) -> None:
+    level = container._level(path[:-1])
+    level._check_unlocked(f"remove {format_key(path)}")
+    level._del_entry(path[-1])

@@ -1,0 +1,76 @@
+"""Copies: deep, shallow, and as plain dicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._leaves import use_foreach
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+
+class Copying(Waist):
+    """Copies."""
+
+    __slots__ = ()
+
+    def clone(self, recurse: bool = True) -> Self:
+        """Copy the container; the copy is not locked.
+
+        Args:
+            recurse: copy the tensors too; else the copy shares them.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
+        """
+        return self._map_all(_clone_all) if recurse else self._map_each(_same)
+
+    def copy(self) -> Self:
+        """Copy the container and its nested ones; tensors are shared."""
+        return self._map_each(_same)
+
+    def __copy__(self) -> Self:
+        return self._map_each(_same)
+
+    def to_dict(self, *, retain_none: bool = True) -> dict[str, object]:
+        """Turn the container into nested plain dicts; tensors are shared, data is unwrapped.
+
+        Args:
+            retain_none: keep entries whose value is `None`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": {"b": 1.0, "s": "text"}}).to_dict()
+            {'a': {'b': tensor(1.), 's': 'text'}}
+        """
+        plain: dict[str, object] = {}
+        for key, value in self._entries.items():
+            if isinstance(value, Tensor):
+                plain[key] = value
+            elif isinstance(value, Copying):
+                plain[key] = value.to_dict(retain_none=retain_none)
+            else:
+                item = value._item()
+                if retain_none or item is not None:
+                    plain[key] = item
+        return plain
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def _clone_all(leaves: list[Tensor]) -> Sequence[Tensor]:
+    if use_foreach(leaves):
+        return cast("list[Tensor]", torch._foreach_clone(leaves))
+    return [leaf.clone() for leaf in leaves]

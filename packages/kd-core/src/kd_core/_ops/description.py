@@ -1,0 +1,106 @@
+"""Batch size and device: reading them, and changing the batch size in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidValue
+from kd_core._leaves import common_batch
+from kd_core._shapes import batch_of
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import BatchSize
+
+
+class Description(Waist):
+    """Batch size and device."""
+
+    __slots__ = ()
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The leading dimensions shared by all entries.
+
+        Assigning to it checks every entry and changes nothing if one does not fit.
+        """
+        return torch.Size(self._desc.batch)
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._check_unlocked("change the batch size")
+        batch = batch_of(batch_size)
+        desc = self._desc.with_batch(batch)
+        fitted = self._with_descriptor(desc)
+        for key, value in fitted._entries.items():
+            if not isinstance(value, Tensor):
+                self._set_entry(key, value)
+        self._describe(desc)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size."""
+        return torch.Size(self._desc.batch)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The batch size, or one of its dimensions."""
+        return self.batch_size if dim is None else self._desc.batch[dim]
+
+    @property
+    def batch_dims(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    @property
+    def ndim(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    def dim(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    def ndimension(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    def numel(self) -> int:
+        """The number of rows: the product of the batch size (1 if there is none)."""
+        count = 1
+        for size in self._desc.batch:
+            count *= size
+        return count
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of all entries, or `None` where they may be on different ones."""
+        return self._desc.device
+
+    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+        """Set the batch size to the leading dimensions that all leaves share; return self.
+
+        Args:
+            batch_dims: at most so many; `None`: as many as they share.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}).auto_batch_size_().shape
+            torch.Size([3])
+        """
+        if batch_dims is not None and batch_dims < 0:
+            raise InvalidValue(f"batch_dims must be 0 or more, but {batch_dims} came.")
+        self._check_unlocked("change the batch size")
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        desc = self._desc.with_batch(common_batch(leaves, batch_dims))
+        for key, value in self._with_descriptor(desc.with_batch(()))._entries.items():
+            if not isinstance(value, Tensor):
+                self._set_entry(key, value)
+        self._describe(desc)
+        return self

@@ -1,0 +1,303 @@
+"""The index operator: keys, and the batch dimensions as on a tensor of shape `batch_size`.
+
+An index is resolved once, against the batch size, into one function from leaf to leaf and one from
+batch shape to batch shape; masks become row numbers once, not once per leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
+from kd_core._keys import format_key, is_key, path_of
+from kd_core._leaves import missing_key
+from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import Batch, BatchFn, Entry, Index, IndexItem, LeafFn
+
+    Resolved: TypeAlias = tuple[LeafFn, BatchFn]
+
+
+class Indexing(Waist):
+    """The index operator."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: str) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[str, ...]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Index) -> Self: ...
+    def __getitem__(self, index: object) -> object:
+        """Read a key, or index the batch dimensions.
+
+        Leaves of `td[i]` and `td[a:b]` are views.
+
+        Raises:
+            KeyNotFound: if a key is missing.
+            OutOfRange: if an index is beyond the batch size.
+        """
+        kind = index.__class__
+        if kind is str:
+            value = self._entries.get(cast(str, index))
+            if value.__class__ is Tensor:
+                return value
+            if value is None:
+                raise missing_key((cast(str, index),), 0, self._entries, self._entries)
+            return value if isinstance(value, Tensor) else value._item()
+        if kind is int:
+            batch = index_int(self._desc.batch, cast(int, index))
+            extra = self._desc.ndim
+            return self._map_each(
+                lambda leaf: leaf[index],  # type: ignore[index]  # an int
+                lambda shape: batch + shape[extra:],
+            )
+        if kind is tuple and is_key(index):
+            entry = self._read(path_of(cast("tuple[str, ...]", index)))
+            return entry if isinstance(entry, Tensor) else entry._item()
+        fn, batch_fn = resolve(index, self._desc.batch)
+        return self._map_each(fn, batch_fn)
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Store a value at a key, or write values at an index of the batch dimensions.
+
+        The source of an indexed write may be a container or mapping (its keys may be a subset of
+        the target's) or one value for all leaves; it is broadcast. Nothing is written if anything
+        does not fit. `td[0]["a"] = v` cannot write through: `td[0]` is a new container.
+
+        Raises:
+            KeySetMismatch: if the source has keys that are not there.
+            ShapeMismatch: if a value does not fit.
+        """
+        if index.__class__ is str:
+            if self._desc.frozen:
+                self._check_unlocked(f"set {format_key(index)}")
+            self._set_entry(index, self._admit(index, value))
+        elif index.__class__ is tuple and is_key(index):
+            self._store(path_of(cast("tuple[str, ...]", index)), value)
+        else:
+            _write_at(self, index, value)
+
+    def __delitem__(self, key: str | tuple[str, ...]) -> None:
+        path = path_of(key)
+        self._read(path)
+        level = self._level(path[:-1])
+        level._check_unlocked(f"remove {format_key(path)}")
+        level._del_entry(path[-1])
+
+    def __iter__(self) -> Iterator[Self]:
+        desc = self._desc
+        if not desc.ndim:
+            raise InvalidArgument(
+                "iteration walks the first batch dimension, and this container has none "
+                "(batch_size ()). Iterate over `keys()`, `values()` or `items()`."
+            )
+        return (self[i] for i in range(desc.batch[0]))
+
+    def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
+        """Read rows of one entry; only batch dimensions are indexed."""
+        entry = self._read(path_of(key))
+        fn, batch_fn = resolve(index, self._desc.batch)
+        if isinstance(entry, Tensor):
+            return fn(entry)
+        return cast(Tensor, entry._map_each(fn, batch_fn)._item())
+
+    def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
+        """Write rows of one entry in place; allowed on a locked container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.set_at_("a", 1.0, 0)["a"]
+            tensor([1., 0., 0.])
+        """
+        path = path_of(key)
+        entry = self._read(path)
+        _, batch_fn = resolve(index, self._desc.batch)
+        writes: list[_Write] = []
+        _stage_entry(entry, value, path, self._desc.batch, batch_fn, writes)
+        _commit(writes, plain_index(index, self._desc.ndim))
+        return self
+
+
+_Write: TypeAlias = "tuple[Tensor, Tensor]"
+
+
+def resolve(index: object, batch: Batch) -> Resolved:
+    """An index as two functions: leaf to leaf, batch shape to batch shape."""
+    if isinstance(index, bool):
+        raise InvalidArgument(f"a batch is not indexed by a single bool ({index}); pass a mask.")
+    ndim = len(batch)
+    if isinstance(index, int):
+        return _by_batch(lambda leaf: leaf[index], index_int(batch, index), ndim)
+    if isinstance(index, slice):
+        return _by_batch(lambda leaf: leaf[index], index_slice(batch, index), ndim)
+    if isinstance(index, Tensor) and index.dtype is torch.bool:
+        return _by_mask(index, batch)
+    items = plain_index(index, ndim)
+    if all(item is None or isinstance(item, int | slice) for item in items):
+        shape = index_simple(batch, cast("Sequence[int | slice | None]", items))
+    else:
+        shape = tuple(torch.empty(()).expand(batch)[items].shape)
+    return _by_batch(lambda leaf: leaf[items], shape, ndim)
+
+
+def _by_batch(fn: LeafFn, shape: Batch, ndim: int) -> Resolved:
+    return fn, lambda batch: shape + batch[ndim:]
+
+
+def _by_mask(mask: Tensor, batch: Batch) -> Resolved:
+    """Find the rows of a mask once, then take them from each leaf."""
+    if mask.shape != batch[: mask.ndim] or mask.ndim == 0:
+        raise ShapeMismatch(
+            f"a mask of shape {tuple(mask.shape)} does not fit batch_size {batch}: its shape must "
+            "be the leading dimensions of the batch size."
+        )
+    ndim = len(batch)
+    if mask.ndim == 1:
+        rows = mask.nonzero().squeeze(1)
+        shape = (rows.shape[0], *batch[1:])
+        return _by_batch(lambda leaf: leaf.index_select(0, _beside(rows, leaf)), shape, ndim)
+    where = mask.nonzero(as_tuple=True)
+    shape = (where[0].shape[0], *batch[mask.ndim :])
+    return _by_batch(lambda leaf: leaf[where], shape, ndim)
+
+
+def _beside(rows: Tensor, leaf: Tensor) -> Tensor:
+    return rows if rows.device == leaf.device else rows.to(leaf.device)
+
+
+def plain_index(index: object, ndim: int) -> tuple[IndexItem, ...]:
+    """An index as a tuple without an ellipsis, lists and arrays as tensors.
+
+    Raises:
+        OutOfRange: if it has more items than there are batch dimensions.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    used = 0
+    converted: list[IndexItem] = []
+    for item in items:
+        if item is None or item is Ellipsis or isinstance(item, int | slice):
+            used += item is not None and item is not Ellipsis
+        else:
+            rows = _index_tensor(item)
+            used += rows.ndim if rows.dtype is torch.bool else 1
+            item = rows
+        converted.append(item)
+    if used > ndim:
+        raise too_many_indices(items, (0,) * ndim)
+    dots = [i for i, item in enumerate(converted) if item is Ellipsis]
+    if len(dots) > 1:
+        raise InvalidArgument("an index holds at most one `...`.")
+    if dots:
+        fill = [slice(None)] * (ndim - used)
+        converted[dots[0] : dots[0] + 1] = fill
+    return tuple(converted)
+
+
+def _index_tensor(item: object) -> Tensor:
+    if isinstance(item, Tensor):
+        return item
+    try:
+        tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_index(item) from None
+    if tensor.is_floating_point() or tensor.is_complex():
+        if tensor.numel():
+            raise _no_index(item)
+        tensor = tensor.long()
+    return tensor
+
+
+def _no_index(item: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"`{type(item).__name__}` is neither a key nor an index: a container is indexed by keys "
+        "(strings, tuples of strings), integers, slices, masks, tensors, `None` and `...`."
+    )
+
+
+def _write_at(target: Waist, index: object, value: object) -> None:
+    batch = target._desc.batch
+    _, batch_fn = resolve(index, batch)
+    writes: list[_Write] = []
+    _stage_entry(cast("Entry", target), value, (), batch, batch_fn, writes)
+    where = index if isinstance(index, int | slice) else plain_index(index, len(batch))
+    _commit(writes, where)
+
+
+def _stage_entry(
+    entry: Entry,
+    value: object,
+    path: tuple[str, ...],
+    batch: Batch,
+    batch_fn: BatchFn,
+    writes: list[_Write],
+) -> None:
+    """Check one write and note it down."""
+    if isinstance(entry, Tensor):
+        writes.append((entry, _fitting(entry, value, path, len(batch), batch_fn)))
+        return
+    if not isinstance(entry, Waist):
+        _check_same_data(entry, value, path)
+        return
+    source = value._entries if isinstance(value, Waist) else value
+    if not isinstance(source, Mapping):
+        for key, inner in entry._entries.items():
+            if isinstance(inner, Tensor | Waist):
+                _stage_entry(inner, value, (*path, key), batch, batch_fn, writes)
+        return
+    unknown = [key for key in source if key not in entry._entries]
+    if unknown:
+        where = f" below {format_key(path)}" if path else ""
+        raise KeySetMismatch(
+            f"the source has keys{where} that the target lacks: {listed(map(str, unknown))}. The "
+            f"target has {listed(entry._entries)}. Add them first with `set`, or `select` the "
+            "source's keys."
+        )
+    for key, inner_value in source.items():
+        inner = entry._entries[key]
+        _stage_entry(inner, inner_value, (*path, key), batch, batch_fn, writes)
+
+
+def _check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
+    old = entry._item() if not isinstance(entry, Tensor) else entry
+    new = value._item() if hasattr(value, "_item") else value
+    if old is not new and old != new:
+        raise InvalidArgument(
+            f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
+            "cannot be written to some of its rows. Use `set` to replace it."
+        )
+
+
+def _fitting(
+    leaf: Tensor, value: object, path: tuple[str, ...], ndim: int, batch_fn: BatchFn
+) -> Tensor:
+    """The source of a write, checked to be broadcastable to the indexed leaf."""
+    source = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=leaf.dtype)
+    shape = batch_fn(tuple(leaf.shape[:ndim])) + tuple(leaf.shape[ndim:])
+    if tuple(source.shape) == shape:
+        return source
+    offset = len(shape) - source.ndim
+    if offset < 0 or any(
+        got not in (1, expected) for got, expected in zip(source.shape, shape[offset:], strict=True)
+    ):
+        raise ShapeMismatch(
+            f"cannot write a value of shape {tuple(source.shape)} to rows of {format_key(path)}: "
+            f"it must be broadcastable to {shape}."
+        )
+    return source
+
+
+def _commit(writes: list[_Write], where: object) -> None:
+    for leaf, source in writes:
+        leaf[where] = source  # type: ignore[index]  # checked by `resolve`

@@ -1,0 +1,413 @@
+"""Changing which keys there are: update, select, rename, flatten.
+
+Every change is all or nothing: it is checked as a whole first, then committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._errors import InvalidArgument, KeyCollision, KeySetMismatch
+from kd_core._keys import Path, format_key, is_prefix, path_of
+from kd_core._leaves import copy_pairs, find_entry, writable_source
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import Entries, Entry, NestedKey
+
+    Staged = list[Callable[[], None]]
+
+
+W = TypeVar("W", bound=Waist)
+
+
+class Structure(Waist):
+    """Which keys there are."""
+
+    __slots__ = ()
+
+    def update(
+        self,
+        source: Mapping[NestedKey, object] | Waist,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Store the entries of a mapping or container, merging nested ones. All or nothing.
+
+        Tensors are stored by reference. If any entry does not fit, the container is left as it
+        was.
+
+        Args:
+            source: a mapping (its keys may be nested tuples) or a container.
+            clone: store copies of the tensors.
+            inplace: write into the storage of entries that exist.
+            keys_to_update: take only these keys of the source, and what is below them.
+
+        Raises:
+            ShapeMismatch: if a value does not fit the batch size.
+            Locked: if a key would be added or rebound in a locked container.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0}})
+            >>> td.update({"b": {"d": 2.0}}).to_dict()["b"].keys()
+            dict_keys(['c', 'd'])
+        """
+        items = _source_items(source, "update")
+        only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
+        stage: Staged = []
+        _stage_update(self, items, (), _Update(clone, inplace, only), stage)
+        for commit in stage:
+            commit()
+        return self
+
+    def update_(
+        self,
+        source: Mapping[NestedKey, object] | Waist,
+        clone: bool = False,
+        *,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Write the values of a source into entries that exist, in place. All or nothing.
+
+        Allowed on a locked container.
+
+        Raises:
+            KeyNotFound: if the source has a key that is not there.
+            ShapeMismatch: if a value cannot be broadcast to its entry.
+        """
+        if isinstance(source, Waist) and keys_to_update is None and not clone:
+            left: list[Tensor] = []
+            right: list[Tensor] = []
+            try:
+                self._collect_pair(cast("Entry", source), left, right, ())
+            except KeySetMismatch:  # a source may have fewer keys: entry by entry below
+                left = []
+            if left and copy_pairs(left, right):
+                return self
+        items = _source_items(source, "update_")
+        only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
+        stage: Staged = []
+        _stage_writes(self, items, (), only, stage)
+        for commit in stage:
+            commit()
+        return self
+
+    def replace(self, source: Mapping[NestedKey, object] | Waist) -> Self:
+        """Make a shallow copy in which the entries of `source` take the place of the old ones."""
+        fresh = self._with_descriptor(self._desc.unlocked())
+        stage: Staged = []
+        _stage_update(fresh, _source_items(source, "replace"), (), _Update(), stage)
+        for commit in stage:
+            commit()
+        return fresh
+
+    def select(self, *keys: NestedKey, strict: bool = True, inplace: bool = False) -> Self:
+        """Keep only some keys; tensors are shared.
+
+        Args:
+            *keys: what to keep; a nested container is kept whole, or by some of its keys.
+            strict: a missing key is an error.
+            inplace: change this container instead of making a new one.
+
+        Raises:
+            KeyNotFound: if `strict` and a key is missing.
+            Locked: if `inplace` on a locked container.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0, "d": 2.0}})
+            >>> list(td.select(("b", "c")).keys(True, True))
+            [('b', 'c')]
+        """
+        paths = [path_of(key) for key in keys]
+        if strict:
+            for path in paths:
+                self._read(path)
+        kept = _selected(self, paths)
+        return self._replace_entries(kept, "select in place") if inplace else kept
+
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
+        """Drop some keys; tensors are shared, missing keys ignored.
+
+        Excluding the last entry of a nested container leaves it there, empty.
+
+        Args:
+            *keys: what to drop.
+            inplace: change this container instead of making a new one.
+        """
+        kept = _without(self, [path_of(key) for key in keys])
+        return self._replace_entries(kept, "exclude in place") if inplace else kept
+
+    def rename_key_(self, old: NestedKey, new: NestedKey, safe: bool = False) -> Self:
+        """Rename a key; the entry moves to the end of its level.
+
+        Args:
+            old: a key that is there.
+            new: its new name, in the same or another nested container.
+            safe: refuse to overwrite an entry that has the new name.
+
+        Raises:
+            KeyNotFound: if `old` is missing.
+            KeyCollision: if `safe` and `new` is taken.
+            Locked: if the container is locked.
+        """
+        source, target = path_of(old), path_of(new)
+        entry = self._read(source)
+        self._check_unlocked(f"rename {format_key(old)}")
+        if source == target:
+            return self
+        if is_prefix(source, target):
+            raise InvalidArgument(
+                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside of it."
+            )
+        if safe and find_entry(self._entries, target) is not None:
+            raise KeyCollision(
+                f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
+                "name. Remove it first, or pass `safe=False`."
+            )
+        level = self._level(source[:-1])
+        level._check_unlocked(f"rename {format_key(old)}")
+        if source[:-1] == target[:-1]:
+            level._del_entry(source[-1])
+            level._set_entry(target[-1], entry)
+            return self
+        self._store(target, entry)
+        level._del_entry(source[-1])
+        return self
+
+    def flatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """Join the keys of nested entries, so that there is one level.
+
+        Raises:
+            KeyCollision: if two entries would have the same name.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict({"a": {"b": 0.0}}).flatten_keys(".").keys())
+            ['a.b']
+        """
+        flat: dict[str, Entry] = {}
+        _flatten_into(self._entries, separator, "", flat)
+        result = self._like(flat, self._desc.unlocked())
+        return self._replace_entries(result, "flatten keys in place") if inplace else result
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """Split keys at a separator into nested containers: the inverse of `flatten_keys`.
+
+        Raises:
+            KeyCollision: if a name would be a leaf and a container at once.
+        """
+        desc = self._desc.unlocked()
+        tree: dict[str, object] = {}
+        for key, value in self._entries.items():
+            _plant(tree, key.split(separator), value, key)
+        result = self._like({name: _grown(node, desc) for name, node in tree.items()}, desc)
+        return self._replace_entries(result, "unflatten keys in place") if inplace else result
+
+    def empty(self, recurse: bool = False) -> Self:
+        """Make a container of the same batch size and device without entries.
+
+        Args:
+            recurse: keep the nested containers, empty.
+        """
+        desc = self._desc.unlocked()
+        if not recurse:
+            return self._like({}, desc)
+        nested: dict[str, Entry] = {
+            key: value.empty(recurse=True)
+            for key, value in self._entries.items()
+            if isinstance(value, Structure)
+        }
+        return self._like(nested, desc)
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no leaf at any level."""
+        return all(
+            isinstance(value, Structure) and value.is_empty() for value in self._entries.values()
+        )
+
+    def _replace_entries(self, other: Waist, action: str) -> Self:
+        self._check_unlocked(action)
+        entries = dict(other._entries)
+        for key in list(self._entries):
+            self._del_entry(key)
+        for key, value in entries.items():
+            self._set_entry(key, value)
+        return self
+
+
+class _Update:
+    """How an update treats each entry."""
+
+    __slots__ = ("clone", "inplace", "only")
+
+    def __init__(
+        self, clone: bool = False, inplace: bool = False, only: list[Path] | None = None
+    ) -> None:
+        self.clone, self.inplace, self.only = clone, inplace, only
+
+
+def _source_items(source: object, method: str) -> Mapping[str, object]:
+    if isinstance(source, Waist):
+        return source._entries
+    if not isinstance(source, Mapping):
+        raise InvalidArgument(
+            f"`{method}` takes a mapping or a container, but a `{type(source).__name__}` came."
+        )
+    for key in source:
+        if key.__class__ is not str:
+            return _nested(source)
+    return source
+
+
+def _nested(source: Mapping[NestedKey, object]) -> dict[str, object]:
+    """Spread tuple keys into nested dicts."""
+    tree: dict[str, object] = {}
+    for key, value in source.items():
+        path = path_of(key)
+        _plant(tree, list(path), value, key)
+    return tree
+
+
+def _plant(tree: dict[str, object], parts: list[str], value: object, key: NestedKey) -> None:
+    level = tree
+    for part in parts[:-1]:
+        inner = level.setdefault(part, _Branch())
+        if not isinstance(inner, _Branch):
+            raise KeyCollision(
+                f"key {format_key(key)} makes `{part}` a container, and another key makes it a "
+                "value. Rename one of them."
+            )
+        level = inner
+    if parts[-1] in level:
+        raise KeyCollision(f"key {format_key(key)} is given twice. Rename one of them.")
+    level[parts[-1]] = value
+
+
+class _Branch(dict[str, object]):
+    """A level that a separator or a tuple key made, told apart from a mapping the user gave."""
+
+
+def _grown(node: object, desc: object) -> Entry:
+    if not isinstance(node, _Branch):
+        return cast("Entry", node)
+    entries = {name: _grown(inner, desc) for name, inner in node.items()}
+    return _registry.make_dense(entries, desc)  # type: ignore[arg-type]  # a Descriptor
+
+
+def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str, Entry]) -> None:
+    for key, value in entries.items():
+        name = prefix + key
+        if isinstance(value, Waist):
+            _flatten_into(value._entries, separator, name + separator, flat)
+        elif name in flat:
+            raise KeyCollision(
+                f"two entries would have the flat key `{name}`. Choose another separator than "
+                f"{separator!r}."
+            )
+        else:
+            flat[name] = value
+
+
+def _selected(container: W, paths: list[Path]) -> W:
+    whole: dict[str, list[Path]] = {}
+    for path in paths:
+        if path[0] in container._entries:
+            whole.setdefault(path[0], []).append(path[1:])
+    kept: dict[str, Entry] = {}
+    for key, below in whole.items():
+        value = container._entries[key]
+        if () in below:
+            kept[key] = value
+        elif isinstance(value, Waist):
+            kept[key] = cast("Entry", _selected(value, below))
+    return container._like(kept, container._desc.unlocked())
+
+
+def _without(container: W, paths: list[Path]) -> W:
+    dropped = {path[0] for path in paths if len(path) == 1}
+    below: dict[str, list[Path]] = {}
+    for path in paths:
+        if len(path) > 1:
+            below.setdefault(path[0], []).append(path[1:])
+    kept: dict[str, Entry] = {}
+    for key, value in container._entries.items():
+        if key in dropped:
+            continue
+        inner = below.get(key)
+        if inner is not None and isinstance(value, Waist):
+            value = cast("Entry", _without(value, inner))
+        kept[key] = value
+    return container._like(kept, container._desc.unlocked())
+
+
+def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
+    """Whether an update takes `key`, and which paths below it."""
+    if only is None:
+        return True, None
+    below = [path[1:] for path in only if path[0] == key]
+    if not below:
+        return False, None
+    return True, None if () in below else below
+
+
+def _stage_update(
+    level: Waist, items: Mapping[str, object], path: Path, how: _Update, stage: Staged
+) -> None:
+    """Check each entry and note down what to do; nothing is changed here."""
+    entries = level._entries
+    for key, value in items.items():
+        taken, only = _narrowed(how.only, key)
+        if not taken:
+            continue
+        current = entries.get(key)
+        if isinstance(current, Waist) and isinstance(value, Waist | Mapping):
+            inner = _source_items(value, "update")
+            rule = _Update(how.clone, how.inplace, only)
+            _stage_update(current, inner, (*path, key), rule, stage)
+            continue
+        if how.inplace and isinstance(current, Tensor):
+            stage.append(_staged_write((*path, key), current, value))
+            continue
+        level._check_unlocked(f"update {format_key((*path, key))}")
+        entry = level._admit(key, value)
+        if how.clone:
+            entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
+        stage.append(_staged_set(level, key, entry))
+
+
+def _staged_set(level: Waist, key: str, entry: Entry) -> Callable[[], None]:
+    return lambda: level._set_entry(key, entry)
+
+
+def _staged_write(path: Path, current: Tensor, value: object) -> Callable[[], None]:
+    source = writable_source(path, current, value)
+    return lambda: cast(None, current.copy_(source))
+
+
+def _stage_writes(
+    level: Waist,
+    items: Mapping[str, object],
+    path: Path,
+    only: list[Path] | None,
+    stage: Staged,
+) -> None:
+    for key, value in items.items():
+        taken, below = _narrowed(only, key)
+        if not taken:
+            continue
+        current = level._read((key,))
+        if isinstance(current, Waist) and isinstance(value, Waist | Mapping):
+            inner = _source_items(value, "update_")
+            _stage_writes(current, inner, (*path, key), below, stage)
+        else:
+            stage.append(_staged_write((*path, key), cast(Tensor, current), value))

@@ -1,0 +1,27 @@
+"""Container kinds by role, for lower modules that must make a container they cannot import.
+
+Knows names and constructors; must not know what a container does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kd_core._descriptor import Descriptor
+    from kd_core._types import Entry, Node
+
+make_dense: Callable[[dict[str, Entry], Descriptor], Node]
+"""Wrap checked entries in the dense container; set by `_tensordict`."""
+
+nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node]
+"""Build a nested dense container from a mapping; set by `_tensordict`."""
+
+wrap_data: Callable[[object, Descriptor], Node]
+"""Wrap a value that is no tensor; set by `_non_tensor`."""
+
+
+def register(role: str, factory: Callable[..., Node]) -> None:
+    """Fill one of the roles above."""
+    globals()[role] = factory

@@ -1,0 +1,66 @@
+"""Printing a container: the nested `repr` that readers of the field know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._leaves import entries_of
+
+if TYPE_CHECKING:
+    from kd_core._types import Entry, Node
+
+INDENT = "    "
+MOST_KEYS = 200
+
+
+def describe_leaf(value: Tensor) -> str:
+    """One leaf: class, shape, device, dtype, and whether processes share it."""
+    kind = "Parameter" if isinstance(value, torch.nn.Parameter) else type(value).__name__
+    shared = value.is_cuda or (value.device.type == "cpu" and _is_shared(value))
+    return (
+        f"{kind}(shape={torch.Size(value.shape)}, device={value.device}, dtype={value.dtype}, "
+        f"is_shared={shared})"
+    )
+
+
+def _is_shared(value: Tensor) -> bool:
+    try:
+        return bool(value.is_shared())  # type: ignore[no-untyped-call]  # torch types it not
+    except (RuntimeError, NotImplementedError):  # fake and functional tensors have no storage
+        return False
+
+
+def describe_node(node: Node) -> str:
+    """A container and what it holds; other nodes describe themselves."""
+    entries = entries_of(node)
+    if entries is None:
+        return repr(node)
+    lines = [f"{key}: {_describe(entries[key])}" for key in sorted(entries)[:MOST_KEYS]]
+    if len(entries) > MOST_KEYS:
+        lines.append(f"... ({len(entries) - MOST_KEYS} more)")
+    inner = _indent(",\n".join(lines), 2)
+    fields = f"{INDENT}fields={{\n{inner}}}" if lines else f"{INDENT}fields={{\n{INDENT}}}"
+    desc = node._desc
+    leaves = [value for value in entries.values() if isinstance(value, Tensor)]
+    shared = bool(leaves) and all(_is_shared_anywhere(leaf) for leaf in leaves)
+    return (
+        f"{type(node).__name__}(\n{fields},\n"
+        f"{INDENT}batch_size={torch.Size(desc.batch)},\n"
+        f"{INDENT}device={desc.device},\n"
+        f"{INDENT}is_shared={shared})"
+    )
+
+
+def _is_shared_anywhere(leaf: Tensor) -> bool:
+    return leaf.is_cuda or (leaf.device.type == "cpu" and _is_shared(leaf))
+
+
+def _describe(value: Entry) -> str:
+    return describe_leaf(value) if isinstance(value, Tensor) else describe_node(value)
+
+
+def _indent(text: str, levels: int) -> str:
+    return "\n".join(INDENT * levels + line for line in text.split("\n"))

@@ -1,0 +1,82 @@
+"""Aliases and the protocol of an entry: what everything in this package agrees on.
+
+A container holds *entries*. An entry is a leaf (a `torch.Tensor`) or a *node*: a nested container,
+or data that is no tensor. Nodes answer the same few calls, so a loop over entries asks one question
+only: is it a tensor?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import EllipsisType
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._descriptor import Descriptor
+
+NestedKey: TypeAlias = "str | tuple[NestedKey, ...]"
+"""A key of a container: a string, or a (nested) tuple of strings that names a path."""
+
+DeviceLike: TypeAlias = "torch.device | str | int"
+"""What `torch.device` accepts."""
+
+BatchSize: TypeAlias = "Sequence[int] | int"
+"""Leading dimensions shared by all entries of a container."""
+
+IndexItem: TypeAlias = "int | slice | EllipsisType | Tensor | Sequence[int] | Sequence[bool] | None"
+Index: TypeAlias = "IndexItem | tuple[IndexItem, ...]"
+"""What indexes the batch dimensions: as on a tensor of shape `batch_size`."""
+
+Batch: TypeAlias = tuple[int, ...]
+LeafFn: TypeAlias = Callable[[Tensor], Tensor]
+LeavesFn: TypeAlias = Callable[[list[Tensor]], "Sequence[Tensor]"]
+BatchFn: TypeAlias = Callable[[Batch], Batch]
+Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
+
+
+class Node(Protocol):
+    """An entry that is no tensor. Private: container authors inherit it with the waist."""
+
+    @property
+    def _desc(self) -> Descriptor: ...
+
+    def _item(self) -> object:
+        """What `td[key]` gives for this entry."""
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self: ...
+
+    def _collect(self, leaves: list[Tensor]) -> None: ...
+
+    def _rebuild(self, leaves: Iterator[Tensor], batch: BatchFn | None = None) -> Self: ...
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None: ...
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        """A shallow copy that has another batch size, device or lock."""
+
+    def _hold(self, count: int) -> None:
+        """Count `count` more enclosing containers that are locked."""
+
+
+Entry: TypeAlias = "Tensor | Node"
+Entries: TypeAlias = Mapping[str, Entry]
+
+
+class NoDefault:
+    """The type of `NO_DEFAULT`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NO_DEFAULT"
+
+
+NO_DEFAULT: Final = NoDefault()
+"""Marks a default that was not given, where `None` is a value like another."""

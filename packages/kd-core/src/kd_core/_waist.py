@@ -1,0 +1,193 @@
+"""The waist: the few primitives of a container, on which everything else is written once.
+
+A container kind supplies what is abstract here and inherits every method of the library. The
+primitives are private by their underscore and public by contract: `docs/extending` documents them
+for authors of containers, and `kd_core.testing.ContainerContract` proves an implementation.
+
+| primitive | meaning |
+| --- | --- |
+| `_entries` | this level, a mapping of key to entry, in insertion order |
+| `_desc` | the shared descriptor: batch size, device, lock |
+| `_set_entry`, `_del_entry` | write one checked entry, remove one |
+| `_like` | the container of other entries: same kind, or a plain one where the kind says so |
+| `_with_descriptor` | a shallow copy under another batch size, device or lock |
+| `_describe` | take another descriptor, in place |
+
+What follows from these alone stands here too: `_map_each` (one leaf at a time), `_map_all` (all
+leaves at once), `_zip_all` (two containers), `_hold` (locks of enclosing containers).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._admission import admit
+from kd_core._errors import InvalidArgument, locked
+from kd_core._keys import format_key
+from kd_core._leaves import (
+    collect,
+    collect_pairs,
+    entries_of,
+    map_each,
+    missing_key,
+    rebuild,
+    walk_error,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._descriptor import Descriptor
+    from kd_core._types import BatchFn, Entry, LeafFn, LeavesFn, Memo
+
+
+class Waist:
+    """The primitives of a container, and what follows directly from them."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _entries(self) -> Mapping[str, Entry]:
+        """This level: key to entry, in insertion order."""
+
+    @property
+    @abstractmethod
+    def _desc(self) -> Descriptor:
+        """The shared descriptor."""
+
+    @abstractmethod
+    def _describe(self, desc: Descriptor) -> None:
+        """Take another descriptor; entries were checked by the caller."""
+
+    @abstractmethod
+    def _set_entry(self, key: str, value: Entry) -> None:
+        """Store a checked entry; locks were checked by the caller."""
+
+    @abstractmethod
+    def _del_entry(self, key: str) -> None:
+        """Remove an entry that is there."""
+
+    @abstractmethod
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        """A container that holds these checked entries (the dict is handed over)."""
+
+    @abstractmethod
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        """A shallow copy with another descriptor; entries that do not fit are an error."""
+
+    def _item(self) -> object:
+        return self
+
+    def _admit(self, key: str, value: object) -> Entry:
+        """Check and convert a value for this container."""
+        return admit(key, value, self._desc)
+
+    def _check_unlocked(self, action: str) -> None:
+        desc = self._desc
+        if desc.frozen:
+            raise locked(action, desc.locked_by)
+
+    def _read(self, path: tuple[str, ...]) -> Entry:
+        """The entry at a path, or the error that tells where the path went wrong."""
+        node: Entry = cast("Entry", self)
+        for depth, part in enumerate(path):
+            entries = None if isinstance(node, Tensor) else entries_of(node)
+            if entries is None:
+                raise walk_error(path, depth, node)
+            child = entries.get(part)
+            if child is None:
+                raise missing_key(path, depth, entries, self._entries)
+            node = child
+        return node
+
+    def _level(self, path: tuple[str, ...]) -> Waist:
+        """The container at a path (of length zero: this one)."""
+        node = self._read(path) if path else self
+        if not isinstance(node, Waist):
+            raise walk_error((*path, "..."), len(path), node)
+        return node
+
+    def _store(self, path: tuple[str, ...], value: object) -> None:
+        """Store a value at a path, making containers on the way; nothing changes if it fails."""
+        level: Waist = self
+        depth = 0
+        for part in path[:-1]:
+            child = level._entries.get(part)
+            if child is None:
+                break
+            if not isinstance(child, Waist):
+                raise walk_error(path, depth + 1, child)
+            level = child
+            depth += 1
+        desc = level._desc
+        if desc.frozen:
+            level._check_unlocked(f"set {format_key(path)}")
+        if depth == len(path) - 1:
+            level._set_entry(path[-1], level._admit(path[-1], value))
+            return
+        entry = admit(path[-1], value, desc, path[:-1])
+        for part in reversed(path[depth + 1 :]):
+            entry = _registry.make_dense({part: entry}, desc)
+        level._set_entry(path[depth], entry)
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        """Apply `fn` to one leaf at a time.
+
+        Args:
+            fn: from a leaf to a leaf.
+            batch: from a batch shape to the new one, at every level; `None`: it stays.
+            memo: a descriptor and its successor, so that children which share it do not ask again.
+        """
+        desc = self._desc
+        if memo is not None and memo[0] is desc:
+            new = memo[1]
+        elif batch is None:
+            new = desc.unlocked()
+        else:
+            new = desc.with_batch(batch(desc.batch))
+        return self._like(map_each(self._entries, fn, batch, (desc, new)), new)
+
+    def _map_all(self, fn: LeavesFn, batch: BatchFn | None = None) -> Self:
+        """Apply an elementwise `fn` to the list of all leaves, called once."""
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        return self._rebuild(iter(fn(leaves)), batch)
+
+    def _zip_all(
+        self, other: Waist, fn: Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
+    ) -> Self:
+        """Apply an elementwise `fn` to the leaves of two containers, matched by key."""
+        mine: list[Tensor] = []
+        theirs: list[Tensor] = []
+        self._collect_pair(cast("Entry", other), mine, theirs, ())
+        return self._rebuild(iter(fn(mine, theirs)))
+
+    def _collect(self, leaves: list[Tensor]) -> None:
+        collect(self._entries, leaves)
+
+    def _rebuild(self, leaves: Iterator[Tensor], batch: BatchFn | None = None) -> Self:
+        desc = self._desc
+        new = desc.unlocked() if batch is None else desc.with_batch(batch(desc.batch))
+        return self._like(rebuild(self._entries, leaves, batch), new)
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        if not isinstance(other, Waist):
+            raise InvalidArgument(
+                f"expected a container to match with, but a `{type(other).__name__}` came."
+            )
+        collect_pairs(self._entries, other._entries, mine, theirs, path)
+
+    def _hold(self, count: int) -> None:
+        desc = self._desc
+        self._describe(desc.with_lock(desc.lock, desc.held + count))
+        for value in self._entries.values():
+            if not isinstance(value, Tensor):
+                value._hold(count)
