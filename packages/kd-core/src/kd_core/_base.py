@@ -27,6 +27,11 @@ class TensorDictBase(
     What all container kinds have in common: `TensorDict` (dense), `LazyStackedTensorDict` (members
     seen as one), `TensorClass` (declared fields). A kind implements the waist; each method stands
     in the concern that it inherits from.
+
+    Example:
+        >>> from kd_core import TensorDict, TensorDictBase
+        >>> isinstance(TensorDict(), TensorDictBase)
+        True
     """
 
     __slots__ = ()

@@ -14,7 +14,7 @@ foreach kernels have no vmap rule and gain nothing below about eight leaves; see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -55,18 +55,22 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
             if value.__class__ is not Tensor or value.device != device:
                 return False
     if ndim == 1:
-        first = desc.batch[0]
-        try:
-            for value in source.values():
-                if value.__class__ is not Tensor or value.shape[0] != first:
-                    return False
-        except IndexError:
-            return False
-        return True
+        return _all_start_with(source.values(), desc.batch[0])
     batch = desc.batch
     for value in source.values():
         if value.__class__ is not Tensor or value.shape[:ndim] != batch:
             return False
+    return True
+
+
+def _all_start_with(values: Iterable[object], first: int) -> bool:
+    """Tell whether all values are plain tensors with this first dimension: the common batch."""
+    try:
+        for value in values:
+            if value.__class__ is not Tensor or value.shape[0] != first:
+                return False
+    except IndexError:
+        return False
     return True
 
 
