@@ -8,7 +8,7 @@ from tests.repo.tree import ROOT, source_files, tracked_files
 ROOMS_WITHOUT_A_NOUN = {"common", "helper", "helpers", "misc", "tools", "util", "utils"}
 # Folders of the machines we happened to build on, and hosts that pip's configuration names.
 OF_ONE_MACHINE = re.compile(
-    r"(?<![\w.])/(work|farm|root|opt|home)/\w|/tmp/kd\b|pythonhosted[.]org|pypi[.]org"
+    r"(?<![\w.])/(work|farm|root|opt|home|tmp)/\w|pythonhosted[.]org|pypi[.]org"
 )
 
 
