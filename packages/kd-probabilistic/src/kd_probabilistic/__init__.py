@@ -1,3 +1,10 @@
 """Keyed modules that build distributions and draw from them."""
 
+from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffered
+from kd_probabilistic._estimators import estimate as estimate
+from kd_probabilistic._estimators import register_estimator as register_estimator
+from kd_probabilistic._interaction import InteractionType as InteractionType
+from kd_probabilistic._interaction import interaction_type as interaction_type
+from kd_probabilistic._interaction import set_interaction_type as set_interaction_type
+
 __version__ = "0.1.0"

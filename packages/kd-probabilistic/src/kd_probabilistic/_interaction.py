@@ -1,0 +1,116 @@
+"""Which value of a distribution a probabilistic module returns, and the scope that overrides it.
+
+The scope is a ContextVar, so neither another thread nor another task sees it. dynamo cannot read a
+ContextVar, but it can read, guard and write the attributes of a `threading.local`: entering a scope
+therefore sets both, and a compiled call looks at the second. A change of scope recompiles once.
+"""
+
+import threading
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
+from enum import Enum
+from typing import Self
+
+import torch
+from kd_core import InvalidArgument, InvalidValue
+
+
+class InteractionType(Enum):
+    """How a value is taken from a distribution.
+
+    `MODE`, `MEDIAN` and `MEAN` are what they say, `RANDOM` draws (with gradients where the distribution
+    has them), `DETERMINISTIC` is the natural single value: the mode on a discrete support, else the mean,
+    and where the mean is not finite the mode or the median.
+
+    Example:
+        >>> InteractionType("Mean")
+        <InteractionType.MEAN: 'mean'>
+    """
+
+    MODE = "mode"
+    MEDIAN = "median"
+    MEAN = "mean"
+    RANDOM = "random"
+    DETERMINISTIC = "deterministic"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "InteractionType":
+        """Find a member by a name in any case, or explain what there is."""
+        if isinstance(value, str):
+            member = cls.__members__.get(value.upper())
+            if member is not None:
+                return member
+        names = ", ".join(f"`{member.value}`" for member in cls)
+        raise InvalidValue(f"`{value}` is no interaction type: expected one of {names}.")
+
+
+class _Mirror(threading.local):
+    """The innermost scope of this thread, for compiled code."""
+
+    def __init__(self) -> None:
+        # Set on the instance: dynamo does not notice that a class default gets hidden later.
+        self.current: InteractionType | None = None
+
+
+_SCOPE: ContextVar[InteractionType | None] = ContextVar("kd_interaction_type", default=None)
+_MIRROR = _Mirror()
+
+
+def interaction_type() -> InteractionType | None:
+    """Return the interaction type of the innermost `set_interaction_type`, or None outside of any.
+
+    Example:
+        >>> with set_interaction_type("random"):
+        ...     interaction_type()
+        <InteractionType.RANDOM: 'random'>
+    """
+    return _MIRROR.current if torch.compiler.is_compiling() else _SCOPE.get()
+
+
+class set_interaction_type(ContextDecorator):
+    """Make every probabilistic module take this value, within a `with` block or a decorated function.
+
+    It beats the modules' own default. Other threads and tasks do not see it; scopes nest.
+
+    Args:
+        type: A member of `InteractionType` or its name in any case; None lifts an outer scope.
+
+    Raises:
+        InvalidValue: If there is no such interaction type.
+
+    Example:
+        >>> with set_interaction_type("mean"), set_interaction_type(None):
+        ...     print(interaction_type())
+        None
+    """
+
+    def __init__(
+        self, type: InteractionType | str | None = InteractionType.DETERMINISTIC
+    ) -> None:
+        self.type = None if type is None else as_interaction_type(type)
+        self._outer: list[tuple[Token[InteractionType | None] | None, InteractionType | None]] = []
+
+    def __enter__(self) -> None:
+        token = None if torch.compiler.is_compiling() else _SCOPE.set(self.type)
+        self._outer.append((token, _MIRROR.current))
+        _MIRROR.current = self.type
+
+    def __exit__(self, *exc_info: object) -> None:
+        token, _MIRROR.current = self._outer.pop()
+        if token is not None:
+            _SCOPE.reset(token)
+
+    def _recreate_cm(self) -> Self:
+        """Give every call of a decorated function its own scope, so that threads do not share one."""
+        return type(self)(self.type)
+
+
+def as_interaction_type(value: InteractionType | str) -> InteractionType:
+    """Accept a member or its name in any case."""
+    if isinstance(value, InteractionType):
+        return value
+    if not isinstance(value, str):
+        raise InvalidArgument(
+            f"an interaction type is a member of `InteractionType` or its name, got {value!r}."
+        )
+    return InteractionType(value)
