@@ -3,9 +3,10 @@ import math
 import pytest
 import scipy.stats
 import torch
-from kd_probabilistic import EstimateNotOffered, InteractionType, estimate, register_estimator
 from torch import Tensor, distributions, tensor
 from torch.distributions import Distribution
+
+from kd_probabilistic import EstimateNotOffered, InteractionType, estimate, register_estimator
 
 HALF = torch.tensor([0.5, 2.0])
 ONES = torch.ones(2)
@@ -78,11 +79,27 @@ def test_weibull_mode_is_zero_where_the_density_falls(concentration: float) -> N
 @pytest.mark.parametrize(
     ("distribution", "interaction", "message"),
     [
-        (distributions.Uniform(0.0, 1.0), "mode", "`Uniform` has no mode. It offers `mean`, `median`"),
-        (distributions.Cauchy(0.0, 1.0), "mean", "`Cauchy` has no mean. It offers `median`, `mode`"),
+        (
+            distributions.Uniform(0.0, 1.0),
+            "mode",
+            "`Uniform` has no mode. It offers `mean`, `median`",
+        ),
+        (
+            distributions.Cauchy(0.0, 1.0),
+            "mean",
+            "`Cauchy` has no mean. It offers `median`, `mode`",
+        ),
         (distributions.Categorical(ONES), "mean", "`Categorical` has no mean. It offers `mode`"),
-        (distributions.Gamma(1.0, 1.0), "median", "`Gamma` has no median. It offers `mean`, `mode`"),
-        (distributions.LKJCholesky(3), "deterministic", "finite deterministic value. It offers `random`"),
+        (
+            distributions.Gamma(1.0, 1.0),
+            "median",
+            "`Gamma` has no median. It offers `mean`, `mode`",
+        ),
+        (
+            distributions.LKJCholesky(3),
+            "deterministic",
+            "finite deterministic value. It offers `random`",
+        ),
         (distributions.ContinuousBernoulli(0.3), "mode", "`ContinuousBernoulli` has no mode"),
     ],
 )

@@ -3,8 +3,9 @@ import threading
 
 import pytest
 import torch
-from kd_probabilistic import InteractionType, interaction_type, set_interaction_type
 from torch import Tensor
+
+from kd_probabilistic import InteractionType, interaction_type, set_interaction_type
 
 
 @pytest.mark.parametrize("name", ["mode", "MEDIAN", "Mean", "random", "DETERMINISTIC"])
@@ -26,8 +27,7 @@ def test_scopes_nest_and_end_with_an_exception() -> None:
     assert interaction_type() is None
     with set_interaction_type("mode"):
         with pytest.raises(KeyError), set_interaction_type("mean"):
-            assert interaction_type() is InteractionType.MEAN
-            raise KeyError
+            raise KeyError(interaction_type())
         with set_interaction_type(None):
             assert interaction_type() is None
         assert interaction_type() is InteractionType.MODE
@@ -65,11 +65,11 @@ def test_tasks_do_not_see_each_others_scope() -> None:
             await turn.wait()
             return interaction_type()
 
-    async def both() -> list[InteractionType | None]:
+    async def both() -> tuple[InteractionType | None, InteractionType | None]:
         turn = asyncio.Barrier(2)
         return await asyncio.gather(task("mean", turn), task("mode", turn))
 
-    assert asyncio.run(both()) == [InteractionType.MEAN, InteractionType.MODE]
+    assert asyncio.run(both()) == (InteractionType.MEAN, InteractionType.MODE)
 
 
 def test_compiled_code_follows_the_scope_around_and_inside_it() -> None:

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import TypeAlias, overload
 
 import torch
+from kd_core import InvalidArgument, InvalidValue
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,7 +40,7 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
         A number for a number, a tensor of the same shape and dtype for a tensor.
 
     Raises:
-        ValueError: If a number is not positive. The values of a tensor are not looked at.
+        InvalidValue: If a number is not positive. The values of a tensor are not looked at.
 
     Example:
         >>> round(inv_softplus(1.0), 4)
@@ -50,7 +51,7 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
     if isinstance(bias, Tensor):
         return bias + torch.log(-torch.expm1(-bias))
     if not bias > 0:
-        raise ValueError(f"`bias` must be positive to lie in the range of softplus, got {bias!r}.")
+        raise InvalidValue(f"`bias` must be positive to lie in the range of softplus, got {bias!r}.")
     if bias < 20:
         return torch.tensor(bias, dtype=torch.float32, device="cpu").expm1().log().item()
     return bias + math.log(-math.expm1(-bias))
@@ -83,7 +84,7 @@ class _BiasedSoftplus:
 
     def __init__(self, bias: float, min_val: float) -> None:
         if not 0 <= min_val < bias:
-            raise ValueError(
+            raise InvalidValue(
                 "a biased softplus needs 0 <= min_val < bias, "
                 f"got bias={bias!r} and min_val={min_val!r}."
             )
@@ -126,7 +127,7 @@ class biased_softplus(nn.Module):  # noqa: N801 - the name under which the field
         min_val: The infimum of the values.
 
     Raises:
-        ValueError: If not `0 <= min_val < bias`.
+        InvalidValue: If not `0 <= min_val < bias`.
 
     Example:
         >>> biased_softplus(1.0)(torch.zeros(2))
@@ -175,7 +176,7 @@ def mappings(key: str | PositiveMap) -> PositiveMap:
         A function from a tensor to a tensor of the same shape.
 
     Raises:
-        ValueError: If the name is not known; the message lists the names.
+        InvalidValue: If the name is not known; the message lists the names.
 
     Example:
         >>> mappings("biased_softplus_1.0")(torch.zeros(1))
@@ -200,7 +201,7 @@ def _parametrised(key: str) -> PositiveMap:
     nearest = get_close_matches(key, _REGISTRY, n=1)
     hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
     known = ", ".join(f"`{name}`" for name in _REGISTRY)
-    raise ValueError(
+    raise InvalidValue(
         f"`{key}` names no mapping: expected one of {known}, `{prefix}<bias>` or "
         f"`{prefix}<bias>_<min>`.{hint} Pass a callable, or register yours with "
         "`add_custom_mapping`."
@@ -215,8 +216,8 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
         mapping: A function from a tensor to a tensor of the same shape.
 
     Raises:
-        TypeError: If `mapping` cannot be called.
-        ValueError: If the name is taken by another mapping.
+        InvalidArgument: If `mapping` cannot be called.
+        InvalidValue: If the name is taken by another mapping.
 
     Example:
         >>> add_custom_mapping("square", torch.square)
@@ -224,7 +225,7 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
         tensor([9.])
     """
     if not callable(mapping):
-        raise TypeError(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
+        raise InvalidArgument(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
     if _REGISTRY.get(name, mapping) is not mapping:
-        raise ValueError(f"the name `{name}` is taken by {_REGISTRY[name]!r}: choose another name.")
+        raise InvalidValue(f"the name `{name}` is taken by {_REGISTRY[name]!r}: choose another name.")
     _REGISTRY[name] = mapping

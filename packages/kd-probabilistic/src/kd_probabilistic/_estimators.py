@@ -1,9 +1,9 @@
 """How each interaction type is taken from each distribution.
 
-A row of the registry belongs to a distribution class and an interaction type; a subclass inherits it.
-Rows stand where the general rule would be wrong (torch answers NaN where an estimate does not exist),
-undefined (torch has no formula but there is one) or needlessly slow (the general rule looks at the
-values to make sure that they are finite). The general rules stand next to it.
+A row of the registry belongs to a distribution class and an interaction type; a subclass inherits
+it. Rows stand where the general rule would be wrong (torch answers NaN where an estimate does not
+exist), undefined (torch has no formula but there is one) or needlessly slow (the general rule looks
+at the values to make sure that they are finite). The general rules stand next to it.
 
 Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributions, 2nd ed., 1994;
 C. Maddison, A. Mnih, Y. W. Teh, The Concrete Distribution, 2017, https://arxiv.org/abs/1611.00712.
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
-from kd_core import InvalidArgument, KdError
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
+from kd_core import InvalidArgument, KdError
 from kd_probabilistic._interaction import InteractionType, as_interaction_type
 
 Estimator: TypeAlias = Callable[[Distribution], Tensor]
@@ -36,7 +36,7 @@ def register_estimator(
     Args:
         distribution: The class.
         interaction: Any interaction type but RANDOM: a draw is `rsample` or `sample`.
-        estimator: A function from the distribution to a value of shape (*batch_shape, *event_shape).
+        estimator: A function from the distribution to a value, shape (*batch_shape, *event_shape).
 
     Raises:
         InvalidArgument: If the interaction type is RANDOM.
@@ -263,8 +263,9 @@ def _not_offered(distribution: Distribution, name: str) -> EstimateNotOffered:
             offers.append(member.value)
     listed = ", ".join(f"`{offer}`" for offer in sorted(offers))
     return EstimateNotOffered(
-        f"`{type(distribution).__name__}` has no {name}. It offers {listed}; choose one with "
-        "`set_interaction_type` or `default_interaction_type`, or add one with `register_estimator`."
+        f"`{type(distribution).__name__}` has no {name}. It offers {listed}; choose one "
+        "with `set_interaction_type` or `default_interaction_type`, or add one with "
+        "`register_estimator`."
     )
 
 
@@ -273,9 +274,7 @@ def _offers(distribution: Distribution, interaction: InteractionType) -> bool:
     if row is not None:
         return not row.__qualname__.startswith("_absent")
     if interaction is InteractionType.MEDIAN:
-        return (
-            _try(distribution, "median") is not None or _half_quantile(distribution) is not None
-        )
+        return _try(distribution, "median") is not None or _half_quantile(distribution) is not None
     return _try(distribution, interaction.value) is not None
 
 
@@ -290,7 +289,7 @@ def _location(name: str) -> Estimator:
 
 
 def _logit_location(distribution: Distribution) -> Tensor:
-    """Return mean, median of `(logits + logistic noise) / temperature`; the noise is symmetric."""
+    """Return the middle of `(logits + logistic noise) / temperature`; the noise is symmetric."""
     assert isinstance(distribution, LogitRelaxedBernoulli)
     return distribution.logits / distribution.temperature
 

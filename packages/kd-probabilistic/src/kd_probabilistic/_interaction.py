@@ -12,15 +12,16 @@ from enum import Enum
 from typing import Self
 
 import torch
+
 from kd_core import InvalidArgument, InvalidValue
 
 
 class InteractionType(Enum):
     """How a value is taken from a distribution.
 
-    `MODE`, `MEDIAN` and `MEAN` are what they say, `RANDOM` draws (with gradients where the distribution
-    has them), `DETERMINISTIC` is the natural single value: the mode on a discrete support, else the mean,
-    and where the mean is not finite the mode or the median.
+    `MODE`, `MEDIAN` and `MEAN` are what they say, `RANDOM` draws (with gradients where the
+    distribution has them), `DETERMINISTIC` is the natural single value: the mode on a discrete
+    support, else the mean, and where the mean is not finite the mode or the median.
 
     Example:
         >>> InteractionType("Mean")
@@ -67,8 +68,8 @@ def interaction_type() -> InteractionType | None:
     return _MIRROR.current if torch.compiler.is_compiling() else _SCOPE.get()
 
 
-class set_interaction_type(ContextDecorator):
-    """Make every probabilistic module take this value, within a `with` block or a decorated function.
+class set_interaction_type(ContextDecorator):  # noqa: N801 - a context manager, named as one
+    """Make probabilistic modules take this value, in a `with` block or a decorated function.
 
     It beats the modules' own default. Other threads and tasks do not see it; scopes nest.
 
@@ -84,9 +85,7 @@ class set_interaction_type(ContextDecorator):
         None
     """
 
-    def __init__(
-        self, type: InteractionType | str | None = InteractionType.DETERMINISTIC
-    ) -> None:
+    def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
         self.type = None if type is None else as_interaction_type(type)
         self._outer: list[tuple[Token[InteractionType | None] | None, InteractionType | None]] = []
 
@@ -101,7 +100,7 @@ class set_interaction_type(ContextDecorator):
             _SCOPE.reset(token)
 
     def _recreate_cm(self) -> Self:
-        """Give every call of a decorated function its own scope, so that threads do not share one."""
+        """Give every call of a decorated function its own scope: threads must not share one."""
         return type(self)(self.type)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+from kd_core import InvalidValue
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
@@ -33,7 +34,7 @@ class Delta(Distribution):
             compiling or exporting.
 
     Raises:
-        ValueError: If the two shapes do not make up the shape of `param`.
+        InvalidValue: If the two shapes do not make up the shape of `param`.
 
     Example:
         >>> point = Delta(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
@@ -149,7 +150,7 @@ def _split_shape(
     if event is None:
         event = shape[len(batch) :]
     if (*batch, *event) != tuple(shape):
-        raise ValueError(
+        raise InvalidValue(
             f"batch_shape {tuple(batch)} and event_shape {tuple(event)} must make up the shape of "
             f"`param`, which is {tuple(shape)}."
         )

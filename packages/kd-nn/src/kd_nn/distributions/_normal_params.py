@@ -8,6 +8,7 @@ graph looks like, so it does not change: split, map, clamp.
 from collections.abc import Sequence
 
 import torch
+from kd_core import InvalidValue
 from torch import Tensor, nn
 
 from kd_nn._mappings import PositiveMap, mappings
@@ -48,11 +49,11 @@ class NormalParamExtractor(nn.Module):
             Location and scale, shape (*batch, n) each, then `others`.
 
         Raises:
-            ValueError: If the last dimension is odd.
+            InvalidValue: If the last dimension is odd.
         """
         # A proxy or a fake tensor is being traced: its size is not this function's to branch on.
         if tensor.__class__ is Tensor and tensor.shape[-1] % 2:
-            raise ValueError(
+            raise InvalidValue(
                 "`NormalParamExtractor` splits the last dimension into location and scale, so its "
                 f"size must be even, got a tensor of shape {tuple(tensor.shape)}. "
                 "Give the last layer 2 n outputs."
@@ -143,12 +144,12 @@ class AddStateIndependentNormalScale(nn.Module):
             `loc`, the scale, then `others`.
 
         Raises:
-            ValueError: If the last dimensions of `loc` are not the scale's shape.
+            InvalidValue: If the last dimensions of `loc` are not the scale's shape.
         """
         raw = self.state_independent_scale
         tail = loc.shape[loc.ndim - raw.ndim :]
         if loc.ndim < raw.ndim or tail != raw.shape:
-            raise ValueError(
+            raise InvalidValue(
                 f"the location's last dimensions must be the scale's shape {tuple(raw.shape)}, "
                 f"got a location of shape {tuple(loc.shape)}."
             )
