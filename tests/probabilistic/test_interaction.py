@@ -69,7 +69,7 @@ def test_tasks_do_not_see_each_others_scope() -> None:
         turn = asyncio.Barrier(2)
         return await asyncio.gather(task("mean", turn), task("mode", turn))
 
-    assert asyncio.run(both()) == (InteractionType.MEAN, InteractionType.MODE)
+    assert list(asyncio.run(both())) == [InteractionType.MEAN, InteractionType.MODE]
 
 
 def test_compiled_code_follows_the_scope_around_and_inside_it() -> None:

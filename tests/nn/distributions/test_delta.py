@@ -84,9 +84,9 @@ def test_expand_keeps_tolerances_and_event_shape() -> None:
 
 def test_values_are_validated_as_in_torch() -> None:
     with pytest.raises(ValueError, match="Expected parameter param"):
-        Delta(torch.tensor([math.nan]))
+        Delta(torch.tensor([math.nan]), validate_args=True)
     with pytest.raises(ValueError, match="within the support"):
-        Delta(torch.zeros(2)).log_prob(torch.tensor([math.nan, 0.0]))
+        Delta(torch.zeros(2), validate_args=True).log_prob(torch.tensor([math.nan, 0.0]))
     assert Delta(torch.tensor([math.nan]), validate_args=False).mean.isnan().all()
 
 

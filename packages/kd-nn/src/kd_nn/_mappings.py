@@ -16,9 +16,10 @@ from difflib import get_close_matches
 from typing import TypeAlias, overload
 
 import torch
-from kd_core import InvalidArgument, InvalidValue
 from torch import Tensor, nn
 from torch.nn import functional
+
+from kd_core import InvalidArgument, InvalidValue
 
 PositiveMap: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -51,7 +52,9 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
     if isinstance(bias, Tensor):
         return bias + torch.log(-torch.expm1(-bias))
     if not bias > 0:
-        raise InvalidValue(f"`bias` must be positive to lie in the range of softplus, got {bias!r}.")
+        raise InvalidValue(
+            f"`bias` must be positive to lie in the range of softplus, got {bias!r}."
+        )
     if bias < 20:
         return torch.tensor(bias, dtype=torch.float32, device="cpu").expm1().log().item()
     return bias + math.log(-math.expm1(-bias))
@@ -227,5 +230,7 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
     if not callable(mapping):
         raise InvalidArgument(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
     if _REGISTRY.get(name, mapping) is not mapping:
-        raise InvalidValue(f"the name `{name}` is taken by {_REGISTRY[name]!r}: choose another name.")
+        raise InvalidValue(
+            f"the name `{name}` is taken by {_REGISTRY[name]!r}: choose another name."
+        )
     _REGISTRY[name] = mapping

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
-from kd_core import InvalidValue
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
+
+from kd_core import InvalidValue
 
 
 class Delta(Distribution):

@@ -8,9 +8,9 @@ graph looks like, so it does not change: split, map, clamp.
 from collections.abc import Sequence
 
 import torch
-from kd_core import InvalidValue
 from torch import Tensor, nn
 
+from kd_core import InvalidValue
 from kd_nn._mappings import PositiveMap, mappings
 
 
