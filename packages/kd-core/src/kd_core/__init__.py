@@ -24,6 +24,7 @@ from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._non_tensor import NonTensorData as NonTensorData
 from kd_core._tensordict import TensorDict as TensorDict
+from kd_core._torch_function import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
+from kd_core import _dispatch
 from kd_core._ops.access import Access
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
@@ -38,6 +39,16 @@ class TensorDictBase(
 
     def __repr__(self) -> str:
         return describe_node(self)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: _dispatch.TorchFunction,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        return _dispatch.call(func, args, kwargs)
 
 
 Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and a mapping
