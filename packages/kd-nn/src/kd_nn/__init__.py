@@ -1,5 +1,6 @@
 """Keyed modules: `nn.Module`s that read and write (nested) keys of a container."""
 
+from kd_nn._interaction import SupportsInteraction as SupportsInteraction
 from kd_nn._mappings import add_custom_mapping as add_custom_mapping
 from kd_nn._mappings import biased_softplus as biased_softplus
 from kd_nn._mappings import inv_softplus as inv_softplus
