@@ -33,10 +33,12 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
         ShapeMismatch: if its shape does not start with the batch size.
     """
     if isinstance(value, Tensor):
+        if desc.device is None and leaf_fits(value, desc):
+            return value
         return _admit_tensor(key, value, desc, path)
-    if hasattr(value, "_collect_pair"):
+    if value.__class__ is not dict and hasattr(value, "_collect_pair"):
         return _admit_node(key, cast("Node", value), desc, path)
-    if isinstance(value, Mapping):
+    if value.__class__ is dict or isinstance(value, Mapping):
         if len(path) >= MAX_DEPTH:
             raise ShapeMismatch(
                 f"containers nest at most {MAX_DEPTH} deep, and {format_key(path[:4])}... goes "

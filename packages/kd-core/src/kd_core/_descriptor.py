@@ -34,9 +34,12 @@ class Descriptor:
         lock: what locked the container itself, or `None`.
         held: how many locked containers enclose it.
         frozen: whether the structure may not change: `lock` or `held`.
+        plain: whether any tensor of the right shape may be stored: not frozen, no device.
+        size: the batch size as users see it.
     """
 
     __slots__ = (
+        "_held_once",
         "_pool",
         "_unlocked",
         "_user_locked",
@@ -46,10 +49,13 @@ class Descriptor:
         "held",
         "lock",
         "ndim",
+        "plain",
+        "size",
     )
 
     _pool: dict[Batch, Descriptor]
     _unlocked: Descriptor
+    _held_once: Descriptor | None
     _user_locked: Descriptor | None
     batch: Batch
     ndim: int
@@ -57,6 +63,8 @@ class Descriptor:
     lock: str | None
     held: int
     frozen: bool
+    plain: bool
+    size: torch.Size
 
     def with_batch(self, batch: Batch) -> Descriptor:
         """The unlocked descriptor of the same device with another batch size."""
@@ -73,14 +81,19 @@ class Descriptor:
 
     def with_lock(self, lock: str | None, held: int) -> Descriptor:
         """The same with this lock, and this many locked containers around it."""
-        if lock is None and held == 0:
-            return self.unlocked()
-        if held == 0 and lock is LOCKED_BY_USER and not is_compiling():
-            free = self.unlocked()
+        free = self._unlocked
+        if lock is None:
+            if held == 0:
+                return free
+            if held == 1 and not is_compiling():
+                twin = free._held_once
+                if twin is None:
+                    twin = free._held_once = _build(self.batch, self.device, None, 1)
+                return twin
+        elif held == 0 and lock is LOCKED_BY_USER and not is_compiling():
             twin = free._user_locked
             if twin is None:
                 twin = free._user_locked = _build(self.batch, self.device, lock, 0)
-                twin._unlocked = free
             return twin
         return _build(self.batch, self.device, lock, held)
 
@@ -117,7 +130,10 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.lock = lock
     desc.held = held
     desc.frozen = lock is not None or held > 0
+    desc.plain = device is None and not desc.frozen
+    desc.size = torch.Size(batch)
     desc._user_locked = None
+    desc._held_once = None
     if is_compiling():
         desc._pool = {}
         desc._unlocked = _build(batch, device, None, 0) if desc.frozen else desc

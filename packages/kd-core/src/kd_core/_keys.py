@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from kd_core._errors import InvalidKey
 
@@ -33,13 +33,10 @@ def path_of(key: NestedKey) -> Path:
         )
     if not key:
         raise InvalidKey("a key must have at least one part, but an empty tuple came.")
-    flat: list[str] = []
     for part in key:
-        if isinstance(part, str):
-            flat.append(part)
-        else:
-            flat.extend(path_of(part))
-    return tuple(flat)
+        if part.__class__ is not str:
+            return tuple(name for part in key for name in path_of(part))
+    return key  # type: ignore[return-value]  # all parts are strings
 
 
 def is_key(value: object) -> bool:
@@ -47,6 +44,16 @@ def is_key(value: object) -> bool:
     if isinstance(value, str):
         return True
     return isinstance(value, tuple) and bool(value) and all(is_key(part) for part in value)
+
+
+def is_path(index: object) -> TypeGuard[tuple[str, ...]]:
+    """Tell whether a tuple is a key: its first part decides, since keys and indices do not mix."""
+    first: object = index
+    while isinstance(first, tuple):
+        if not first:
+            return False
+        first = first[0]
+    return first.__class__ is str
 
 
 def unravel_key(key: NestedKey) -> NestedKey:

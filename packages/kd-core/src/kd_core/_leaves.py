@@ -14,7 +14,7 @@ foreach kernels have no vmap rule and gain nothing below about eight leaves; see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchFn, Entries, Entry, LeafFn, Memo, Node
 
 FOREACH_FROM: Final = 8
+JOIN_FROM: Final = 24
 _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
@@ -45,44 +46,50 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     A `False` means "look closer", not "wrong": subclasses of tensors, nodes and numbers are for
     the slow path.
     """
+    if desc.ndim != 1 or desc.device is not None:
+        return _all_fit_anywhere(source, desc)
+    first = desc.batch[0]
     try:
-        "".join(source)  # the fastest test that every key is a string
-    except TypeError:
-        return False
-    device, ndim = desc.device, desc.ndim
-    if device is not None:
+        if len(source) < JOIN_FROM:
+            for key, value in source.items():
+                if (
+                    value.__class__ is not Tensor
+                    or key.__class__ is not str
+                    or value.shape[0] != first
+                ):
+                    return False
+            return True
+        "".join(source)  # for many keys the fastest test that each is a string
         for value in source.values():
-            if value.__class__ is not Tensor or value.device != device:
+            if value.__class__ is not Tensor or value.shape[0] != first:
                 return False
-    if ndim == 1:
-        return _all_start_with(source.values(), desc.batch[0])
-    batch = desc.batch
-    for value in source.values():
-        if value.__class__ is not Tensor or value.shape[:ndim] != batch:
-            return False
+    except (IndexError, TypeError):  # a tensor without dimensions, a key that is no string
+        return False
     return True
 
 
-def _all_start_with(values: Iterable[object], first: int) -> bool:
-    """Tell whether all values are plain tensors with this first dimension: the common batch."""
-    try:
-        for value in values:
-            if value.__class__ is not Tensor or value.shape[0] != first:
-                return False
-    except IndexError:
-        return False
+def _all_fit_anywhere(source: dict[str, object], desc: Descriptor) -> bool:
+    """`all_fit` for any number of batch dimensions and any device."""
+    batch, ndim, device = desc.batch, desc.ndim, desc.device
+    for key, value in source.items():
+        if value.__class__ is not Tensor or key.__class__ is not str:
+            return False
+        if ndim and value.shape[:ndim] != batch:
+            return False
+        if device is not None and value.device != device:
+            return False
     return True
 
 
 def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
     """Tell whether the shape of a tensor starts with the batch size."""
     ndim = desc.ndim
-    if ndim == 0:
-        return True
-    shape = value.shape
     if ndim == 1:
-        return len(shape) > 0 and shape[0] == desc.batch[0]
-    return shape[:ndim] == desc.batch
+        try:
+            return value.shape[0] == desc.batch[0]
+        except IndexError:
+            return False
+    return ndim == 0 or value.shape[:ndim] == desc.batch
 
 
 def map_each(
@@ -159,15 +166,12 @@ def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
     """The entry at a path, or `None` where the path ends early."""
     level: Entries = entries
-    for part in path[:-1]:
-        child = level.get(part)
-        if child is None or isinstance(child, Tensor):
-            return None
-        inner = entries_of(child)
-        if inner is None:
-            return None
-        level = inner
-    return level.get(path[-1])
+    try:
+        for part in path[:-1]:
+            level = level[part]._entries  # type: ignore[union-attr]  # caught below
+        return level.get(path[-1])
+    except (KeyError, AttributeError):  # it is missing, or a leaf
+        return None
 
 
 def entries_of(node: Node) -> Entries | None:

@@ -65,6 +65,9 @@ class Node(Protocol):
         """Count `count` more enclosing containers that are locked."""
 
 
+Source: TypeAlias = "Mapping[str, object] | Mapping[NestedKey, object] | Node"
+"""Where an update takes its entries from: a mapping, or a container."""
+
 Entry: TypeAlias = "Tensor | Node"
 Entries: TypeAlias = Mapping[str, Entry]
 

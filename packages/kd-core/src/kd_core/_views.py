@@ -18,34 +18,63 @@ if TYPE_CHECKING:
     from kd_core._types import Entries, Entry, NestedKey
 
     IsLeaf = Callable[[type], bool] | None
+    Options = tuple[bool, bool, IsLeaf, bool]
+    Items = list[tuple[NestedKey, Entry]]
 
 
-def walk_items(
-    entries: Entries,
-    leaves_only: bool,
-    is_leaf: IsLeaf,
-    sort: bool,
-    include_nested: bool = True,
-    prefix: tuple[str, ...] = (),
-    found: list[tuple[NestedKey, Entry]] | None = None,
-) -> list[tuple[NestedKey, Entry]]:
-    """List keys and entries, a container before what it holds."""
-    if found is None:
-        found = []
+def walk_items(entries: Entries, options: Options) -> Items:
+    """List keys and entries, a container before what it holds.
+
+    Args:
+        entries: the top level.
+        options: whether to go into containers, whether to list leaves only, which types of
+            container count as leaves, whether to sort the keys of each level.
+    """
+    found: Items = []
+    nested, leaves_only, is_leaf, sort = options
     for key in sorted(entries) if sort else entries:
         value = entries[key]
-        name: NestedKey = (*prefix, key) if prefix else key
-        if value.__class__ is Tensor:
-            found.append((name, value))
+        if isinstance(value, Tensor):
+            found.append((key, value))
             continue
-        inner = None if isinstance(value, Tensor) else entries_of(value)
-        if inner is not None and is_leaf is not None and is_leaf(type(value)):
-            inner = None
+        inner = _container_entries(value, is_leaf)
         if inner is None or not leaves_only:
-            found.append((name, value))
-        if inner is not None and include_nested:
-            walk_items(inner, leaves_only, is_leaf, sort, True, (*prefix, key), found)
+            found.append((key, value))
+        if inner is not None and nested:
+            _walk_below(inner, (key,), options, found)
     return found
+
+
+def _walk_below(entries: Entries, prefix: tuple[str, ...], options: Options, found: Items) -> None:
+    _, leaves_only, is_leaf, sort = options
+    for key in sorted(entries) if sort else entries:
+        value = entries[key]
+        if isinstance(value, Tensor):
+            found.append(((*prefix, key), value))
+            continue
+        inner = _container_entries(value, is_leaf)
+        if inner is None or not leaves_only:
+            found.append(((*prefix, key), value))
+        if inner is not None:
+            _walk_below(inner, (*prefix, key), options, found)
+
+
+def _container_entries(value: Entry, is_leaf: IsLeaf) -> Entries | None:
+    inner = entries_of(value)  # type: ignore[arg-type]  # a node
+    if inner is not None and is_leaf is not None and is_leaf(type(value)):
+        return None
+    return inner
+
+
+def _count(entries: Entries, options: Options) -> int:
+    nested, leaves_only, is_leaf, _ = options
+    count = len(entries)
+    for value in entries.values():
+        if not isinstance(value, Tensor):
+            inner = _container_entries(value, is_leaf)
+            if inner is not None:
+                count += (_count(inner, options) if nested else 0) - leaves_only
+    return count
 
 
 class NestedKeys(KeysView["NestedKey"]):
@@ -53,28 +82,25 @@ class NestedKeys(KeysView["NestedKey"]):
 
     __slots__ = ("_entries", "_options")
 
-    def __init__(
-        self, entries: Entries, nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool
-    ) -> None:
+    def __init__(self, entries: Entries, options: Options) -> None:
         self._entries = entries
-        self._options = (leaves_only, is_leaf, sort, nested)
+        self._options = options
 
     def __iter__(self) -> Iterator[NestedKey]:
-        return iter([key for key, _ in walk_items(self._entries, *self._options)])
+        return iter([key for key, _ in walk_items(self._entries, self._options)])
 
     def __len__(self) -> int:
-        return len(walk_items(self._entries, *self._options))
+        return _count(self._entries, self._options)
 
     def __contains__(self, key: object) -> bool:
-        leaves_only, is_leaf, _, nested = self._options
+        nested, leaves_only, is_leaf, _ = self._options
         if not is_key(key):
             return False
         path = path_of(cast("NestedKey", key))
         found = find_entry(self._entries, path) if nested or len(path) == 1 else None
         if found is None or not leaves_only or isinstance(found, Tensor):
             return found is not None
-        is_container = entries_of(found) is not None
-        return not is_container or (is_leaf is not None and is_leaf(type(found)))
+        return _container_entries(found, is_leaf) is None
 
     def __repr__(self) -> str:
         return f"keys({list(self)})"
@@ -85,17 +111,16 @@ class NestedValues(ValuesView["Tensor"]):
 
     __slots__ = ("_entries", "_options")
 
-    def __init__(
-        self, entries: Entries, nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool
-    ) -> None:
+    def __init__(self, entries: Entries, options: Options) -> None:
         self._entries = entries
-        self._options = (leaves_only, is_leaf, sort, nested)
+        self._options = options
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter([cast(Tensor, value) for _, value in walk_items(self._entries, *self._options)])
+        found = [value for _, value in walk_items(self._entries, self._options)]
+        return iter(cast("list[Tensor]", found))
 
     def __len__(self) -> int:
-        return len(walk_items(self._entries, *self._options))
+        return _count(self._entries, self._options)
 
     def __contains__(self, value: object) -> bool:
         return any(value is entry for entry in self)
@@ -109,25 +134,21 @@ class NestedItems(ItemsView["NestedKey", "Tensor"]):
 
     __slots__ = ("_entries", "_options")
 
-    def __init__(
-        self, entries: Entries, nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool
-    ) -> None:
+    def __init__(self, entries: Entries, options: Options) -> None:
         self._entries = entries
-        self._options = (leaves_only, is_leaf, sort, nested)
+        self._options = options
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
-        found = walk_items(self._entries, *self._options)
+        found = walk_items(self._entries, self._options)
         return iter(cast("list[tuple[NestedKey, Tensor]]", found))
 
     def __len__(self) -> int:
-        return len(walk_items(self._entries, *self._options))
+        return _count(self._entries, self._options)
 
     def __contains__(self, item: object) -> bool:
-        return (
-            any(item[0] == key and item[1] is value for key, value in self)
-            if (isinstance(item, tuple) and len(item) == 2)
-            else False
-        )
+        if not isinstance(item, tuple) or len(item) != 2:
+            return False
+        return any(item[0] == key and item[1] is value for key, value in self)
 
     def __repr__(self) -> str:
         return f"items({list(self)})"

@@ -88,6 +88,12 @@ class Waist:
         """Check and convert a value for this container."""
         return admit(key, value, self._desc)
 
+    def _put(self, key: str, value: object) -> None:
+        """Check a value and store it: `td[key] = value`."""
+        if self._desc.frozen:
+            self._check_unlocked(f"set {format_key(key)}")
+        self._set_entry(key, self._admit(key, value))
+
     def _check_unlocked(self, action: str) -> None:
         desc = self._desc
         if desc.frozen:

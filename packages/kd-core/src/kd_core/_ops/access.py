@@ -44,9 +44,6 @@ class Access(Waist):
             key: a string, or a tuple of strings for a nested entry.
             default: what a missing key gives.
 
-        Raises:
-            KeyNotFound: if the key goes through a leaf.
-
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
@@ -85,8 +82,8 @@ class Access(Waist):
             if entry is not None:
                 write_in_place(path, entry, value)
                 return self
-        if key.__class__ is str and not self._desc.frozen:
-            self._set_entry(key, self._admit(key, value))
+        if key.__class__ is str:
+            self._put(key, value)
         else:
             self._store(path_of(key), value)
         return self
@@ -180,7 +177,7 @@ class Access(Waist):
             True
         """
         if include_nested or leaves_only or sort:
-            return NestedKeys(self._entries, include_nested, leaves_only, is_leaf, sort)
+            return NestedKeys(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return cast("KeysView[NestedKey]", self._entries.keys())
 
     def values(
@@ -193,7 +190,7 @@ class Access(Waist):
     ) -> ValuesView[Tensor]:
         """A live view of the entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
-            return NestedValues(self._entries, include_nested, leaves_only, is_leaf, sort)
+            return NestedValues(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return cast("ValuesView[Tensor]", self._entries.values())
 
     def items(
@@ -206,7 +203,7 @@ class Access(Waist):
     ) -> ItemsView[NestedKey, Tensor]:
         """A live view of keys and entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
-            return NestedItems(self._entries, include_nested, leaves_only, is_leaf, sort)
+            return NestedItems(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return cast("ItemsView[NestedKey, Tensor]", self._entries.items())
 
     def __contains__(self, key: object) -> bool:

@@ -29,7 +29,7 @@ class Description(Waist):
 
         Assigning to it checks every entry and changes nothing if one does not fit.
         """
-        return torch.Size(self._desc.batch)
+        return self._desc.size
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
@@ -45,7 +45,7 @@ class Description(Waist):
     @property
     def shape(self) -> torch.Size:
         """The batch size."""
-        return torch.Size(self._desc.batch)
+        return self._desc.size
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """The batch size, or one of its dimensions."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
-from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves import missing_key
+from kd_core._keys import format_key, is_path, path_of
+from kd_core._leaves import find_entry, missing_key
 from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
 from kd_core._waist import Waist
 
@@ -47,24 +47,30 @@ class Indexing(Waist):
             OutOfRange: if an index is beyond the batch size.
         """
         kind = index.__class__
+        value: Entry | None
         if kind is str:
-            value = self._entries.get(cast(str, index))
+            value = self._entries.get(index)  # type: ignore[call-overload]  # a string
             if value.__class__ is Tensor:
                 return value
             if value is None:
-                raise missing_key((cast(str, index),), 0, self._entries, self._entries)
+                path = path_of(index)  # type: ignore[arg-type]  # a string
+                raise missing_key(path, 0, self._entries, self._entries)
             return value if isinstance(value, Tensor) else value._item()
-        if kind is int:
-            batch = index_int(self._desc.batch, cast(int, index))
-            extra = self._desc.ndim
+        if kind is tuple and is_path(index):
+            value = find_entry(self._entries, index)
+            if value is None:
+                value = self._read(path_of(index))
+            return value if isinstance(value, Tensor) else value._item()
+        desc = self._desc
+        batch, ndim = desc.batch, desc.ndim
+        if kind is int and ndim and -batch[0] <= index < batch[0]:  # type: ignore[operator]  # an int
+            row = batch[1:]
             return self._map_each(
                 lambda leaf: leaf[index],  # type: ignore[index]  # an int
-                lambda shape: batch + shape[extra:],
+                lambda shape: row + shape[ndim:],
+                (desc, desc.with_batch(row)),
             )
-        if kind is tuple and is_key(index):
-            entry = self._read(path_of(cast("tuple[str, ...]", index)))
-            return entry if isinstance(entry, Tensor) else entry._item()
-        fn, batch_fn = resolve(index, self._desc.batch)
+        fn, batch_fn = resolve(index, batch)
         return self._map_each(fn, batch_fn)
 
     def __setitem__(self, index: object, value: object) -> None:
@@ -79,11 +85,9 @@ class Indexing(Waist):
             ShapeMismatch: if a value does not fit.
         """
         if index.__class__ is str:
-            if self._desc.frozen:
-                self._check_unlocked(f"set {format_key(index)}")
-            self._set_entry(index, self._admit(index, value))
-        elif index.__class__ is tuple and is_key(index):
-            self._store(path_of(cast("tuple[str, ...]", index)), value)
+            self._put(index, value)
+        elif index.__class__ is tuple and is_path(index):
+            self._store(path_of(index), value)
         else:
             _write_at(self, index, value)
 
@@ -135,15 +139,18 @@ _Write: TypeAlias = "tuple[Tensor, Tensor]"
 
 def resolve(index: object, batch: Batch) -> Resolved:
     """An index as two functions: leaf to leaf, batch shape to batch shape."""
-    if isinstance(index, bool):
-        raise InvalidArgument(f"a batch is not indexed by a single bool ({index}); pass a mask.")
     ndim = len(batch)
     if isinstance(index, int):
+        if isinstance(index, bool):
+            raise InvalidArgument(f"a batch is not indexed by a single bool: {index}. Use a mask.")
         return _by_batch(lambda leaf: leaf[index], index_int(batch, index), ndim)
     if isinstance(index, slice):
         return _by_batch(lambda leaf: leaf[index], index_slice(batch, index), ndim)
-    if isinstance(index, Tensor) and index.dtype is torch.bool:
-        return _by_mask(index, batch)
+    if isinstance(index, Tensor):
+        if index.dtype is torch.bool:
+            return _by_mask(index, batch)
+        if batch and index.dtype is torch.int64:
+            return _by_batch(lambda leaf: leaf[index], (*index.shape, *batch[1:]), ndim)
     items = plain_index(index, ndim)
     if all(item is None or isinstance(item, int | slice) for item in items):
         shape = index_simple(batch, cast("Sequence[int | slice | None]", items))

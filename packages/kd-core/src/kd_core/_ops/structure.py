@@ -19,7 +19,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import Entries, Entry, NestedKey
+    from kd_core._types import Entries, Entry, NestedKey, Source
 
     Staged = list[Callable[[], None]]
 
@@ -34,7 +34,7 @@ class Structure(Waist):
 
     def update(
         self,
-        source: Mapping[NestedKey, object] | Waist,
+        source: Source,
         clone: bool = False,
         inplace: bool = False,
         *,
@@ -71,7 +71,7 @@ class Structure(Waist):
 
     def update_(
         self,
-        source: Mapping[NestedKey, object] | Waist,
+        source: Source,
         clone: bool = False,
         *,
         keys_to_update: Iterable[NestedKey] | None = None,
@@ -101,7 +101,7 @@ class Structure(Waist):
             commit()
         return self
 
-    def replace(self, source: Mapping[NestedKey, object] | Waist) -> Self:
+    def replace(self, source: Source) -> Self:
         """Make a shallow copy in which the entries of `source` take the place of the old ones."""
         fresh = self._with_descriptor(self._desc.unlocked())
         stage: Staged = []
