@@ -22,6 +22,7 @@ from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
+from kd_core._module_state import ModuleBusy as ModuleBusy
 from kd_core._non_tensor import NonTensorData as NonTensorData
 from kd_core._tensordict import TensorDict as TensorDict
 from kd_core._torch_function import torch_functions as torch_functions

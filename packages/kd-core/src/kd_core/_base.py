@@ -11,6 +11,7 @@ from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
+from kd_core._ops.modules import Modules
 from kd_core._ops.structure import Structure
 from kd_core._repr import describe_node
 
@@ -22,6 +23,7 @@ class TensorDictBase(
     Indexing,
     Copying,
     Locking,
+    Modules,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd_core import _registry
 from kd_core._admission import admit, check_key
@@ -14,6 +14,7 @@ from kd_core._dense import Dense
 from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import InvalidArgument, KeyCollision, listed
 from kd_core._leaves import all_fit, leaf_fits
+from kd_core._module_state import module_entries
 from kd_core._shapes import batch_of
 from kd_core._waist import Waist
 
@@ -143,6 +144,33 @@ class TensorDict(Dense):
         if batch_size is None and (auto_batch_size or batch_dims is not None):
             td.auto_batch_size_(batch_dims)
         return td
+
+    @classmethod
+    def from_module(cls, module: nn.Module, *, lock: bool = False) -> Self:
+        """Collect the parameters and buffers of a module, nested like its sub-modules.
+
+        The entries are the module's own tensors, parameters included; a sub-module that stands
+        under two names is one container under two keys. Modules without state have no entry.
+
+        Args:
+            module: the module; it is not changed.
+            lock: lock the container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh())
+            >>> params = TensorDict.from_module(net)
+            >>> params["0", "weight"] is net[0].weight
+            True
+            >>> with params.clone().to_module(net):
+            ...     out = net(torch.ones(1, 2))
+        """
+        td = cls.__new__(cls)
+        td._entries = module_entries(module)
+        td._desc = describe(())
+        td._nested = True
+        return td.lock_() if lock else td
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.__class__, self._entries, self._desc)

@@ -1,0 +1,224 @@
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import TensorDict
+
+
+class Shared(nn.Module):
+    """One sub-module under two names, and one parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.again = self.first
+        self.tied = nn.Linear(3, 3, bias=False)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.tied(self.again(self.first(x)))
+        return out
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def copied(net: nn.Module, shift: float = 0.0) -> TensorDict:
+    """Copy the state, moved by `shift`, without gradients."""
+    state = flat(TensorDict.from_module(net))
+    moved = {k: v.detach() + shift if v.is_floating_point() else v + 0 for k, v in state.items()}
+    return TensorDict(moved).unflatten_keys(".")
+
+
+def flat(params: TensorDict) -> dict[str, Tensor]:
+    return dict(params.flatten_keys(".").items())  # type: ignore[arg-type]
+
+
+def test_from_module_mirrors_the_state() -> None:
+    net = mlp()
+    params = TensorDict.from_module(net)
+    state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    assert flat(params).keys() == state.keys()
+    assert all(value is state[key] for key, value in flat(params).items())
+    assert params.batch_size == ()
+
+
+def test_from_module_of_a_shared_submodule_is_one_container() -> None:
+    params = TensorDict.from_module(Shared())
+    assert params["first"] is params["again"]
+    assert params["tied", "weight"] is params["first", "weight"]
+
+
+def test_from_module_locks_on_request() -> None:
+    assert TensorDict.from_module(mlp(), lock=True).is_locked
+
+
+@pytest.mark.parametrize("make", [mlp, Shared, lambda: nn.GRUCell(3, 4)])
+def test_call_agrees_with_functional_call(make) -> None:  # type: ignore[no-untyped-def]
+    net, x = make(), torch.randn(5, 3)
+    params = copied(net, 0.1)
+    expected = torch.func.functional_call(
+        copy.deepcopy(net), flat(params.clone()), (x,), tie_weights=False
+    )
+    with params.to_module(net):
+        assert torch.equal(net(x), expected)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_compute_with_the_given_weights(
+    kind: type[nn.LSTM] | type[nn.GRU] | type[nn.RNN],
+) -> None:
+    net, other, x = kind(3, 4), kind(3, 4), torch.randn(2, 3)
+    before = net(x)[0]
+    with TensorDict.from_module(other).to_module(net):
+        assert torch.equal(net(x)[0], other(x)[0])
+    assert torch.equal(net(x)[0], before)
+
+
+def test_module_is_as_before_after_an_error() -> None:
+    net = mlp()
+    before = dict(net.named_parameters())
+    params = copied(net)
+    with pytest.raises(ZeroDivisionError), params.to_module(net):
+        raise ZeroDivisionError
+    assert all(net.get_parameter(name) is tensor for name, tensor in before.items())
+
+
+def test_blocks_nest_and_one_scope_may_be_entered_twice() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    one, two = (TensorDict({"weight": torch.full((1, 1), v)}).to_module(net) for v in (1.0, 2.0))
+    x = torch.ones(1)
+    original = net.weight
+    with one:
+        with two, one:
+            assert net(x) == 1
+        with two:
+            assert net(x) == 2
+        assert net(x).item() == 1
+    assert net.weight is original
+
+
+def test_a_part_of_the_parameters_may_be_given() -> None:
+    net = mlp()
+    before = net[3].bias
+    with TensorDict({"3": {"bias": torch.full((2,), 9.0)}}).to_module(net):
+        assert net[3].bias is not before
+        assert isinstance(net[3].weight, nn.Parameter)
+
+
+def test_shared_weights_take_the_value_of_their_first_name() -> None:
+    net = Shared()
+    params = copied(net)
+    params["first", "weight"] = torch.eye(3)
+    with params.to_module(net):
+        assert torch.equal(net.tied.weight, torch.eye(3))
+        assert torch.equal(net.again.weight, torch.eye(3))
+
+
+def test_changes_of_the_module_between_calls_are_seen() -> None:
+    net = mlp()
+    params = copied(net)
+    with params.to_module(net):
+        pass
+    net[3] = nn.Linear(4, 2)
+    with params.to_module(net):
+        assert net[3].weight is params["3", "weight"]
+    smaller = params.exclude(("3", "bias"))
+    with smaller.to_module(net):
+        assert net[3].bias is not params["3", "bias"]
+
+
+def test_buffers_are_updated_in_the_container() -> None:
+    net = mlp().train()
+    params = copied(net)
+    with params.to_module(net):
+        net(torch.randn(6, 3))
+    assert params["2", "num_batches_tracked"] == 1
+    assert net[2].num_batches_tracked == 0
+
+
+def test_gradients_reach_the_given_parameters() -> None:
+    net = nn.Linear(3, 2)
+    weight = torch.zeros(2, 3, requires_grad=True)
+    with TensorDict({"weight": weight}).to_module(net):
+        (slope,) = torch.autograd.grad(net(torch.ones(3)).sum(), weight)
+    assert torch.equal(slope, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"0": {"wieght": 1.0}},
+            r"entry `\('0', 'wieght'\)` belongs to no parameter or buffer of `Linear`",
+        ),
+        ({"0": {"wieght": 1.0}}, r"has `weight`, `bias`. Did you mean `weight`\?"),
+        ({"7": {"weight": 1.0}}, r"entry `7` belongs to no sub-module of `Sequential`"),
+    ],
+)
+def test_unknown_entry_is_an_error_and_changes_nothing(
+    source: dict[str, object], message: str
+) -> None:
+    net = mlp()
+    before = dict(net.named_parameters())
+    with pytest.raises(KeyError, match=message):
+        TensorDict({"3": {"bias": torch.zeros(2)}, **source}).to_module(net).__enter__()
+    assert all(net.get_parameter(name) is tensor for name, tensor in before.items())
+
+
+def test_data_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match="is not a tensor"):
+        TensorDict({"weight": "text"}).to_module(nn.Linear(1, 1)).__enter__()
+
+
+def test_another_thread_gets_a_clear_error() -> None:
+    net = nn.Linear(1, 1)
+    params = copied(net)
+    seen: list[BaseException] = []
+
+    def borrow() -> None:
+        try:
+            with params.to_module(net):
+                pass
+        except RuntimeError as error:
+            seen.append(error)
+
+    with params.to_module(net):
+        thread = threading.Thread(target=borrow)
+        thread.start()
+        thread.join()
+    assert "another thread runs this `Linear`" in str(seen[0])
+    with params.to_module(net):
+        pass
+
+
+def test_blocks_that_end_out_of_order_are_an_error() -> None:
+    net = nn.Linear(1, 1)
+    params = copied(net)
+    first, second = params.to_module(net), params.to_module(net)
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(RuntimeError, match="must end in reverse order"):
+        first.__exit__(None, None, None)
+
+
+def test_compiled_call_follows_the_given_parameters() -> None:
+    net, x = mlp().eval(), torch.randn(5, 3)
+    params = copied(net)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def call(params: TensorDict, x: Tensor) -> Tensor:
+        with params.to_module(net):
+            out: Tensor = net(x)
+        return out
+
+    torch.testing.assert_close(call(params, x), net(x))
+    params["3", "bias"] = torch.full((2,), 5.0)
+    expected = torch.func.functional_call(net, flat(params), (x,))
+    torch.testing.assert_close(call(params, x), expected)
+    assert isinstance(net[3].bias, nn.Parameter)
