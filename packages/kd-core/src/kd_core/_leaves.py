@@ -50,21 +50,26 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
         return _all_fit_anywhere(source, desc)
     first = desc.batch[0]
     try:
-        if len(source) < JOIN_FROM:
-            for key, value in source.items():
-                if (
-                    value.__class__ is not Tensor
-                    or key.__class__ is not str
-                    or value.shape[0] != first
-                ):
-                    return False
-            return True
-        "".join(source)  # for many keys the fastest test that each is a string
-        for value in source.values():
-            if value.__class__ is not Tensor or value.shape[0] != first:
+        if len(source) >= JOIN_FROM:
+            return _many_fit(source, first)
+        for key, value in source.items():
+            if (
+                value.__class__ is not Tensor
+                or key.__class__ is not str
+                or value.shape[0] != first
+            ):
                 return False
     except (IndexError, TypeError):  # a tensor without dimensions, a key that is no string
         return False
+    return True
+
+
+def _many_fit(source: dict[str, object], first: int) -> bool:
+    """`all_fit` for many keys; raises `TypeError` where one is no string."""
+    "".join(source)  # the fastest test that each key is a string
+    for value in source.values():
+        if value.__class__ is not Tensor or value.shape[0] != first:
+            return False
     return True
 
 

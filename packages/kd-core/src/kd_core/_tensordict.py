@@ -106,12 +106,8 @@ class TensorDict(Dense):
                 if all_fit(source, self._desc):
                     self._entries.update(source)
                     return self
-            elif isinstance(source, TensorDict):
-                merges: list[tuple[dict[str, Entry], dict[str, Entry]]] = []
-                if _stage_merge(self, source, merges):
-                    for mine, theirs in merges:
-                        mine.update(theirs)
-                    return self
+            elif isinstance(source, TensorDict) and _merge(self, source):
+                return self
         return super().update(source, clone, inplace, keys_to_update=keys_to_update)
 
     @classmethod
@@ -174,6 +170,16 @@ class TensorDict(Dense):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.__class__, self._entries, self._desc)
+
+
+def _merge(target: TensorDict, source: TensorDict) -> bool:
+    """Merge where all that is merged is known to fit; else change nothing and say so."""
+    merges: list[tuple[dict[str, Entry], dict[str, Entry]]] = []
+    if not _stage_merge(target, source, merges):
+        return False
+    for mine, theirs in merges:
+        mine.update(theirs)
+    return True
 
 
 def _stage_merge(
