@@ -53,11 +53,7 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
         if len(source) >= JOIN_FROM:
             return _many_fit(source, first)
         for key, value in source.items():
-            if (
-                value.__class__ is not Tensor
-                or key.__class__ is not str
-                or value.shape[0] != first
-            ):
+            if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
                 return False
     except (IndexError, TypeError):  # a tensor without dimensions, a key that is no string
         return False
