@@ -20,19 +20,27 @@ def init_of(name: str) -> Path:
 
 
 def strangers(source: str) -> list[str]:
-    """Return the lines of an `__init__` that are neither a re-export nor the version."""
+    """Return the lines of an `__init__` that neither re-export, register, nor tell a version."""
     found = []
     for position, node in enumerate(ast.parse(source).body):
         is_docstring = (
             position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
-        if not (is_docstring or is_reexport(node) or is_version(node)):
+        allowed = is_reexport(node) or is_registration(node) or is_version(node)
+        if not (is_docstring or allowed):
             found.append(ast.unparse(node))
     return found
 
 
 def is_reexport(node: ast.stmt) -> bool:
     return is_own_import(node) and all(alias.asname == alias.name for alias in node.names)
+
+
+def is_registration(node: ast.stmt) -> bool:
+    """Tell a private module loaded for what it registers: `from kd_core import _x as _x`."""
+    if not (isinstance(node, ast.ImportFrom) and node.module in IMPORT_NAMES):
+        return False
+    return all(alias.name.startswith("_") and alias.asname == alias.name for alias in node.names)
 
 
 def is_own_import(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from kd_core import _pickling as _pickling
+from kd_core import _pytree as _pytree
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import is_tensor_collection as is_tensor_collection
 from kd_core._errors import DeviceMismatch as DeviceMismatch

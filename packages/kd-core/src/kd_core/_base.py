@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
-from kd_core import _dispatch
+from kd_core import _dispatch, _registry
 from kd_core._ops.access import Access
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
@@ -38,6 +38,10 @@ class TensorDictBase(
     """
 
     __slots__ = ()
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        _registry.new_kind(cls)
 
     def __repr__(self) -> str:
         return describe_node(self)

@@ -6,20 +6,25 @@ writes, never through `__init__`, because their entries were checked when the in
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
 
 from kd_core._admission import admit
 from kd_core._base import TensorDictBase
+from kd_core._descriptor import LOCKED_BY_USER, describe
 from kd_core._leaves import map_each, rebuild
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._descriptor import Descriptor
-    from kd_core._types import BatchFn, Entry, LeafFn, Memo
+    from kd_core._types import Batch, BatchFn, Entry, LeafFn, Memo
+
+D = TypeVar("D", bound="Dense")
 
 
 class Dense(TensorDictBase):
@@ -102,6 +107,56 @@ class Dense(TensorDictBase):
             return self._like(dict(self._entries), desc)
         entries = {key: admit(key, value, desc) for key, value in self._entries.items()}
         return self._like(entries, desc)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        desc = self._desc
+        entries = {
+            key: own_bytes(value) if isinstance(value, Tensor) else value
+            for key, value in self._entries.items()
+        }
+        return restore, (self.__class__, entries, desc.batch, desc.device, desc.lock)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        desc = self._desc
+        entries = copy.deepcopy(self._entries, memo)
+        new = restore(self.__class__, entries, desc.batch, desc.device, desc.lock)
+        memo[id(self)] = new
+        return new
+
+
+def restore(
+    cls: type[D],
+    entries: dict[str, Entry],
+    batch: Batch,
+    device: torch.device | None,
+    lock: str | None,
+) -> D:
+    """Put a container together again: what unpickling calls.
+
+    Its lock is taken anew, so that what it encloses counts it; a lock of what enclosed it is left
+    behind.
+    """
+    new = object.__new__(cls)
+    new._entries = entries
+    new._nested = holds_nodes(entries)
+    free = describe(tuple(batch), device)
+    new._desc = free
+    if lock is not None:
+        new._desc = free.with_lock(LOCKED_BY_USER if lock == LOCKED_BY_USER else lock, 0)
+        for value in entries.values():
+            if not isinstance(value, Tensor):
+                value._hold(1)
+    return new
+
+
+def own_bytes(leaf: Tensor) -> Tensor:
+    """A leaf without the rest of the storage that it is a view of; that would be pickled too."""
+    if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
+        return leaf
+    if leaf.requires_grad or leaf.is_shared():  # type: ignore[no-untyped-call]  # torch types it not
+        return leaf
+    needed = leaf.numel() * leaf.element_size()
+    return leaf if leaf.untyped_storage().nbytes() == needed else leaf.clone()
 
 
 def holds_nodes(entries: dict[str, Entry]) -> bool:

@@ -25,3 +25,21 @@ wrap_data: Callable[[object, Descriptor], Node]
 def register(role: str, factory: Callable[..., Node]) -> None:
     """Fill one of the roles above."""
     globals()[role] = factory
+
+
+_kinds: list[type] = []
+_listeners: list[Callable[[type], None]] = []
+
+
+def new_kind(cls: type) -> None:
+    """Announce a class of containers; called when the class is made."""
+    _kinds.append(cls)
+    for listener in _listeners:
+        listener(cls)
+
+
+def on_new_kind(listener: Callable[[type], None]) -> None:
+    """Call `listener` with each class of containers there is and will be."""
+    _listeners.append(listener)
+    for cls in _kinds:
+        listener(cls)

@@ -168,9 +168,6 @@ class TensorDict(Dense):
         td._nested = True
         return td.lock_() if lock else td
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _restore, (self.__class__, self._entries, self._desc)
-
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:
     """Merge where all that is merged is known to fit; else change nothing and say so."""
@@ -205,14 +202,6 @@ def _stage_merge(
             return False
     merges.append((target._entries, rest))
     return True
-
-
-def _restore(cls: type[TensorDict], entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
-    td = object.__new__(cls)
-    td._entries = entries
-    td._desc = desc
-    td._nested = True
-    return td
 
 
 def make_dense(entries: dict[str, Entry], desc: Descriptor) -> TensorDict:

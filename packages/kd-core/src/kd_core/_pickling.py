@@ -1,0 +1,21 @@
+"""Containers in `torch.load(weights_only=True)`: their classes and how they are put together.
+
+Rebuilding a container calls no code of the class that is rebuilt, so that any kind may be listed as
+safe, also one which is defined later.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kd_core import _registry
+from kd_core._dense import restore
+from kd_core._non_tensor import NonTensorData
+
+
+def _allow(cls: type) -> None:
+    torch.serialization.add_safe_globals([cls])
+
+
+torch.serialization.add_safe_globals([restore, NonTensorData])
+_registry.on_new_kind(_allow)

@@ -1,0 +1,259 @@
+"""Containers as pytree nodes: for `tree_map`, `vmap`, `torch.func` and `torch.export`.
+
+Decisions that hold here:
+
+- Children are the tensors and nested containers, in the alphabetical order of their keys: the
+  structure does not depend on the order in which keys were written. Data that is no tensor belongs
+  to the structure.
+- The structure does not hold the batch size, so that it is the same for every size of a batch, and
+  the same for a tree of integers (`in_dims` of a `vmap`) made from the container. What is kept is
+  how many dimensions of one child, the *lead*, are beyond the batch; the batch size is read off the
+  new lead. Inside a `vmap` over a dimension it shrinks by itself.
+- Putting a container together again never fails, whatever stands in the place of the tensors.
+- Kinds that store densely come back as themselves, others (lazy stacks) as a `TensorDict`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from kd_core import _registry
+from kd_core._dense import Dense
+from kd_core._descriptor import Descriptor, describe
+from kd_core._errors import InvalidValue
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kd_core._types import Batch, Entry, Node
+
+    Dumped: TypeAlias = dict[str, object]
+
+
+class Structure(NamedTuple):
+    """What a container is besides its children; equal where keys and data are.
+
+    A tuple of constants, because strict export writes it into the program as one.
+
+    Attributes:
+        keys: the keys of the children, in alphabetical order.
+        data: keys and values of the entries that are no tensors.
+        device: the device of the container, kept while all children are on it.
+        lead: the position of the first child that has a shape, -1 if there is none.
+        extra: how many dimensions of the lead are beyond the batch.
+        batch: the batch size where there is no lead to read it from.
+        ndim: the number of batch dimensions there were: beyond these, an empty child has its own.
+    """
+
+    keys: tuple[str, ...]
+    data: tuple[tuple[str, object], ...]
+    device: torch.device | None
+    lead: int
+    extra: int
+    batch: Batch
+    ndim: int
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure):
+            return NotImplemented
+        return self.keys == other.keys and _same_data(dict(self.data), dict(other.data))
+
+    def __ne__(self, other: object) -> bool:  # the tuple's own would be used
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.keys)
+
+    def __repr__(self) -> str:
+        return f"{list(self.keys)}, data={dict(self.data)}" if self.data else f"{list(self.keys)}"
+
+
+def _same_data(mine: dict[str, object], theirs: dict[str, object]) -> bool:
+    if mine.keys() != theirs.keys():
+        return False
+    return all(_same(value, theirs[key]) for key, value in mine.items())
+
+
+def _same(left: object, right: object) -> bool:
+    try:
+        return left is right or bool(left == right)
+    except (RuntimeError, ValueError):  # arrays have no single truth value
+        return False
+
+
+def _flatten(container: Waist) -> tuple[list[object], Structure]:
+    entries = container._entries
+    desc = container._desc
+    keys: list[str] = []
+    children: list[object] = []
+    data: list[tuple[str, object]] = []
+    lead, extra = -1, 0
+    for key in sorted(entries):
+        value = entries[key]
+        if not _is_child(value):
+            data.append((key, cast("Node", value)._item()))
+            continue
+        shape = _shape_of(value) if lead < 0 else None
+        if shape is not None:
+            lead, extra = len(children), len(shape) - desc.ndim
+        keys.append(key)
+        children.append(value)
+    batch = () if lead >= 0 else desc.batch
+    return children, Structure(tuple(keys), tuple(data), desc.device, lead, extra, batch, desc.ndim)
+
+
+def _is_child(value: object) -> bool:
+    """Tell children from data; whatever a map put in the place of a tensor is a child."""
+    return isinstance(value, Tensor | Waist) or not hasattr(value, "_with_descriptor")
+
+
+def _shape_of(value: object) -> Batch | None:
+    """The shape that a child gives to its parent's batch: none from an empty container."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, Waist) and _holds_shape(value):
+        return value._desc.batch
+    return None
+
+
+def _holds_shape(container: Waist) -> bool:
+    return any(
+        isinstance(value, Tensor) or (isinstance(value, Waist) and _holds_shape(value))
+        for value in container._entries.values()
+    )
+
+
+def _unflatten(cls: type[Waist], values: Iterable[object], structure: Structure) -> Node:
+    children = list(values)
+    batch = structure.batch
+    if structure.lead >= 0:
+        shape = _shape_of(children[structure.lead]) or ()
+        batch = shape[: max(0, len(shape) - structure.extra)]
+    device = structure.device
+    for value in children:
+        batch = _shared(batch, value)
+        if device is not None and isinstance(value, Tensor) and value.device != device:
+            device = None
+    desc = describe(batch, device)
+    entries: dict[str, Entry] = {}
+    for key, value in zip(structure.keys, children, strict=True):
+        if isinstance(value, Waist) and _is_hollow(value):
+            # Not compared with its old batch: that would pin a size which an export left open.
+            value = value._map_each(_leaf, lambda own: batch + own[structure.ndim :])
+        entries[key] = cast("Entry", value)
+    for key, data in structure.data:
+        entries[key] = _registry.wrap_data(data, desc)
+    return _kind_of(cls, entries, desc)
+
+
+def _is_hollow(container: Waist) -> bool:
+    return all(
+        not _is_child(value) or (isinstance(value, Waist) and _is_hollow(value))
+        for value in container._entries.values()
+    )
+
+
+def _leaf(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def _shared(batch: Batch, value: object) -> Batch:
+    """As much of the batch as a child starts with too."""
+    shape = _shape_of(value)
+    if shape is None or shape[: len(batch)] == batch:
+        return batch
+    same = 0
+    for mine, other in zip(batch, shape, strict=False):
+        if mine != other:
+            break
+        same += 1
+    return batch[:same]
+
+
+def _kind_of(cls: type[Waist], entries: dict[str, Entry], desc: Descriptor) -> Node:
+    if not issubclass(cls, Dense):
+        return _registry.make_dense(entries, desc)
+    new = object.__new__(cls)
+    new._nested = True
+    new._entries = entries
+    new._desc = desc
+    return cast("Node", new)
+
+
+def _flatten_with_keys(
+    container: Waist,
+) -> tuple[list[tuple[_pytree.KeyEntry, object]], Structure]:
+    children, structure = _flatten(container)
+    paths: list[_pytree.KeyEntry] = [_pytree.MappingKey(key) for key in structure.keys]
+    return list(zip(paths, children, strict=True)), structure
+
+
+def _dump(structure: Structure) -> Dumped:
+    """The structure as JSON can hold it: what an exported program is saved with."""
+    return {
+        "keys": list(structure.keys),
+        "data": {key: _plain(key, value) for key, value in structure.data},
+        "device": None if structure.device is None else str(structure.device),
+        "lead": [structure.lead, structure.extra],
+        "batch": [int(size) for size in structure.batch],
+        "ndim": structure.ndim,
+    }
+
+
+def _plain(key: str, value: object) -> object:
+    """A value that JSON gives back as it was.
+
+    Raises:
+        InvalidValue: naming the key of a value that it does not.
+    """
+    try:
+        plain = json.loads(json.dumps(value))
+        kept = type(plain) is type(value) and bool(plain == value)
+    except (TypeError, ValueError):
+        kept = False
+    if not kept:
+        raise InvalidValue(
+            f"entry `{key}` holds a `{type(value).__name__}`, which a saved program cannot carry: "
+            "only strings, numbers, `None`, and lists and dicts of these. `exclude` it before "
+            "exporting."
+        )
+    return value
+
+
+def _load(dumped: object) -> Structure:
+    parts = cast("Dumped", dumped)
+    device = cast("str | None", parts["device"])
+    lead, extra = cast("list[int]", parts["lead"])
+    return Structure(
+        keys=tuple(cast("list[str]", parts["keys"])),
+        data=tuple(cast("dict[str, object]", parts["data"]).items()),
+        device=None if device is None else torch.device(device),
+        lead=lead,
+        extra=extra,
+        batch=tuple(cast("list[int]", parts["batch"])),
+        ndim=cast(int, parts["ndim"]),
+    )
+
+
+def _register(cls: type) -> None:
+    """Make one container kind a pytree node."""
+    public = [part for part in cls.__module__.split(".") if not part.startswith("_")]
+    _pytree.register_pytree_node(
+        cls,
+        _flatten,
+        partial(_unflatten, cls),
+        serialized_type_name=".".join([*public, cls.__qualname__]),
+        to_dumpable_context=_dump,
+        from_dumpable_context=_load,
+        flatten_with_keys_fn=_flatten_with_keys,
+    )
+
+
+_registry.on_new_kind(_register)
