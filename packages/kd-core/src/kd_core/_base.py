@@ -12,6 +12,7 @@ from kd_core._ops.description import Description
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
+from kd_core._ops.shape import Shape
 from kd_core._ops.structure import Structure
 from kd_core._repr import describe_node
 
@@ -21,6 +22,7 @@ class TensorDictBase(
     Description,
     Structure,
     Indexing,
+    Shape,
     Copying,
     Locking,
     Modules,

@@ -7,9 +7,9 @@ so nothing here asks for their type.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, BatchSize
@@ -110,3 +110,92 @@ def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:
         f"too many indices ({shown}) for batch_size {batch}: only batch dimensions are indexed. "
         "Index the entries themselves for their trailing dimensions, as in `td['key'][..., 0]`."
     )
+
+
+def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
+    """Sizes or dimensions that were given one by one, or as one sequence."""
+    if len(sizes) == 1 and not isinstance(sizes[0], int):
+        only = sizes[0]
+        if hasattr(only, "__iter__"):
+            sizes = tuple(only)
+    for size in sizes:
+        if not isinstance(size, int) and not hasattr(size, "__index__"):
+            raise InvalidArgument(
+                f"expected integers, or one sequence of integers, but {size!r} of type "
+                f"`{type(size).__name__}` came."
+            )
+    return cast("Batch", tuple(sizes))
+
+
+def numel(batch: Batch) -> int:
+    """The product of the sizes."""
+    count = 1
+    for size in batch:
+        count *= size
+    return count
+
+
+def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
+    """Sizes of `count` elements in all, with one -1 replaced.
+
+    Raises:
+        InvalidValue: if there are several -1, or a size below it.
+        ShapeMismatch: if they do not make `count` elements.
+    """
+    open_at = [i for i, size in enumerate(sizes) if size == -1]
+    if len(open_at) > 1 or any(size < -1 for size in sizes):
+        raise InvalidValue(f"sizes must be 0 or more, with at most one -1, but {sizes} came.")
+    known = 1
+    for size in sizes:
+        if size != -1:
+            known *= size
+    if not open_at:
+        if known != count:
+            raise _sizes_do_not_fit(sizes, what)
+        return sizes
+    if known == 0 or count % known:
+        raise _sizes_do_not_fit(sizes, what)
+    at = open_at[0]
+    return (*sizes[:at], count // known, *sizes[at + 1 :])
+
+
+def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"sizes {sizes} do not fit {what}: their product must be the same. Only batch dimensions "
+        "take part; trailing dimensions of entries are reached with `apply`."
+    )
+
+
+def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:
+    """Dimensions counted from the front, each at most once.
+
+    Raises:
+        OutOfRange: if there is no such dimension.
+        InvalidValue: if one comes twice.
+    """
+    wrapped = tuple(wrap_dim(dim, ndim) for dim in dims)
+    if len(set(wrapped)) < len(wrapped):
+        raise InvalidValue(f"each dimension may come once, but {tuple(dims)} came.")
+    return wrapped
+
+
+def expanded(batch: Batch, sizes: Batch) -> Batch:
+    """The batch shape after `expand(*sizes)`; -1 keeps a size.
+
+    Raises:
+        ShapeMismatch: if a dimension larger than 1 would change, or dimensions would be lost.
+    """
+    lead = len(sizes) - len(batch)
+    new = tuple(
+        batch[i - lead] if size == -1 and i >= lead else size for i, size in enumerate(sizes)
+    )
+    if (
+        lead < 0
+        or any(size < 0 for size in new)
+        or any(old not in (1, got) for old, got in zip(batch, new[lead:], strict=True))
+    ):
+        raise ShapeMismatch(
+            f"batch_size {batch} cannot be expanded to {sizes}: only dimensions of size 1 change, "
+            "-1 keeps a size, and new dimensions come in front."
+        )
+    return new
