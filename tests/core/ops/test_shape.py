@@ -1,0 +1,196 @@
+"""Batch dimensions are rearranged as those of a tensor of shape `batch_size`."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.core.rows import assert_rows, container, numbers
+
+from kd_core import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, TensorDict
+
+CASES: list[tuple[str, tuple[Any, ...]]] = [
+    ("view", (6,)),
+    ("view", (-1,)),
+    ("view", ((3, 2),)),
+    ("view", (3, -1, 1)),
+    ("reshape", (6,)),
+    ("reshape", ([2, -1],)),
+    ("reshape", (torch.Size([6, 1]),)),
+    ("view_as", (torch.zeros(6, 1),)),
+    ("reshape_as", (torch.zeros(3, 2),)),
+    ("flatten", ()),
+    ("flatten", (0, 1)),
+    ("flatten", (-2, -1)),
+    ("flatten", (1, 1)),
+    ("unflatten", (2, (3, 1))),
+    ("unflatten", (-1, [-1, 1])),
+    ("squeeze", ()),
+    ("squeeze", (1,)),
+    ("squeeze", (0,)),
+    ("squeeze", (-2,)),
+    ("squeeze", ((0, 1),)),
+    ("unsqueeze", (0,)),
+    ("unsqueeze", (2,)),
+    ("unsqueeze", (-1,)),
+    ("unsqueeze", (-4,)),
+    ("permute", (2, 0, 1)),
+    ("permute", ((-1, 1, 0),)),
+    ("transpose", (0, 2)),
+    ("transpose", (-1, -2)),
+    ("swapaxes", (0, 2)),
+    ("swapdims", (1, 0)),
+    ("movedim", (0, 2)),
+    ("movedim", ((0, 1), (-1, 0))),
+    ("moveaxis", (2, 0)),
+    ("expand", (2, 4, 3)),
+    ("expand", (5, -1, 4, -1)),
+    ("expand", ((2, 1, 3),)),
+    ("expand_as", (torch.zeros(7, 2, 1, 3),)),
+    ("repeat", (2, 1, 3)),
+    ("repeat", (2, 1, 1, 0)),
+    ("tile", (2,)),
+    ("tile", (2, 1, 1, 2)),
+    ("repeat_interleave", (2,)),
+    ("repeat_interleave", (3, 2)),
+    ("repeat_interleave", (torch.tensor([1, 0, 2]), -1)),
+    ("repeat_interleave", (torch.tensor(2), 0)),
+    ("roll", (1,)),
+    ("roll", (-1, 2)),
+    ("roll", ((1, 2), (0, -1))),
+    ("flip", (0,)),
+    ("flip", (0, -1)),
+    ("flip", ((2,),)),
+]
+NAMES = [f"{name}-{number}" for number, (name, _) in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("name", "args"), CASES, ids=NAMES)
+def test_rows_move_as_on_a_tensor_of_row_numbers(name: str, args: tuple[Any, ...]) -> None:
+    td = container()
+    got = getattr(td, name)(*args)
+    assert_rows(got, td, getattr(numbers(), name)(*args))
+
+
+@pytest.mark.parametrize(("name", "args"), dict(CASES).items(), ids=dict(CASES))
+def test_it_compiles_as_one_graph(name: str, args: tuple[Any, ...]) -> None:
+    td = TensorDict({"a": torch.rand(2, 1, 3, 4), "b": {"c": torch.rand(2, 1, 3)}}, (2, 1, 3))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda td: getattr(td, name)(*args), fullgraph=True, backend="eager")
+    got, expected = compiled(td), getattr(td, name)(*args)
+    assert got.batch_size == expected.batch_size
+    torch.testing.assert_close(got.to_dict(), expected.to_dict())
+
+
+@pytest.mark.parametrize("name", ["view", "reshape"])
+def test_a_dynamic_batch_compiles_once(name: str) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda td: getattr(td, name)(-1, 2).unsqueeze(0),
+        fullgraph=True,
+        dynamic=True,
+        backend=backend,
+    )
+    for size in (4, 6, 10):
+        td = TensorDict({"a": torch.rand(size, 3)}, [size])
+        assert run(td).batch_size == (1, size // 2, 2)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [case for case in CASES if case[0] in ("view", "squeeze", "permute", "expand", "movedim")],
+)
+def test_views_share_memory(name: str, args: tuple[Any, ...]) -> None:
+    td = container()
+    got = getattr(td, name)(*args)
+    for key in ("bare", "row", ("nested", "deep", "row"), ("inner", "wide")):
+        assert got[key].untyped_storage().data_ptr() == td[key].untyped_storage().data_ptr()
+
+
+def test_a_locked_container_gives_unlocked_views() -> None:
+    td = container().lock_()
+    got = td.reshape(6).set("new", torch.zeros(6))
+    assert "new" in got
+    assert "new" not in td
+
+
+def test_gradients_flow_through_views() -> None:
+    weight = torch.ones(2, 3, requires_grad=True)
+    expanded = TensorDict({"a": weight}, [2]).unsqueeze(0).expand(4, -1)["a"]
+    (grad,) = torch.autograd.grad(expanded.sum(), weight)
+    torch.testing.assert_close(grad, torch.full((2, 3), 4.0))
+
+
+def test_reshape_copies_where_no_view_is_possible() -> None:
+    td = TensorDict({"a": torch.arange(6).reshape(2, 3).T}, [3, 2])
+    assert td.reshape(6)["a"].tolist() == [0, 3, 1, 4, 2, 5]
+    with pytest.raises(InvalidValue, match=r"no view of batch_size \(3, 2\) as \(6,\).*`reshape`"):
+        td.view(6)
+
+
+@pytest.mark.parametrize("batch", [(0,), (0, 3), (3, 0)])
+def test_batches_without_rows_keep_trailing_sizes(batch: tuple[int, ...]) -> None:
+    td = container(batch)
+    assert_rows(td.reshape(0, 5), td, numbers(batch).reshape(0, 5))
+    assert_rows(td.flatten(), td, numbers(batch).flatten())
+    assert_rows(td.unsqueeze(-1), td, numbers(batch).unsqueeze(-1))
+
+
+def test_without_batch_dimensions() -> None:
+    td = TensorDict({"a": torch.ones(3), "s": torch.tensor(2.0)})
+    assert td.reshape(1, 1)["a"].shape == (1, 1, 3)
+    assert td.reshape(()).batch_size == ()
+    assert td.flatten()["s"].shape == (1,)
+    assert td.expand(2)["a"].shape == (2, 3)
+    assert td.expand(())["s"].shape == ()
+    assert td.repeat(2)["a"].shape == (2, 3)
+    assert td.squeeze().batch_size == ()
+    assert td.permute(()).batch_size == ()
+
+
+def test_an_empty_container_has_its_batch_reshaped() -> None:
+    assert TensorDict({}, [4, 6]).reshape(-1, 3).batch_size == (8, 3)
+
+
+ERRORS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
+    ("view", (4,), ShapeMismatch, r"sizes \(4,\) do not fit batch_size \(2, 1, 3\)"),
+    ("reshape", (4, -1), ShapeMismatch, r"sizes \(4, -1\) do not fit"),
+    ("reshape", (-1, -1), InvalidValue, "at most one -1"),
+    ("reshape", (-2, 3), InvalidValue, "0 or more"),
+    ("reshape", ("a",), InvalidArgument, "expected integers"),
+    ("view", (torch.float64,), InvalidArgument, "`dtype` came"),
+    ("view_as", ({},), InvalidArgument, "a container or a tensor"),
+    ("flatten", (2, 0), InvalidValue, "Exchange them"),
+    ("flatten", (0, 3), OutOfRange, "dimension 3 is out of range"),
+    ("unflatten", (2, (2, 2)), ShapeMismatch, r"do not fit dimension 2 of batch_size"),
+    ("squeeze", (3,), OutOfRange, "between -3 and 2"),
+    ("unsqueeze", (5,), OutOfRange, "dimension 5 is out of range"),
+    ("permute", (0, 1), InvalidValue, "each of the 3 batch dimensions once"),
+    ("permute", (0, 0, 1), InvalidValue, "each dimension may come once"),
+    ("permute", (0, 1, 3), OutOfRange, "reached with `apply`"),
+    ("transpose", (0, 3), OutOfRange, "dimension 3"),
+    ("movedim", ((0, 1), 2), InvalidValue, "as many destinations as sources"),
+    ("expand", (3, 1, 3), ShapeMismatch, "cannot be expanded"),
+    ("expand", (3,), ShapeMismatch, "cannot be expanded"),
+    ("expand", (-1, 2, 1, 3), ShapeMismatch, "cannot be expanded"),
+    ("repeat", (2, 2), InvalidValue, "`tile` takes fewer"),
+    ("repeat", (2, 2, -1), InvalidValue, "counts must be 0 or more"),
+    ("repeat_interleave", (-1, 0), InvalidValue, "0 or more"),
+    ("repeat_interleave", (torch.ones(5).long(), 0), ShapeMismatch, "each of the 2 rows"),
+    ("roll", ((1, 2), (0,)), InvalidValue, "one shift for each dimension"),
+    ("flip", (7,), OutOfRange, "dimension 7"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "error", "message"), ERRORS)
+def test_bad_arguments_say_what_was_expected(
+    name: str, args: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        getattr(container(), name)(*args)

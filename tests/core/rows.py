@@ -1,0 +1,79 @@
+"""What every operation on batch dimensions must do, said by an index tensor.
+
+An operation that only moves rows does to a container what it does to a tensor of row numbers, with
+the rows of each leaf in the place of the numbers. That needs no second implementation to compare
+with, and holds for leaves of any rank and nested containers with more batch dimensions.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kd_core import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+
+BATCH = (2, 1, 3)
+
+
+def container(batch: tuple[int, ...] = BATCH) -> TensorDict:
+    """A container of leaves of several ranks, nested ones, larger ones, an empty one, and data."""
+    inner = TensorDict({"wide": _leaf(batch, 5, 2)}, (*batch, 5))
+    return TensorDict(
+        {
+            "bare": _leaf(batch),
+            "row": _leaf(batch, 4),
+            "image": _leaf(batch, 2, 2),
+            "nested": {"flag": _leaf(batch) % 2 == 0, "deep": {"row": _leaf(batch, 3)}},
+            "inner": inner,
+            "empty": {},
+            "word": "text",
+        },
+        batch,
+    )
+
+
+def _leaf(batch: tuple[int, ...], *trailing: int) -> Tensor:
+    shape = (*batch, *trailing)
+    return torch.arange(math.prod(shape)).reshape(shape)
+
+
+def numbers(batch: tuple[int, ...] = BATCH) -> Tensor:
+    """The number of each row."""
+    return _leaf(batch)
+
+
+def assert_rows(got: TensorDictBase, source: TensorDictBase, rows: Tensor) -> None:
+    """Check that each leaf of `got` holds the given rows of `source`'s leaf."""
+    assert got.batch_size == rows.shape
+    assert not got.is_locked
+    assert set(got.keys(True)) == set(source.keys(True))
+    _assert_entries(got.to_dict(), source.to_dict(), rows, len(source.batch_size))
+    _assert_batches(got, source, rows)
+    assert got["word"] == "text"
+    word = got.get("word")
+    assert isinstance(word, NonTensorData)
+    assert word.batch_size == rows.shape
+
+
+def _assert_entries(
+    got: dict[str, object], source: dict[str, object], rows: Tensor, ndim: int
+) -> None:
+    for key, entry in source.items():
+        other = got[key]
+        if isinstance(entry, Tensor):
+            assert isinstance(other, Tensor)
+            flat = entry.flatten(0, ndim - 1) if ndim else entry[None]
+            torch.testing.assert_close(other, flat[rows], rtol=0, atol=0)
+        elif isinstance(entry, dict):
+            assert isinstance(other, dict)
+            _assert_entries(other, entry, rows, ndim)
+
+
+def _assert_batches(got: TensorDictBase, source: TensorDictBase, rows: Tensor) -> None:
+    ndim = len(source.batch_size)
+    for key in ("nested", ("nested", "deep"), "inner", "empty"):
+        new: object = got.get(key)
+        old: object = source.get(key)
+        assert is_tensor_collection(new)
+        assert is_tensor_collection(old)
+        assert new.batch_size == rows.shape + old.batch_size[ndim:]
