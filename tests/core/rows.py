@@ -6,11 +6,12 @@ with, and holds for leaves of any rank and nested containers with more batch dim
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from kd_core import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import NestedKey, NonTensorData, TensorDict, TensorDictBase
 
 BATCH = (2, 1, 3)
 
@@ -50,7 +51,7 @@ def assert_rows(got: TensorDictBase, source: TensorDictBase, rows: Tensor) -> No
     _assert_entries(got.to_dict(), source.to_dict(), rows, len(source.batch_size))
     _assert_batches(got, source, rows)
     assert got["word"] == "text"
-    word = got.get("word")
+    word = cast("object", got.get("word"))
     assert isinstance(word, NonTensorData)
     assert word.batch_size == rows.shape
 
@@ -72,8 +73,11 @@ def _assert_entries(
 def _assert_batches(got: TensorDictBase, source: TensorDictBase, rows: Tensor) -> None:
     ndim = len(source.batch_size)
     for key in ("nested", ("nested", "deep"), "inner", "empty"):
-        new: object = got.get(key)
-        old: object = source.get(key)
-        assert is_tensor_collection(new)
-        assert is_tensor_collection(old)
+        old, new = _container_at(source, key), _container_at(got, key)
         assert new.batch_size == rows.shape + old.batch_size[ndim:]
+
+
+def _container_at(td: TensorDictBase, key: NestedKey) -> TensorDictBase:
+    entry = cast("object", td.get(key))
+    assert isinstance(entry, TensorDictBase)
+    return entry
