@@ -16,7 +16,6 @@ from torch import Tensor
 from kd_core._admission import admit
 from kd_core._base import TensorDictBase
 from kd_core._descriptor import LOCKED_BY_USER, describe
-from kd_core._leaves import map_each, rebuild
 from kd_core._leaves import rebuild
 
 if TYPE_CHECKING:
