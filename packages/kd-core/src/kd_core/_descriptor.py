@@ -85,17 +85,21 @@ class Descriptor:
         if lock is None:
             if held == 0:
                 return free
-            if held == 1 and not is_compiling():
-                twin = free._held_once
-                if twin is None:
-                    twin = free._held_once = _build(self.batch, self.device, None, 1)
-                return twin
-        elif held == 0 and lock is LOCKED_BY_USER and not is_compiling():
-            twin = free._user_locked
-            if twin is None:
-                twin = free._user_locked = _build(self.batch, self.device, lock, 0)
-            return twin
-        return _build(self.batch, self.device, lock, held)
+            if held == 1 and free._held_once is not None:
+                return free._held_once
+        elif held == 0 and lock is LOCKED_BY_USER and free._user_locked is not None:
+            return free._user_locked
+        return free._locked_twin(lock, held)
+
+    def _locked_twin(self, lock: str | None, held: int) -> Descriptor:
+        """Build a locked descriptor, and keep the two that are asked for all the time."""
+        twin = _build(self.batch, self.device, lock, held)
+        if not is_compiling():
+            if lock is None and held == 1:
+                self._held_once = twin
+            elif lock is LOCKED_BY_USER and held == 0:
+                self._user_locked = twin
+        return twin
 
     def same_as(self, other: Descriptor) -> bool:
         """Compare batch size and device; locks do not count."""

@@ -46,8 +46,10 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     A `False` means "look closer", not "wrong": subclasses of tensors, nodes and numbers are for
     the slow path.
     """
-    if desc.ndim != 1 or desc.device is not None:
-        return _all_fit_anywhere(source, desc)
+    if desc.ndim != 1:
+        return _all_fit_in(source, desc) and all_on(source, desc.device)
+    if desc.device is not None and not all_on(source, desc.device):
+        return False
     first = desc.batch[0]
     try:
         if len(source) >= JOIN_FROM:
@@ -69,17 +71,24 @@ def _many_fit(source: dict[str, object], first: int) -> bool:
     return True
 
 
-def _all_fit_anywhere(source: dict[str, object], desc: Descriptor) -> bool:
-    """`all_fit` for any number of batch dimensions and any device."""
-    batch, ndim, device = desc.batch, desc.ndim, desc.device
+def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
+    """`all_fit` for any number of batch dimensions."""
+    batch, ndim = desc.batch, desc.ndim
     for key, value in source.items():
         if value.__class__ is not Tensor or key.__class__ is not str:
             return False
         if ndim and value.shape[:ndim] != batch:
             return False
-        if device is not None and value.device != device:
-            return False
     return True
+
+
+def all_on(source: dict[str, object], device: torch.device | None) -> bool:
+    """Tell whether all values of a dict are plain tensors on a device (`None`: on any)."""
+    if device is None:
+        return True
+    if device.type == "cpu":
+        return all(value.__class__ is Tensor and value.is_cpu for value in source.values())
+    return all(value.__class__ is Tensor and value.device == device for value in source.values())
 
 
 def leaf_fits(value: Tensor, desc: Descriptor) -> bool:

@@ -72,33 +72,55 @@ def index_slice(batch: Batch, index: slice) -> Batch:
 
 def slice_length(index: slice, size: int) -> int:
     """The number of rows that a slice takes of `size`."""
-    step = 1 if index.step is None else index.step
+    start, stop, step = index.indices(size)
     if step <= 0:
         raise InvalidValue(
             f"slices need a step of 1 or more, but {step} came. Use `flip` to reverse a dimension."
         )
-    if index == slice(None):
-        return size
-    return len(range(*index.indices(size)))
+    length = stop - start if step == 1 else (stop - start + step - 1) // step
+    return length if length > 0 else 0
 
 
-def index_simple(batch: Batch, items: Sequence[Simple]) -> Batch:
-    """The batch shape after an index of integers, slices and `None`s, without an ellipsis."""
+def index_simple(
+    batch: Batch, index: tuple[object, ...]
+) -> tuple[tuple[Simple, ...], Batch] | None:
+    """Resolve an index of integers, slices, `None` and one `...`.
+
+    Returns:
+        The index without the ellipsis and the batch shape after it, or `None` if there is anything
+        else in it.
+    """
+    items: list[Simple] = []
     out: list[int] = []
-    position = 0
-    for item in items:
+    position, ndim = 0, len(batch)
+    for item in index:
         if item is None:
+            items.append(None)
             out.append(1)
             continue
-        size = batch[position]
-        position += 1
+        if item is Ellipsis:
+            rest = ndim - sum(other is not None and other is not Ellipsis for other in index)
+            if rest > 0:
+                items.extend([slice(None)] * rest)
+                out.extend(batch[position : position + rest])
+                position += rest
+            continue
+        if item.__class__ is not slice and item.__class__ is not int:
+            return None
+        if position >= ndim:
+            raise too_many_indices(index, batch)
         if isinstance(item, slice):
-            out.append(slice_length(item, size))
-        elif not -size <= item < size:
-            raise OutOfRange(
-                f"index {item} is out of range for dimension {position - 1} of batch_size {batch}."
-            )
-    return (*out, *batch[position:])
+            out.append(slice_length(item, batch[position]))
+        else:
+            _check_row(item, position, batch)
+        items.append(item)
+        position += 1
+    return tuple(items), (*out, *batch[position:])
+
+
+def _check_row(row: int, dim: int, batch: Batch) -> None:
+    if not -batch[dim] <= row < batch[dim]:
+        raise OutOfRange(f"index {row} is out of range for dimension {dim} of batch_size {batch}.")
 
 
 def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from kd_core._keys import is_key, path_of
-from kd_core._leaves import entries_of, find_entry
+from kd_core._leaves import find_entry
 
 if TYPE_CHECKING:
-    from kd_core._types import Entries, Entry, NestedKey
+    from kd_core._types import Entries, Entry, NestedKey, Node
 
     IsLeaf = Callable[[type], bool] | None
     Options = tuple[bool, bool, IsLeaf, bool]
@@ -32,8 +32,7 @@ def walk_items(entries: Entries, options: Options) -> Items:
     """
     found: Items = []
     nested, leaves_only, is_leaf, sort = options
-    for key in sorted(entries) if sort else entries:
-        value = entries[key]
+    for key, value in sorted(entries.items(), key=_first) if sort else entries.items():
         if isinstance(value, Tensor):
             found.append((key, value))
             continue
@@ -47,8 +46,7 @@ def walk_items(entries: Entries, options: Options) -> Items:
 
 def _walk_below(entries: Entries, prefix: tuple[str, ...], options: Options, found: Items) -> None:
     _, leaves_only, is_leaf, sort = options
-    for key in sorted(entries) if sort else entries:
-        value = entries[key]
+    for key, value in sorted(entries.items(), key=_first) if sort else entries.items():
         if isinstance(value, Tensor):
             found.append(((*prefix, key), value))
             continue
@@ -59,21 +57,29 @@ def _walk_below(entries: Entries, prefix: tuple[str, ...], options: Options, fou
             _walk_below(inner, (*prefix, key), options, found)
 
 
-def _container_entries(value: Entry, is_leaf: IsLeaf) -> Entries | None:
-    inner = entries_of(value)  # type: ignore[arg-type]  # a node
+def _first(item: tuple[str, Entry]) -> str:
+    return item[0]
+
+
+def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
+    inner: Entries | None = getattr(value, "_entries", None)
     if inner is not None and is_leaf is not None and is_leaf(type(value)):
         return None
     return inner
 
 
 def _count(entries: Entries, options: Options) -> int:
-    nested, leaves_only, is_leaf, _ = options
+    """How many items `walk_items` lists; `list(view)` asks for it too."""
     count = len(entries)
     for value in entries.values():
-        if not isinstance(value, Tensor):
-            inner = _container_entries(value, is_leaf)
-            if inner is not None:
-                count += (_count(inner, options) if nested else 0) - leaves_only
+        if value.__class__ is Tensor or isinstance(value, Tensor):
+            continue
+        inner = _container_entries(value, options[2])
+        if inner is not None:
+            if options[0]:
+                count += _count(inner, options)
+            if options[1]:
+                count -= 1
     return count
 
 

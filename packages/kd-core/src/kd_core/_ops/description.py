@@ -15,6 +15,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._descriptor import Descriptor
     from kd_core._types import BatchSize
 
 
@@ -99,8 +100,22 @@ class Description(Waist):
         leaves: list[Tensor] = []
         self._collect(leaves)
         desc = self._desc.with_batch(common_batch(leaves, batch_dims))
-        for key, value in self._with_descriptor(desc.with_batch(()))._entries.items():
-            if not isinstance(value, Tensor):
-                self._set_entry(key, value)
+        _grow_children(self, desc)
         self._describe(desc)
         return self
+
+
+def _grow_children(level: Waist, desc: Descriptor) -> None:
+    """Give nested entries at least the batch size of `desc`, which all leaves are known to have."""
+    for key, value in level._entries.items():
+        if isinstance(value, Tensor):
+            continue
+        own = value._desc
+        if own.batch[: desc.ndim] != desc.batch:
+            own = desc if own.device == desc.device else own.with_batch(desc.batch)
+            if not isinstance(value, Waist):
+                level._set_entry(key, value._with_descriptor(own))
+                continue
+            value._describe(own)
+        if isinstance(value, Waist):
+            _grow_children(value, own)

@@ -6,8 +6,8 @@ batch shape to batch shape; masks become row numbers once, not once per leaf.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import Batch, BatchFn, Entry, Index, IndexItem, LeafFn
+    from kd_core._types import Batch, BatchFn, Entries, Entry, Index, IndexItem, LeafFn
 
     Resolved: TypeAlias = tuple[LeafFn, BatchFn]
 
@@ -61,17 +61,7 @@ class Indexing(Waist):
             if value is None:
                 value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
-        desc = self._desc
-        batch, ndim = desc.batch, desc.ndim
-        if kind is int and ndim and -batch[0] <= index < batch[0]:  # type: ignore[operator]  # an int
-            row = batch[1:]
-            return self._map_each(
-                lambda leaf: leaf[index],  # type: ignore[index]  # an int
-                lambda shape: row + shape[ndim:],
-                (desc, desc.with_batch(row)),
-            )
-        fn, batch_fn = resolve(index, batch)
-        return self._map_each(fn, batch_fn)
+        return _taken(self, index)
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions.
@@ -89,7 +79,10 @@ class Indexing(Waist):
         elif index.__class__ is tuple and is_path(index):
             self._store(path_of(index), value)
         else:
-            _write_at(self, index, value)
+            rows = _Rows(index, self._desc.batch)
+            writes: list[_Write] = []
+            _stage_level(self, value, (), rows, writes)
+            rows.commit(writes)
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
@@ -127,14 +120,33 @@ class Indexing(Waist):
         """
         path = path_of(key)
         entry = self._read(path)
-        _, batch_fn = resolve(index, self._desc.batch)
+        rows = _Rows(index, self._desc.batch)
         writes: list[_Write] = []
-        _stage_entry(entry, value, path, self._desc.batch, batch_fn, writes)
-        _commit(writes, plain_index(index, self._desc.ndim))
+        if isinstance(entry, Waist):
+            _stage_level(entry, value, path, rows, writes)
+        elif isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, value, path))
+        else:
+            _check_same_data(entry, value, path)
+        rows.commit(writes)
         return self
 
 
 _Write: TypeAlias = "tuple[Tensor, Tensor]"
+W = TypeVar("W", bound=Waist)
+
+
+def _taken(container: W, index: object) -> W:
+    """The rows at an index; apart from `__getitem__`, whose locals are not to become cells."""
+    desc = container._desc
+    batch, ndim = desc.batch, desc.ndim
+    if index.__class__ is int and ndim and -batch[0] <= index < batch[0]:
+        row = batch[1:]
+        return container._map_each(
+            lambda leaf: leaf[index], lambda shape: row + shape[ndim:], (desc, desc.with_batch(row))
+        )
+    fn, batch_fn = resolve(index, batch)
+    return container._map_each(fn, batch_fn)
 
 
 def resolve(index: object, batch: Batch) -> Resolved:
@@ -151,11 +163,14 @@ def resolve(index: object, batch: Batch) -> Resolved:
             return _by_mask(index, batch)
         if batch and index.dtype is torch.int64:
             return _by_batch(lambda leaf: leaf[index], (*index.shape, *batch[1:]), ndim)
+    if isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and index[1] is None:
+        return _by_batch(lambda leaf: leaf.unsqueeze(ndim), (*batch, 1), ndim)
+    simple = index_simple(batch, index if isinstance(index, tuple) else (index,))
+    if simple is not None:
+        where, shape = simple
+        return _by_batch(lambda leaf: leaf[where], shape, ndim)
     items = plain_index(index, ndim)
-    if all(item is None or isinstance(item, int | slice) for item in items):
-        shape = index_simple(batch, cast("Sequence[int | slice | None]", items))
-    else:
-        shape = tuple(torch.empty(()).expand(batch)[items].shape)
+    shape = tuple(torch.empty(()).expand(batch)[items].shape)
     return _by_batch(lambda leaf: leaf[items], shape, ndim)
 
 
@@ -172,16 +187,18 @@ def _by_mask(mask: Tensor, batch: Batch) -> Resolved:
         )
     ndim = len(batch)
     if mask.ndim == 1:
-        rows = mask.nonzero().squeeze(1)
+        rows = mask.nonzero().view(-1)
         shape = (rows.shape[0], *batch[1:])
-        return _by_batch(lambda leaf: leaf.index_select(0, _beside(rows, leaf)), shape, ndim)
+        if rows.is_cpu:
+            return _by_batch(lambda leaf: _rows_of(leaf, rows), shape, ndim)
+        return _by_batch(lambda leaf: leaf.index_select(0, rows.to(leaf.device)), shape, ndim)
     where = mask.nonzero(as_tuple=True)
     shape = (where[0].shape[0], *batch[mask.ndim :])
     return _by_batch(lambda leaf: leaf[where], shape, ndim)
 
 
-def _beside(rows: Tensor, leaf: Tensor) -> Tensor:
-    return rows if rows.device == leaf.device else rows.to(leaf.device)
+def _rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
+    return leaf.index_select(0, rows if leaf.is_cpu else rows.to(leaf.device))
 
 
 def plain_index(index: object, ndim: int) -> tuple[IndexItem, ...]:
@@ -233,78 +250,95 @@ def _no_index(item: object) -> InvalidArgument:
     )
 
 
-def _write_at(target: Waist, index: object, value: object) -> None:
-    batch = target._desc.batch
-    _, batch_fn = resolve(index, batch)
-    writes: list[_Write] = []
-    _stage_entry(cast("Entry", target), value, (), batch, batch_fn, writes)
-    where = index if isinstance(index, int | slice) else plain_index(index, len(batch))
-    _commit(writes, where)
+class _Rows:
+    """Where an indexed write lands: in a view of each leaf, or at an index into it."""
+
+    __slots__ = ("batch_fn", "fn", "ndim", "where")
+
+    def __init__(self, index: object, batch: Batch) -> None:
+        self.fn, self.batch_fn = resolve(index, batch)
+        self.ndim = len(batch)
+        self.where = None if _gives_views(index) else plain_index(index, self.ndim)
+
+    def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> _Write:
+        """Check one write and note it down."""
+        if self.where is None:
+            target = self.fn(leaf)
+            shape = target.shape
+        else:
+            target = leaf
+            shape = self.batch_fn(tuple(leaf.shape[: self.ndim])) + leaf.shape[self.ndim :]
+        source = value
+        if not isinstance(source, Tensor):
+            source = torch.as_tensor(value, dtype=leaf.dtype)
+        if source.shape != shape:
+            _check_broadcast(source, shape, path)
+        return target, source
+
+    def commit(self, writes: list[_Write]) -> None:
+        """Do what was noted down."""
+        if self.where is None:
+            for target, source in writes:
+                target.copy_(source)
+        else:
+            for target, source in writes:
+                target[self.where] = source
 
 
-def _stage_entry(
-    entry: Entry,
-    value: object,
-    path: tuple[str, ...],
-    batch: Batch,
-    batch_fn: BatchFn,
-    writes: list[_Write],
-) -> None:
-    """Check one write and note it down."""
-    if isinstance(entry, Tensor):
-        writes.append((entry, _fitting(entry, value, path, len(batch), batch_fn)))
-        return
-    if not isinstance(entry, Waist):
-        _check_same_data(entry, value, path)
-        return
-    source = value._entries if isinstance(value, Waist) else value
-    if not isinstance(source, Mapping):
-        for key, inner in entry._entries.items():
-            if isinstance(inner, Tensor | Waist):
-                _stage_entry(inner, value, (*path, key), batch, batch_fn, writes)
-        return
-    unknown = [key for key in source if key not in entry._entries]
-    if unknown:
-        where = f" below {format_key(path)}" if path else ""
-        raise KeySetMismatch(
-            f"the source has keys{where} that the target lacks: {listed(map(str, unknown))}. The "
-            f"target has {listed(entry._entries)}. Add them first with `set`, or `select` the "
-            "source's keys."
-        )
-    for key, inner_value in source.items():
-        inner = entry._entries[key]
-        _stage_entry(inner, inner_value, (*path, key), batch, batch_fn, writes)
+def _gives_views(index: object) -> bool:
+    if index.__class__ is int or index.__class__ is slice:
+        return True
+    items = index if isinstance(index, tuple) else (index,)
+    return all(item is None or item is Ellipsis or isinstance(item, int | slice) for item in items)
 
 
-def _check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
-    old = entry._item() if not isinstance(entry, Tensor) else entry
-    new = value._item() if hasattr(value, "_item") else value
-    if old is not new and old != new:
-        raise InvalidArgument(
-            f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
-            "cannot be written to some of its rows. Use `set` to replace it."
-        )
-
-
-def _fitting(
-    leaf: Tensor, value: object, path: tuple[str, ...], ndim: int, batch_fn: BatchFn
-) -> Tensor:
-    """The source of a write, checked to be broadcastable to the indexed leaf."""
-    source = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=leaf.dtype)
-    shape = batch_fn(tuple(leaf.shape[:ndim])) + tuple(leaf.shape[ndim:])
-    if tuple(source.shape) == shape:
-        return source
+def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
     offset = len(shape) - source.ndim
     if offset < 0 or any(
         got not in (1, expected) for got, expected in zip(source.shape, shape[offset:], strict=True)
     ):
         raise ShapeMismatch(
             f"cannot write a value of shape {tuple(source.shape)} to rows of {format_key(path)}: "
-            f"it must be broadcastable to {shape}."
+            f"it must be broadcastable to {tuple(shape)}."
         )
-    return source
 
 
-def _commit(writes: list[_Write], where: object) -> None:
-    for leaf, source in writes:
-        leaf[where] = source  # type: ignore[index]  # checked by `resolve`
+def _stage_level(
+    target: Waist, value: object, path: tuple[str, ...], rows: _Rows, writes: list[_Write]
+) -> None:
+    """Note down the writes of one level: of a container, a mapping, or one value for all leaves."""
+    entries = target._entries
+    source = value._entries if isinstance(value, Waist) else value
+    if not isinstance(source, Mapping):
+        source = {key: value for key, entry in entries.items() if isinstance(entry, Tensor | Waist)}
+    for key, new in source.items():
+        entry = entries.get(key)
+        if isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, new, (*path, key)))
+        elif isinstance(entry, Waist):
+            _stage_level(entry, new, (*path, key), rows, writes)
+        elif entry is None:
+            raise _unknown_keys(source, entries, path)
+        else:
+            _check_same_data(entry, new, (*path, key))
+
+
+def _unknown_keys(
+    source: Mapping[str, object], entries: Entries, path: tuple[str, ...]
+) -> KeySetMismatch:
+    unknown = [str(key) for key in source if key not in entries]
+    where = f" below {format_key(path)}" if path else ""
+    return KeySetMismatch(
+        f"the source has keys{where} that the target lacks: {listed(unknown)}. The target has "
+        f"{listed(entries)}. Add them first with `set`, or `select` the source's keys."
+    )
+
+
+def _check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
+    old = entry if isinstance(entry, Tensor) else entry._item()
+    new = value._item() if hasattr(value, "_item") else value
+    if old is not new and old != new:
+        raise InvalidArgument(
+            f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
+            "cannot be written to some of its rows. Use `set` to replace it."
+        )

@@ -5,7 +5,7 @@ Every change is all or nothing: it is checked as a whole first, then committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
@@ -103,12 +103,7 @@ class Structure(Waist):
 
     def replace(self, source: Source) -> Self:
         """Make a shallow copy in which the entries of `source` take the place of the old ones."""
-        fresh = self._with_descriptor(self._desc.unlocked())
-        stage: Staged = []
-        _stage_update(fresh, _source_items(source, "replace"), (), _Update(), stage)
-        for commit in stage:
-            commit()
-        return fresh
+        return self._map_each(_same).update(source)
 
     def select(self, *keys: NestedKey, strict: bool = True, inplace: bool = False) -> Self:
         """Keep only some keys; tensors are shared.
@@ -128,11 +123,7 @@ class Structure(Waist):
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
         """
-        paths = [path_of(key) for key in keys]
-        if strict:
-            for path in paths:
-                self._read(path)
-        kept = _selected(self, paths)
+        kept = _selected(self, keys, self if strict else None, ())
         return self._replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -144,7 +135,7 @@ class Structure(Waist):
             *keys: what to drop.
             inplace: change this container instead of making a new one.
         """
-        kept = _without(self, [path_of(key) for key in keys])
+        kept = _without(self, keys)
         return self._replace_entries(kept, "exclude in place") if inplace else kept
 
     def rename_key_(self, old: NestedKey, new: NestedKey, safe: bool = False) -> Self:
@@ -161,8 +152,11 @@ class Structure(Waist):
             Locked: if the container is locked.
         """
         source, target = path_of(old), path_of(new)
-        entry = self._read(source)
-        self._check_unlocked(f"rename {format_key(old)}")
+        entry = find_entry(self._entries, source)
+        if entry is None:
+            entry = self._read(source)
+        if self._desc.frozen:
+            self._check_unlocked(f"rename {format_key(old)}")
         if source == target:
             return self
         if is_prefix(source, target):
@@ -174,6 +168,10 @@ class Structure(Waist):
                 f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
                 "name. Remove it first, or pass `safe=False`."
             )
+        if len(source) == len(target) == 1:
+            self._del_entry(source[0])
+            self._set_entry(target[0], entry)
+            return self
         level = self._level(source[:-1])
         level._check_unlocked(f"rename {format_key(old)}")
         if source[:-1] == target[:-1]:
@@ -281,8 +279,10 @@ def _nested(source: Mapping[NestedKey, object]) -> dict[str, object]:
 def _plant(tree: dict[str, object], parts: list[str], value: object, key: NestedKey) -> None:
     level = tree
     for part in parts[:-1]:
-        inner = level.setdefault(part, _Branch())
-        if not isinstance(inner, _Branch):
+        inner = level.get(part)
+        if inner is None:
+            inner = level[part] = _Branch()
+        elif inner.__class__ is not _Branch:
             raise KeyCollision(
                 f"key {format_key(key)} makes `{part}` a container, and another key makes it a "
                 "value. Rename one of them."
@@ -318,36 +318,62 @@ def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str,
             flat[name] = value
 
 
-def _selected(container: W, paths: list[Path]) -> W:
-    whole: dict[str, list[Path]] = {}
-    for path in paths:
-        if path[0] in container._entries:
-            whole.setdefault(path[0], []).append(path[1:])
+def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Path) -> W:
+    """The part of one level that some keys name; a missing one is an error of `top`."""
     kept: dict[str, Entry] = {}
-    for key, below in whole.items():
-        value = container._entries[key]
-        if () in below:
-            kept[key] = value
-        elif isinstance(value, Waist):
-            kept[key] = cast("Entry", _selected(value, below))
-    return container._like(kept, container._desc.unlocked())
+    parts: dict[str, list[NestedKey]] = {}
+    entries = level._entries
+    for key in keys:
+        first, below = (key, None) if isinstance(key, str) else _parted(key)
+        value = entries.get(first)
+        if value is None:
+            if top is not None:
+                top._read((*prefix, first, *(below or ())))
+        elif not below:
+            kept[first] = value
+            parts.pop(first, None)
+        elif first in parts:
+            parts[first].append(below)
+        elif first not in kept:
+            kept[first] = value  # holds its place until its part is known
+            parts[first] = [below]
+    for first, rest in parts.items():
+        value = kept[first]
+        if isinstance(value, Waist):
+            kept[first] = _selected(value, rest, top, (*prefix, first))
+        elif top is not None:
+            top._read((*prefix, first, *path_of(rest[0])))
+        else:
+            del kept[first]
+    return level._like(kept, level._desc._unlocked)
 
 
-def _without(container: W, paths: list[Path]) -> W:
-    dropped = {path[0] for path in paths if len(path) == 1}
-    below: dict[str, list[Path]] = {}
-    for path in paths:
-        if len(path) > 1:
-            below.setdefault(path[0], []).append(path[1:])
-    kept: dict[str, Entry] = {}
-    for key, value in container._entries.items():
-        if key in dropped:
-            continue
-        inner = below.get(key)
-        if inner is not None and isinstance(value, Waist):
-            value = cast("Entry", _without(value, inner))
-        kept[key] = value
-    return container._like(kept, container._desc.unlocked())
+def _without(container: W, keys: Sequence[NestedKey]) -> W:
+    kept: dict[str, Entry] = dict(container._entries)
+    parts: dict[str, list[NestedKey]] = {}
+    for key in keys:
+        first, below = _parted(key)
+        if not below:
+            kept.pop(first, None)
+        elif first in kept:
+            parts.setdefault(first, []).append(below)
+    for first, rest in parts.items():
+        value = kept.get(first)
+        if isinstance(value, Waist):
+            kept[first] = _without(value, rest)
+    return container._like(kept, container._desc._unlocked)
+
+
+def _parted(key: NestedKey) -> tuple[str, Path]:
+    """The first part of a key and what is below it."""
+    if isinstance(key, str):
+        return key, ()
+    path = path_of(key)
+    return path[0], path[1:]
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf
 
 
 def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
