@@ -1,0 +1,264 @@
+"""From a keyed module and an example to a program.
+
+The module is copied first, so that eval mode, the mode of its probabilistic parts and whatever
+tracing does to a module never reach the user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.export import ExportedProgram
+
+from kd_core import KdError, TensorDictBase
+from kd_nn import SupportsInteraction
+
+from . import __version__
+from ._dynamic_shapes import Dynamic, DynamicShapes, Name, resolve, widen
+from ._errors import (
+    ExportError,
+    Key,
+    NotExportable,
+    Specialized,
+)
+from ._example import bounds, prepare, read_example, shared_dims
+from ._fixups import mend
+from ._program import KeyedProgram
+from ._schema import Entry, Schema, check_json
+from ._signature import Example, FlatModule, Word
+from ._wire import wire_name
+
+_PREFIX = "module."
+
+
+def capture(
+    module: nn.Module,
+    example: Example[Word],
+    *,
+    inputs: Sequence[object] | None,
+    outputs: Sequence[object] | None,
+    dynamic: Dynamic[Name],
+    mode: str | None,
+    strict: bool,
+    metadata: Mapping[str, object] | None,
+) -> KeyedProgram:
+    """Do the work of `kd_export.export`."""
+    stored = check_json(dict(metadata or {}))
+    assert isinstance(stored, dict)
+    frozen, in_keys, out_keys = prepare(module, inputs, outputs)
+    tensors = read_example(example, in_keys)
+    batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else None
+    shapes = resolve(dynamic, tensors, batch_dims or None)
+    tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
+    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=shared_dims(tensors, batch_dims))
+    with frozen_modes(frozen, mode):
+        program = _trace(flat, tensors, shapes, strict)
+    wires = tuple(map(wire_name, out_keys))
+    diagnostics = mend(program, wires, mode)
+    names = _axis_names(program, flat, shapes)
+    schema = Schema(
+        inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),
+        outputs=tuple(_outputs(program, out_keys, names)),
+        axes=shapes.axes,
+        mode=mode,
+        metadata=stored,
+        versions={"kd-export": __version__, "torch": torch.__version__},
+        weights=_digest(program),
+    )
+    reference = Reference(flat, mode)
+    return KeyedProgram(schema, program, tuple(diagnostics), reference)
+
+
+@contextlib.contextmanager
+def frozen_modes(module: nn.Module, mode: str | None) -> Iterator[None]:
+    """Fix the mode of probabilistic parts; check no values of distributions meanwhile."""
+    validate = Distribution._validate_args
+    parts = [part for part in module.modules() if isinstance(part, SupportsInteraction)]
+    with contextlib.ExitStack() as stack:
+        for part in parts if mode is not None else ():
+            stack.enter_context(part.interaction(str(mode)))
+        stack.enter_context(torch.no_grad())
+        Distribution.set_default_validate_args(False)
+        try:
+            yield
+        finally:
+            Distribution.set_default_validate_args(validate)
+
+
+class Reference:
+    """The module itself, run eagerly on tensors in the order of the inputs."""
+
+    def __init__(self, flat: FlatModule, mode: str | None) -> None:
+        self._flat = flat
+        self._mode = mode
+
+    def __call__(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Give the outputs by wire name."""
+        with frozen_modes(self._flat, self._mode):
+            return self._flat.run([tensor.clone() for tensor in tensors])
+
+
+def reference_module(module: nn.Module, schema: Schema) -> Reference:
+    """Give a keyed module the inputs and outputs of a schema, to compare a file with."""
+    in_keys = [entry.key for entry in schema.inputs]
+    out_keys = [entry.key for entry in schema.outputs]
+    frozen, _, _ = prepare(module, in_keys, out_keys)
+    leading = {entry.shape[:1] for entry in schema.inputs}
+    batch_dims = int(len(leading) == 1 and () not in leading)
+    return Reference(FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims), schema.mode)
+
+
+def _trace(
+    flat: FlatModule, tensors: Mapping[Key, Tensor], shapes: DynamicShapes, strict: bool
+) -> ExportedProgram:
+    """Run `torch.export.export`, and explain its errors in the words of keys."""
+    arguments = flat.arguments
+    kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
+    dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
+    noisy = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = noisy.level
+    noisy.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                flat, (), kwargs, dynamic_shapes=dims if shapes.axes else None, strict=strict
+            )
+    except (ExportError, KdError):
+        raise
+    except Exception as error:
+        raise _explained(error, flat, shapes) from error
+    finally:
+        noisy.setLevel(level)
+    _check_dynamic(program, flat, shapes)
+    _own_names(program)
+    return program
+
+
+def _own_names(program: ExportedProgram) -> None:
+    """Give weights the names they have in the user's module, not in the wrapper around it."""
+    for spec in program.graph_signature.input_specs:
+        if spec.target is not None:
+            spec.target = spec.target.removeprefix(_PREFIX)
+    for held in (program.state_dict, program.constants):
+        for name in list(held):
+            held[name.removeprefix(_PREFIX)] = held.pop(name)
+
+
+def _explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> ExportError:
+    text = str(error)
+    frozen = re.search(r"specialized it to be a constant \((\d+)\)", text)
+    unequal = "Constraints violated" in text or frozen is not None
+    if shapes.axes and unequal:
+        return _specialized(text, flat, shapes, None if frozen is None else int(frozen[1]))
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return NotExportable(
+        f"`{type(flat.module).__name__}` cannot be captured: {first.strip()}",
+        got=type(error).__name__,
+        hint="See the error below this one for the place in the module.",
+    )
+
+
+def _specialized(
+    text: str, flat: FlatModule, shapes: DynamicShapes, size: int | None
+) -> Specialized:
+    """Name the key, dimension and axis of a dimension that did not stay dynamic."""
+    key, dim = next((k, d) for k, dims in shapes.names.items() for d in dims)
+    for candidate in flat.inputs:
+        found = re.search(
+            rf"\b{re.escape(flat.arguments[candidate])}'?\]?\.(?:size\(\)|shape)\[(\d+)\]", text
+        )
+        if found is not None:
+            key, dim = candidate, int(found[1])
+            break
+    axis = shapes.names.get(key, {}).get(dim, "")
+    fixed = "only some of its sizes" if size is None else f"the size {size}"
+    return Specialized(
+        f"the module allows {fixed} of dimension {dim} of `{wire_name(key)}` (axis `{axis}`).",
+        key=key,
+        expected=str(shapes.axes.get(axis, "dynamic")),
+        got=size,
+        hint="Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
+        "give the axis a range it can serve, or fix the shape with `dynamic=None`.",
+    )
+
+
+def _check_dynamic(program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes) -> None:
+    """Make sure that each dimension asked to be dynamic is."""
+    for key, value in zip(flat.inputs, _input_values(program), strict=True):
+        for dim in shapes.names.get(key, {}):
+            if not isinstance(value.shape[dim], torch.SymInt):
+                raise _specialized("", flat, shapes, int(value.shape[dim]))
+
+
+def _input_values(program: ExportedProgram) -> list[Tensor]:
+    users = set(program.graph_signature.user_inputs)
+    return [
+        node.meta["val"]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in users
+    ]
+
+
+def _axis_names(
+    program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes
+) -> dict[str, str]:
+    """Map torch's symbols (``s77``) to axis names."""
+    return {
+        str(value.shape[dim]): name
+        for key, value in zip(flat.inputs, _input_values(program), strict=True)
+        for dim, name in shapes.names.get(key, {}).items()
+    }
+
+
+def _input(flat: FlatModule, key: Key, tensor: Tensor, shapes: DynamicShapes) -> Entry:
+    names = shapes.names.get(key, {})
+    low, high = bounds(tensor)
+    return Entry(
+        key=key,
+        name=flat.arguments[key],
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(names.get(dim, size) for dim, size in enumerate(tensor.shape)),
+        low=low,
+        high=high,
+    )
+
+
+def _outputs(
+    program: ExportedProgram, keys: Sequence[Key], names: Mapping[str, str]
+) -> Iterator[Entry]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    for key, name in zip(keys, program.graph_signature.user_outputs, strict=True):
+        value = nodes[str(name)].meta["val"]
+        yield Entry(
+            key=key,
+            name=wire_name(key),
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(_size(size, names) for size in value.shape),
+        )
+
+
+def _size(size: int | torch.SymInt, names: Mapping[str, str]) -> int | str:
+    if not isinstance(size, torch.SymInt):
+        return size
+    return re.sub(r"[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), str(size))
+
+
+def _digest(program: ExportedProgram) -> str:
+    """Take the SHA-256 of all weights: name, dtype, shape and bytes of each, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            whole = tensor.detach().cpu().contiguous()
+            digest.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
+    return digest.hexdigest()

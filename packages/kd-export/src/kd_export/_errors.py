@@ -1,0 +1,111 @@
+"""The exceptions of kd_export.
+
+They form a tree of their own, apart from ``kd_core``'s, so that a process that only runs an ONNX
+file needs neither torch nor kd_core to catch them::
+
+    ExportError                          (Exception)
+    |-- KeyMismatch                      (KeyError)
+    |-- ShapeMismatch                    (ValueError)
+    |-- DtypeMismatch                    (TypeError)
+    |-- Specialized                      (ValueError)
+    |-- NotExportable                    (RuntimeError)
+    |-- BackendMissing                   (ImportError)
+    |-- VerifyError                      (ValueError)
+    |-- UntrustedArtifact                (PermissionError)
+    `-- SchemaVersion                    (ValueError)
+
+Each carries ``key``, ``expected``, ``got`` and ``hint``, so that a program can act on what the
+message tells a person.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+Key = tuple[str, ...]
+
+
+class ExportError(Exception):
+    """Report that an export, a file or a call of an exported program is not as it should be.
+
+    Attributes:
+        key: The key of the entry concerned, as a tuple of its parts, or ``None``.
+        expected: What was expected, or ``None``.
+        got: What came instead, or ``None``.
+        hint: What to do about it, or ``None``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: Key | None = None,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message if hint is None else f"{message} {hint}")
+        self.key = key
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of its message, and OSError its own form.
+        return str(self.args[0])
+
+
+class KeyMismatch(ExportError, KeyError):
+    """Report keys that are missing, unknown, given twice or not usable."""
+
+
+class ShapeMismatch(ExportError, ValueError):
+    """Report a tensor whose shape is not the one of the schema."""
+
+
+class DtypeMismatch(ExportError, TypeError):
+    """Report a tensor whose dtype, or a value whose type, is not the one of the schema."""
+
+
+class Specialized(ExportError, ValueError):
+    """Report a dimension that was to be dynamic and that the module froze to one size."""
+
+
+class NotExportable(ExportError, RuntimeError):
+    """Report a module that cannot be exported as it is."""
+
+
+class BackendMissing(ExportError, ImportError):
+    """Report a format that no backend serves, or a backend whose packages are not installed."""
+
+
+class VerifyError(ExportError, ValueError):
+    """Report an artefact whose results are not those of the module it was made from."""
+
+
+class UntrustedArtifact(ExportError, PermissionError):
+    """Report a file that would execute code and that nobody has vouched for."""
+
+
+class SchemaVersion(ExportError, ValueError):
+    """Report a file whose schema is of a version that this release cannot read."""
+
+
+def quoted(names: Iterable[object]) -> str:
+    """List names in backticks, separated by commas.
+
+    >>> quoted(["a", "b"])
+    '`a`, `b`'
+    """
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Find the candidate that a misspelt name most likely stood for.
+
+    >>> nearest("imgae", ["image", "label"])
+    'image'
+    """
+    found = difflib.get_close_matches(name, list(candidates), n=1)
+    return found[0] if found else None

@@ -1,0 +1,185 @@
+"""What a ``.pt2`` file may hold before torch is let near it.
+
+`torch.export.load` unpickles weights, evaluates expressions and looks operators up by dotted
+name: a forged file runs code. ``trusted=True`` vouches for who made a file, not for forgeries, so
+these are refused whatever the caller says. Stored sample inputs and guard code, which running a
+program does not need, are dropped and the rest is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+
+from ._errors import ExportError, UntrustedArtifact
+
+_TARGET = re.compile(
+    r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|"
+    r"torch\.(sym_\w+|_sym_\w+)|torch\._C\._set_grad_enabled"
+)
+_FUNCTIONS = (
+    "Symbol Integer Rational Float Add Mul Pow Max Min Eq Ne Lt Le Gt Ge And Or Not "
+    "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv LShift "
+    "RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator "
+    "TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
+    "Equality Unequality LessThan GreaterThan StrictLessThan StrictGreaterThan"
+)
+_WORDS = re.compile(r"[a-z]+\d+|true|false|oo|int_oo")
+_STRINGS = re.compile(r"[a-z]*\d+|[\d.e+-]+")
+_ARITHMETIC = (
+    ast.Expression,
+    ast.Call,
+    ast.keyword,
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+)
+_PLAIN_TREES = (None, "builtins.dict", "builtins.list", "builtins.tuple", "collections.OrderedDict")
+
+
+def disarm(data: bytes) -> io.BytesIO:
+    """Check a ``.pt2`` file and copy it without the parts that need not be loaded.
+
+    Raises:
+        UntrustedArtifact: It holds a pickled payload, an operator outside ``torch.ops``, or an
+            expression that is more than arithmetic.
+    """
+    result = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
+            for info in source.infolist():
+                target.writestr(info.filename, _checked(info.filename, source.read(info)))
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise ExportError(
+            f"the file is not a whole .pt2 archive: {error}.", hint="It may be truncated."
+        ) from error
+    result.seek(0)
+    return result
+
+
+def _checked(path: str, content: bytes) -> bytes:
+    """Check one file of the archive; give what to put in its place."""
+    inner = path.split("/", 1)[-1]
+    name = inner.rsplit("/", 1)[-1]
+    if inner.startswith("data/sample_inputs/"):
+        return b""
+    if inner.startswith(("data/weights/", "data/constants/")):
+        if name.endswith("_config.json"):
+            _check_payloads(_json(content, path))
+        elif name.endswith(".pt") or name.startswith(("custom_obj_", "opaque_obj_")):
+            raise _pickled(path)
+    elif inner.startswith("data/") and not inner.startswith("data/aotinductor/"):
+        raise UntrustedArtifact(f"`{path}` is not part of an exported program.", got=path)
+    elif inner.startswith("models/"):
+        return _check_model(_json(content, path))
+    return content
+
+
+def _json(content: bytes, path: str) -> dict[str, object]:
+    try:
+        data = json.loads(content)
+    except ValueError as error:
+        raise ExportError(f"`{path}` in the file is not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise ExportError(f"`{path}` in the file is not a JSON object.")
+    return data
+
+
+def _check_payloads(config: dict[str, object]) -> None:
+    for field, value in _walk(config):
+        if field == "use_pickle" and value:
+            raise _pickled("weights")
+
+
+def _check_model(model: dict[str, object]) -> bytes:
+    """Check targets and expressions of a serialised program; drop its guard code."""
+    for field, value in _walk(model):
+        if field == "target" and isinstance(value, str) and "." in value:
+            _check_target(value)
+        elif field == "expr_str":
+            _check_expression(value)
+        elif field in ("in_spec", "out_spec") and isinstance(value, str):
+            _check_tree(value)
+    for key in model.get("range_constraints", {}):  # type: ignore[attr-defined]  # JSON object
+        _check_expression(key)
+    model["guards_code"] = []
+    return json.dumps(model).encode()
+
+
+def _walk(item: object) -> Iterator[tuple[str, object]]:
+    """Give every field of every object."""
+    if isinstance(item, dict):
+        for field, value in item.items():
+            yield field, value
+            yield from _walk(value)
+    elif isinstance(item, list):
+        for value in item:
+            yield from _walk(value)
+
+
+def _check_target(target: str) -> None:
+    if not _TARGET.fullmatch(target):
+        raise UntrustedArtifact(
+            f"the program calls `{target}`, which is not an operator.",
+            expected="operators of torch.ops",
+            got=target,
+            hint="The file is forged or damaged: do not use it.",
+        )
+
+
+def _check_expression(value: object) -> None:
+    """Let pass sums, products and the like of sizes, as sympy writes them; nothing else."""
+    try:
+        harmless = isinstance(value, str) and all(
+            map(_is_arithmetic, ast.walk(ast.parse(value.strip(), mode="eval")))
+        )
+    except (SyntaxError, RecursionError, ValueError):
+        harmless = False
+    if not harmless:
+        raise UntrustedArtifact(
+            f"the program holds {value!r} where a size expression should be.",
+            expected="arithmetic on sizes",
+            got=value,
+            hint="The file is forged or damaged: do not use it.",
+        )
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS.split()
+    if isinstance(node, ast.Name):
+        return node.id in _FUNCTIONS.split() or _WORDS.fullmatch(node.id) is not None
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # A function of sympy evaluates a string that it is given.
+        return _STRINGS.fullmatch(node.value) is not None
+    return isinstance(node, _ARITHMETIC)
+
+
+def _check_tree(text: str) -> None:
+    for field, value in _walk(json.loads(text)):
+        if field == "type" and value not in _PLAIN_TREES:
+            raise UntrustedArtifact(
+                f"the program arranges its arguments as a `{value}`.",
+                expected="dict, list or tuple",
+                got=value,
+            )
+
+
+def _pickled(path: str) -> UntrustedArtifact:
+    return UntrustedArtifact(
+        f"`{path}` in the file is pickled: loading it would execute code.",
+        got=path,
+        hint="Ask for a file saved with torch 2.9 or later by `kd_export.export(...).save(...)`.",
+    )

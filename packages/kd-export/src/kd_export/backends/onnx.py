@@ -1,0 +1,250 @@
+"""``.onnx``: run by onnxruntime with numpy, where there is neither torch nor kd_core.
+
+Writing needs torch and onnxscript, and imports them when called. What torch's exporter leaves to
+mend: a name that is both an input and an output makes an invalid file, so an output updated in
+place gets another name inside the file; the name of an inner value may be that of an input; and
+the metadata of nodes, with source paths and stack traces, makes small files three times bigger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+
+from .._archive import SCHEMA_PROPERTY, read_onnx_schema
+from .._backend import Direct, require
+from .._errors import DtypeMismatch, ExportError, NotExportable
+from .._schema import Entry, Number, Schema
+from .._vectors import Drawn
+from .._wire import unused_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+    from torch.export import ExportedProgram
+
+    Array = NDArray[np.generic]
+
+_EXTRA = "onnx"
+
+
+class OnnxBackend:
+    """Write and read ``.onnx`` files."""
+
+    name = "ONNX"
+    suffixes = (".onnx",)
+    executes = False
+
+    def read_schema(self, file: BinaryIO) -> Schema:
+        """Read the schema out of the model's metadata."""
+        return Schema.from_json(read_onnx_schema(file))
+
+    def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
+        """Name the tensors by wire name; an output that is named as an input gets a number."""
+        inputs = [entry.wire for entry in schema.inputs]
+        names = list(inputs)
+        outputs = []
+        for entry in schema.outputs:
+            names.append(unused_name(entry.wire, names))
+            outputs.append(replace(entry, name=names[-1]))
+        return replace(
+            schema,
+            inputs=tuple(replace(e, name=n) for e, n in zip(schema.inputs, inputs, strict=True)),
+            outputs=tuple(outputs),
+            versions={**schema.versions, "onnxscript": _version("onnxscript")},
+        )
+
+    def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
+        """Translate the program, name its tensors and axes, and write it with the schema."""
+        require("onnx", _EXTRA)
+        require("onnxscript", _EXTRA)
+        import torch
+
+        inputs = [entry.name for entry in schema.inputs]
+        outputs = [entry.name for entry in schema.outputs]
+        try:
+            with _quiet():
+                translated = torch.onnx.export(
+                    program, dynamo=True, input_names=inputs, output_names=outputs, verbose=False
+                )
+        except Exception as error:
+            first = str(error).strip().splitlines()[0]
+            raise NotExportable(
+                f"the program cannot be translated to ONNX: {first}",
+                got=type(error).__name__,
+                hint="Save it as `.pt2`, or replace the operator named below.",
+            ) from error
+        assert translated is not None
+        _tidy(translated.model, schema)
+        with _quiet():
+            translated.save(str(path), external_data=False)
+
+    def load(self, data: bytes, schema: Schema) -> OnnxRunner:
+        """Start an onnxruntime session on the file's bytes."""
+        runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            session = runtime.InferenceSession(
+                data, options, providers=runtime.get_available_providers()
+            )
+        except Exception as error:
+            raise ExportError(
+                f"onnxruntime cannot load the file: {error}", got=type(error).__name__
+            ) from error
+        return OnnxRunner(session, schema)
+
+
+backend = OnnxBackend()
+
+
+class OnnxRunner:
+    """Run a model by onnxruntime, on numpy arrays."""
+
+    direct: Direct | None = None
+
+    def __init__(self, session: _Session, schema: Schema) -> None:
+        self._session = session
+        self._inputs = [entry.name for entry in schema.inputs]
+        self._outputs = [entry.name for entry in schema.outputs]
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        """Run on arrays in order; ``names`` limits what is computed."""
+        wanted = self._outputs if names is None else list(names)
+        return self._session.run(wanted, dict(zip(self._inputs, arrays, strict=True)))
+
+    def adapt(self, value: object, entry: Entry) -> object:
+        """Check the dtype of an array or tensor; make it a contiguous numpy array."""
+        import numpy as np
+
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            value = value.detach().cpu().numpy()
+        if not isinstance(value, np.ndarray | np.generic):
+            raise DtypeMismatch(
+                f"`{entry.wire}` is a {type(value).__name__}; expected is an array "
+                f"{entry.describe()}.",
+                key=entry.key,
+                expected=entry.dtype,
+                got=type(value).__name__,
+                hint="Convert it with `numpy.asarray`.",
+            )
+        if value.dtype.name != entry.dtype:
+            raise DtypeMismatch(
+                f"`{entry.wire}` has dtype {value.dtype.name}; expected is {entry.describe()}.",
+                key=entry.key,
+                expected=entry.dtype,
+                got=value.dtype.name,
+                hint=f"Convert it with `.astype('{entry.dtype}')`.",
+            )
+        return np.ascontiguousarray(value).reshape(value.shape)
+
+    def restore(self, array: object, like: object) -> object:
+        """Give a tensor for a tensor, an array for an array."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(like, torch.Tensor):
+            return torch.from_numpy(array)
+        return array
+
+    def build(self, drawn: Drawn) -> object:
+        """Make an array of drawn numbers."""
+        import numpy as np
+
+        return np.array(drawn.numbers, dtype=drawn.dtype).reshape(drawn.shape)
+
+    def numbers(self, array: object, positions: Sequence[int]) -> list[Number]:
+        """Read numbers out of an array."""
+        flat = cast("Array", array).reshape(-1)
+        return [cast("Number", flat[position].item()) for position in positions]
+
+
+class _Session(Protocol):
+    def run(self, names: list[str], inputs: dict[str, object]) -> list[object]: ...
+
+
+class _Options(Protocol):
+    log_severity_level: int
+
+
+class _Runtime(Protocol):
+    def SessionOptions(self) -> _Options: ...  # noqa: N802  # onnxruntime's name
+    def InferenceSession(  # noqa: N802
+        self, data: bytes, options: _Options, *, providers: list[str]
+    ) -> _Session: ...
+    def get_available_providers(self) -> list[str]: ...
+
+
+def _version(package: str) -> str:
+    return str(getattr(require(package, _EXTRA), "__version__", "unknown"))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let the exporter work without its progress lines and the warnings of its parts."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _tidy(model: ir.Model, schema: Schema) -> None:
+    """Drop what a file should not tell, give values and axes their names, add the schema."""
+    graph = model.graph
+    axes = _symbols(graph, schema)
+    border = {*graph.inputs, *graph.outputs}
+    used = {entry.name for entry in (*schema.inputs, *schema.outputs)}
+    for node in graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in _values(graph):
+        value.metadata_props.clear()
+        if value.shape is not None:
+            _rename_axes(value.shape, axes)
+        if value not in border and value.name is not None:
+            value.name = unused_name(value.name, used)
+            used.add(value.name)
+    graph.metadata_props.clear()
+    model.metadata_props.clear()
+    model.metadata_props[SCHEMA_PROPERTY] = schema.to_json()
+
+
+def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:
+    """Map the symbols of the translated inputs (``s77``) to axis names."""
+    return {
+        str(size.value): name
+        for value, entry in zip(graph.inputs, schema.inputs, strict=True)
+        for size, name in zip(value.shape or (), entry.shape, strict=True)
+        if isinstance(name, str) and not isinstance(size, int)
+    }
+
+
+def _rename_axes(shape: ir.Shape, axes: dict[str, str]) -> None:
+    for dim, size in enumerate(shape):
+        if not isinstance(size, int):
+            shape[dim] = _renamed(str(size.value), axes)
+
+
+def _renamed(expression: str, axes: dict[str, str]) -> str:
+    return re.sub(r"[A-Za-z_]\w*", lambda word: axes.get(word[0], word[0]), expression)
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    """List all values of a graph: initialisers, inputs, results of nodes."""
+    results = [value for node in graph for value in node.outputs]
+    return [*graph.initializers.values(), *graph.inputs, *results]

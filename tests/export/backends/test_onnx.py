@@ -1,0 +1,151 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.export.models import Do, Keyed, case
+
+import kd_export
+from kd_core import TensorDict
+from kd_export import DtypeMismatch, ExportError, KeyMismatch, Session, ShapeMismatch
+
+X, H = torch.ones(4, 3), torch.zeros(4, 5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artefacts")
+    for name in ("in_place", "gru", "graph", "conv"):
+        model = case(name)
+        program = kd_export.export(model.module, model.example, dynamic=model.dynamic)
+        program.save(path / f"{name}.onnx")
+    return path
+
+
+@pytest.fixture
+def gru(folder: Path) -> Session:
+    return kd_export.open(folder / "gru.onnx")
+
+
+@pytest.mark.parametrize("name", ["in_place", "gru", "graph", "conv"])
+def test_file_gives_what_the_module_gives(name: str, folder: Path) -> None:
+    model = case(name)
+    assert kd_export.verify(folder / f"{name}.onnx").ok
+    assert kd_export.verify(folder / f"{name}.onnx", model.module, batch_sizes=[4, 5]).ok
+
+
+def test_wire_names_and_axes_are_inside_the_file(folder: Path) -> None:
+    import onnx
+
+    graph = onnx.load(folder / "gru.onnx").graph
+    assert [value.name for value in graph.input] == ["x", "state.h"]
+    assert [value.name for value in graph.output] == ["y", "next.h"]
+    sizes = [dim.dim_param for dim in graph.input[0].type.tensor_type.shape.dim]
+    assert sizes == ["batch", ""]
+
+
+def test_key_updated_in_place_keeps_its_key(folder: Path) -> None:
+    session = kd_export.open(folder / "in_place.onnx")
+    assert session.schema.outputs[0].name == "x_1"
+    assert list(session.run({"x": X})) == ["x"]
+
+
+def test_file_tells_no_paths(folder: Path) -> None:
+    content = (folder / "gru.onnx").read_bytes()
+    assert b".py" not in content
+    assert b"stack_trace" not in content
+
+
+def test_tensors_in_tensors_out(gru: Session) -> None:
+    result = gru.run({"x": X, "state.h": H})
+    assert isinstance(result["next.h"], torch.Tensor)
+
+
+def test_arrays_in_arrays_out(gru: Session) -> None:
+    result = gru.run({"x": X.numpy(), "state.h": H.numpy()})
+    assert isinstance(result["next.h"], np.ndarray)
+
+
+def test_container_in_container_out(gru: Session) -> None:
+    td = TensorDict({"x": X, "state": {"h": H}}, batch_size=[4])
+    assert gru.run(td)["next", "h"].shape == (4, 5)
+
+
+def test_outputs_can_be_chosen(gru: Session) -> None:
+    assert list(gru.run({"x": X, "state.h": H}, outputs=[("next", "h")])) == ["next.h"]
+
+
+def test_strided_array_gives_the_same_numbers(gru: Session) -> None:
+    strided = np.asfortranarray(np.random.default_rng(0).random((4, 3), dtype=np.float32))
+    one = gru.run({"x": strided, "state.h": H.numpy()})
+    other = gru.run({"x": np.ascontiguousarray(strided), "state.h": H.numpy()})
+    assert np.array_equal(one["y"], other["y"])
+
+
+def test_inputs_are_checked(gru: Session) -> None:
+    with pytest.raises(KeyMismatch, match=r"`state\.h` is missing"):
+        gru.run({"x": X})
+    with pytest.raises(DtypeMismatch, match=r"`x` has dtype float64.*astype\('float32'\)"):
+        gru.run({"x": X.double(), "state.h": H})
+    with pytest.raises(DtypeMismatch, match=r"`x` is a list.*numpy\.asarray"):
+        gru.run({"x": [1.0], "state.h": H})
+    with pytest.raises(ShapeMismatch, match=r"axis `batch` has size 4 in `x`"):
+        gru.run({"x": X, "state.h": H[:2]})
+
+
+def test_inner_name_that_is_also_a_key_does_not_collide(tmp_path: Path) -> None:
+    module = Keyed(Do(lambda x, w: (x.relu() + w, x.relu() * 2)), ["add", "mul"], ["relu", "z"])
+    example = {"add": torch.randn(2, 3), "mul": torch.randn(2, 3)}
+    assert kd_export.save(module, tmp_path / "model.onnx", example).ok
+
+
+def test_weight_name_that_is_also_a_key_does_not_collide(tmp_path: Path) -> None:
+    module = Keyed(torch.nn.Linear(3, 3), [("net", "weight")], [("net", "bias")])
+    example = {("net", "weight"): torch.randn(2, 3)}
+    assert kd_export.save(module, tmp_path / "model.onnx", example).ok
+
+
+ALONE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "kd_core", "kd_nn", "kd_probabilistic", "onnx"):
+            raise ImportError("blocked: " + name)
+
+sys.meta_path.insert(0, Blocked())
+import numpy as np
+import kd_export
+
+path = sys.argv[1]
+print([entry.wire for entry in kd_export.inspect(path).inputs])
+print(kd_export.verify(path).ok)
+session = kd_export.open(path)
+result = session.run({"x": np.ones((2, 3), "float32"), "state": {"h": np.zeros((2, 5), "float32")}})
+print(result["next"]["h"].shape)
+"""
+
+
+def test_runs_where_there_is_neither_torch_nor_kd_core(folder: Path) -> None:
+    command = [sys.executable, "-c", ALONE, str(folder / "gru.onnx")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split("\n") == ["['x', 'state.h']", "True", "(2, 5)", ""]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 1000])
+def test_truncated_file_is_named_so(folder: Path, tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "cut.onnx"
+    path.write_bytes((folder / "gru.onnx").read_bytes()[:-cut])
+    with pytest.raises(ExportError, match=r"may be truncated|carries no kd-export schema"):
+        kd_export.inspect(path)
+
+
+def test_foreign_file_is_named_so(tmp_path: Path) -> None:
+    import onnx
+
+    graph = onnx.helper.make_graph([], "empty", [], [])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "foreign.onnx")
+    with pytest.raises(ExportError, match="carries no kd-export schema"):
+        kd_export.open(tmp_path / "foreign.onnx")

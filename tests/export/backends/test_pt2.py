@@ -1,0 +1,99 @@
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import case
+
+import kd_export
+from kd_export import ExportError
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("artefacts") / "nested.pt2"
+    model = case("nested")
+    kd_export.save(model.module, target, model.example)
+    return target
+
+
+ALONE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0].startswith("kd_"):
+            raise ImportError("blocked: " + name)
+
+sys.meta_path.insert(0, Blocked())
+import torch
+program = torch.export.load(sys.argv[1])
+print({name: tuple(y.shape) for name, y in program.module()(in_x=torch.ones(5, 3)).items()})
+"""
+
+
+def test_plain_torch_opens_the_file_without_kd(path: Path) -> None:
+    command = [sys.executable, "-c", ALONE, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "{'out.image': (5, 2)}\n"
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "numpy", "kd_core", "kd_nn"):
+            raise ImportError("blocked: " + name)
+
+sys.meta_path.insert(0, Blocked())
+import kd_export
+schema = kd_export.inspect(sys.argv[1])
+print(schema.inputs[0].key, schema.outputs[0].describe())
+"""
+
+
+def test_inspect_works_without_torch(path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "('in', 'x') float32 (batch, 2)\n"
+
+
+def test_file_tells_no_paths_and_holds_no_samples(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            content = archive.read(info)
+            assert b".py" not in content
+            assert b"stack_trace" not in content
+            if "sample_inputs" in info.filename:
+                assert content == b""
+
+
+def test_program_keeps_its_traces_after_saving(path: Path) -> None:
+    model = case("nested")
+    program = kd_export.export(model.module, model.example)
+    program.save(path.with_name("again.pt2"))
+    nodes = [n for n in program.exported_program.graph.nodes if n.op == "call_function"]
+    assert all("stack_trace" in node.meta for node in nodes)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 3000])
+def test_truncated_file_is_named_so(path: Path, tmp_path: Path, cut: int) -> None:
+    short = tmp_path / "cut.pt2"
+    short.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(ExportError, match=r"not a whole \.pt2 archive.*It may be truncated"):
+        kd_export.inspect(short)
+
+
+def test_foreign_file_is_named_so(tmp_path: Path) -> None:
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    torch.export.save(program, tmp_path / "foreign.pt2")
+    with pytest.raises(ExportError, match=r"the \.pt2 file carries no kd-export schema"):
+        kd_export.open(tmp_path / "foreign.pt2", trusted=True)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"`.*none\.pt2` cannot be read"):
+        kd_export.inspect(tmp_path / "none.pt2")

@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import case
+from torch import Tensor
+
+import kd_export
+from kd_core import TensorDict
+from kd_export import DtypeMismatch, KeyMismatch, Session, ShapeMismatch, UntrustedArtifact
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artefacts")
+    for name in ("nested", "gru"):
+        model = case(name)
+        kd_export.save(model.module, path / f"{name}.pt2", model.example)
+    return path
+
+
+@pytest.fixture
+def nested(folder: Path) -> Session:
+    return kd_export.open(folder / "nested.pt2", trusted=True)
+
+
+@pytest.fixture
+def gru(folder: Path) -> Session:
+    return kd_export.open(folder / "gru.pt2", trusted=True)
+
+
+X, H = torch.ones(4, 3), torch.zeros(4, 5)
+
+
+def test_flat_dict_by_wire_name(nested: Session) -> None:
+    assert list(nested.run({"in.x": X})) == ["out.image"]
+
+
+def test_flat_dict_by_key(nested: Session) -> None:
+    assert list(nested.run({("in", "x"): X})) == [("out", "image")]
+
+
+def test_nested_dict(nested: Session) -> None:
+    result = nested.run({"in": {"x": X}})
+    assert torch.equal(result["out"]["image"], nested.run({"in.x": X})["out.image"])
+
+
+def test_container_of_which_only_the_inputs_count(nested: Session) -> None:
+    td = TensorDict({"in": {"x": X}, "other": X}, batch_size=[4])
+    result = nested.run(td)
+    assert isinstance(result, TensorDict)
+    assert result.batch_size == (4,)
+    assert set(result.keys(include_nested=True, leaves_only=True)) == {("out", "image")}
+
+
+def test_order_of_the_keys_does_not_matter(gru: Session) -> None:
+    one, other = gru.run({"x": X, "state.h": H}), gru.run({"state.h": H, "x": X})
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("wanted", ["next.h", ("next", "h")])
+def test_outputs_can_be_chosen(gru: Session, wanted: object) -> None:
+    assert list(gru.run({"x": X, "state.h": H}, outputs=[wanted])) == ["next.h"]
+
+
+def test_strided_input_gives_the_same_numbers(nested: Session) -> None:
+    strided = torch.randn(3, 4).t()
+    assert torch.equal(
+        nested.run({"in.x": strided})["out.image"],
+        nested.run({"in.x": strided.contiguous()})["out.image"],
+    )
+
+
+def test_results_carry_no_gradient(nested: Session) -> None:
+    assert not nested.run({"in.x": X})["out.image"].requires_grad
+
+
+BAD_SHAPES = [
+    (torch.ones(4, 2), r"shape \(4, 2\); expected is float32 \(batch, 3\)\. Dimension 1 must be 3"),
+    (torch.ones(3), r"shape \(3,\).*It must have 2 dimensions"),
+    (torch.ones(0, 3), r"shape \(0, 3\).*The axis `batch` ranges over 1\.\."),
+]
+
+
+@pytest.mark.parametrize(("x", "message"), BAD_SHAPES)
+def test_shape_is_checked(nested: Session, x: Tensor, message: str) -> None:
+    with pytest.raises(ShapeMismatch, match=message) as caught:
+        nested.run({"in.x": x})
+    assert caught.value.key == ("in", "x")
+    assert caught.value.got == tuple(x.shape)
+
+
+def test_axis_has_one_size(gru: Session) -> None:
+    with pytest.raises(ShapeMismatch, match=r"`state\.h`.*The axis `batch` has size 4 in `x`"):
+        gru.run({"x": X, "state.h": torch.zeros(3, 5)})
+
+
+@pytest.mark.parametrize("x", [X.double(), X.int(), X.half()])
+def test_dtype_is_checked(nested: Session, x: Tensor) -> None:
+    with pytest.raises(DtypeMismatch, match=r"`in\.x` has dtype .*\.to\(torch\.float32\)"):
+        nested.run({"in.x": x})
+
+
+def test_value_must_be_a_tensor(nested: Session) -> None:
+    with pytest.raises(DtypeMismatch, match=r"`in\.x` is a list.*torch\.as_tensor"):
+        nested.run({"in.x": [[1.0, 2.0, 3.0]]})
+
+
+def test_missing_input_names_the_nearest(nested: Session) -> None:
+    with pytest.raises(KeyMismatch, match=r"`in\.x` is missing.*Did you mean `in\.x` by `in\.xx`"):
+        nested.run({"in.xx": X})
+
+
+def test_unknown_input_is_named(nested: Session) -> None:
+    with pytest.raises(KeyMismatch, match=r"no input `y`; it takes `in\.x`"):
+        nested.run({"in.x": X, "y": X})
+
+
+def test_inputs_must_be_a_mapping(nested: Session) -> None:
+    with pytest.raises(DtypeMismatch, match="the inputs are a Tensor"):
+        nested.run(X)
+
+
+def test_pt2_demands_trust(folder: Path) -> None:
+    with pytest.raises(UntrustedArtifact, match="`trusted=True`"):
+        kd_export.open(folder / "nested.pt2")
+
+
+def test_digest_is_as_good_as_trust(folder: Path) -> None:
+    import hashlib
+
+    path = folder / "nested.pt2"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert kd_export.open(path, sha256=digest).run({"in.x": X})
+    with pytest.raises(UntrustedArtifact, match=r"SHA-256 of `nested\.pt2` is not the one given"):
+        kd_export.open(path, sha256="0" * 64, trusted=True)
