@@ -12,6 +12,16 @@ from kd_core._ops.description import Description
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
+from kd_core._ops.pointwise import (
+    Arithmetic,
+    ArithmeticInPlace,
+    Casts,
+    Comparisons,
+    Logic,
+    LogicInPlace,
+    Unary,
+    UnaryInPlace,
+)
 from kd_core._ops.shape import Shape
 from kd_core._ops.structure import Structure
 from kd_core._repr import describe_node
@@ -26,6 +36,14 @@ class TensorDictBase(
     Copying,
     Locking,
     Modules,
+    Unary,
+    UnaryInPlace,
+    Arithmetic,
+    ArithmeticInPlace,
+    Logic,
+    LogicInPlace,
+    Comparisons,
+    Casts,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 
@@ -40,6 +58,7 @@ class TensorDictBase(
     """
 
     __slots__ = ()
+    __array_ufunc__ = None  # `numpy.float64(2) * td` is for `__rmul__`, not for numpy
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)

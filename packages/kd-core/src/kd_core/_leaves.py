@@ -1,4 +1,4 @@
-"""The leaf loops: check, map, collect, rebuild, pair, and the foreach kernels.
+"""The leaf loops: check, map, collect, rebuild and pair.
 
 Everything a container does to its tensors ends in one of these loops, so they are the only place
 where a loop is written for speed. They know tensors and the few private calls of a node, never a
@@ -9,17 +9,16 @@ container class. What they buy, measured on 128 leaves of (10, 4), one thread:
 - `map_each` on entries without nodes: one dict comprehension, within a tenth of the loop by hand.
 - `collect` + one call + `rebuild`: lets a foreach kernel take all leaves at once.
 
-foreach kernels have no vmap rule and gain nothing below about eight leaves; see `use_foreach`.
+The foreach kernels that take such a list stand in `_kernels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from kd_core._errors import (
     InvalidArgument,
@@ -29,15 +28,14 @@ from kd_core._errors import (
     listed,
     walks_through_leaf,
 )
+from kd_core._kernels import use_foreach
 from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._types import BatchFn, Entries, Entry, LeafFn, Memo, Node
 
-FOREACH_FROM: Final = 8
 JOIN_FROM: Final = 24
-_vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
 def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
@@ -205,26 +203,20 @@ def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries)
     return KeyNotFound(text)
 
 
+def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
+    """The path at which this very tensor stands, for messages."""
+    for path in _paths(entries, ()):
+        if find_entry(entries, path) is leaf:
+            return path
+    return None
+
+
 def _paths(entries: Entries, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for key, value in entries.items():
         yield (*prefix, key)
         inner = None if isinstance(value, Tensor) else entries_of(value)
         if inner is not None:
             yield from _paths(inner, (*prefix, key))
-
-
-def use_foreach(leaves: list[Tensor]) -> bool:
-    """Tell whether a foreach kernel may, and is worth to, take these leaves at once."""
-    count = len(leaves)
-    if count < FOREACH_FROM and (count < 2 or not leaves[0].is_cuda):
-        return False
-    if is_compiling() or _vmap_level() is not None:
-        return False
-    dtype = leaves[0].dtype
-    for leaf in leaves:
-        if leaf.__class__ is not Tensor or leaf.dtype is not dtype:
-            return False
-    return True
 
 
 def write_in_place(path: tuple[str, ...], entry: Entry, value: object) -> None:

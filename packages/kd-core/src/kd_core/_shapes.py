@@ -221,3 +221,11 @@ def expanded(batch: Batch, sizes: Batch) -> Batch:
             "-1 keeps a size, and new dimensions come in front."
         )
     return new
+
+
+def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Tell whether a shape can be broadcast to exactly the target."""
+    offset = len(target) - len(shape)
+    return offset >= 0 and all(
+        got == 1 or got == expected for got, expected in zip(shape, target[offset:], strict=True)
+    )

@@ -9,7 +9,24 @@ from __future__ import annotations
 import torch
 
 from kd_core import _dispatch
+from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
 
+_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _list_rows() -> None:
+    """Enter the rows of the pointwise table: the functions, and what operators of tensors call."""
+    for unary in UNARY:
+        _dispatch.METHODS[getattr(torch, unary.name)] = (unary.name, None)
+    for row in (*ARITHMETIC, *LOGIC, *COMPARISONS):
+        mirrored = _MIRRORED.get(row.name) or (f"__r{row.operator}__" if row.operator else None)
+        spellings = [row.name] if row.operator is None else [row.name, f"__{row.operator}__"]
+        _dispatch.METHODS[getattr(torch, row.name)] = (row.name, mirrored)
+        for name in spellings:
+            _dispatch.METHODS[getattr(torch.Tensor, name)] = (row.name, mirrored)
+
+
+_list_rows()
 _dispatch.METHODS.update(
     {
         torch.clone: ("clone", None),

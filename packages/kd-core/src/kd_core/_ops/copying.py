@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._leaves import use_foreach
+from kd_core._kernels import use_foreach
 from kd_core._waist import Waist
 
 if TYPE_CHECKING:

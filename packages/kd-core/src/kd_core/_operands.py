@@ -1,0 +1,272 @@
+"""Pointwise operations on containers: what the second operand may be, and what is checked.
+
+The generated methods of `_ops.pointwise` are one call each of a function from here. The second
+operand is
+
+- a number: for every leaf;
+- a tensor: it broadcasts over the *batch* dimensions, so its shape is padded on the right with
+  ones to the rank of each leaf; it may not enlarge the batch;
+- a container: leaves are matched by key. Both have the same keys, and the same batch size or one
+  of them the batch size ().
+
+Non-tensor entries are passed through. An in-place form checks all leaves before it writes the
+first, so an operand that does not fit leaves the container as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._kernels import (
+    FOREACH_FROM,
+    Kernel,
+    exact_constant,
+    run,
+    run_exact,
+    run_pairs,
+    run_with,
+)
+from kd_core._keys import format_key
+from kd_core._leaves import name_of_leaf
+from kd_core._shapes import broadcasts_to
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch, Entry
+
+W = TypeVar("W", bound=Waist)
+Operand: TypeAlias = "Waist | Tensor | complex"
+"""A number, a tensor that broadcasts over the batch dimensions, or a container."""
+
+_LeafOp: TypeAlias = Callable[..., Tensor]
+
+
+def is_operand(value: object) -> TypeGuard[Operand]:
+    """Tell whether a pointwise operation takes this value; an operator leaves others to it."""
+    return isinstance(value, Waist | Tensor | complex | float | int) or _is_array(value)
+
+
+def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
+    """Apply a function of one tensor to every leaf."""
+    return td._map_all(lambda leaves: run(leaves, fn, kernel))
+
+
+def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, floats: bool = False) -> W:
+    """Apply a function that writes into the storage of each leaf."""
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    _check_writable(td, leaves, None, floats)
+    run(leaves, fn, kernel)
+    return td
+
+
+def binary(
+    td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None, exact: Kernel | None = None
+) -> W:
+    """Apply a function of two to every leaf and the operand.
+
+    Args:
+        td: the first operand.
+        other: the second operand.
+        fn: for one leaf and what stands for `other` there.
+        kernel: the foreach function for all leaves, if there is one.
+        exact: the same for a 0-dim tensor, which then stands for a number without changing a bit.
+    """
+    if isinstance(other, Waist):
+        return _zipped(td, other, fn, kernel)
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    if not isinstance(other, Tensor):
+        number = _as_operand(other)
+        if not isinstance(number, Tensor):
+            found = run_exact(leaves, number, fn, exact) if exact is not None else None
+            if found is None:
+                found = run_with(leaves, number, fn, kernel)
+            return td._rebuild(iter(found))
+        other = number
+    if other.ndim == 0:
+        return td._rebuild(iter(run_with(leaves, other, fn, None)))
+    padded = pad_to_leaves(other, leaves, td._desc.batch)
+    return td._rebuild(iter(run_pairs(leaves, padded, fn, kernel)))
+
+
+def binary_(
+    td: W,
+    other: object,
+    fn: _LeafOp,
+    kernel: Kernel | None = None,
+    exact: Kernel | None = None,
+    floats: bool = False,
+) -> W:
+    """Apply a function that writes into the storage of each leaf; see `binary`.
+
+    Args:
+        td: the container that is written.
+        other: the second operand.
+        fn: for one leaf.
+        kernel: the foreach function that writes.
+        exact: the same for a 0-dim tensor.
+        floats: whether the function turns integers into floating point.
+    """
+    leaves: list[Tensor] = []
+    if isinstance(other, Waist):
+        theirs: list[Tensor] = []
+        td._collect_pair(cast("Entry", other), leaves, theirs, ())
+        _check_batches(td._desc.batch, other._desc.batch)
+        _check_writable(td, leaves, theirs, floats)
+        run_pairs(leaves, theirs, fn, kernel)
+        return td
+    td._collect(leaves)
+    operand = _as_operand(other)
+    if isinstance(operand, Tensor) and operand.ndim:
+        theirs = pad_to_leaves(operand, leaves, td._desc.batch)
+        _check_writable(td, leaves, theirs, floats)
+        run_pairs(leaves, theirs, fn, kernel)
+        return td
+    _check_writable(td, leaves, [operand] * len(leaves), floats)
+    constant = None if exact is None else exact_constant(leaves, operand)
+    if constant is None:
+        run_with(leaves, operand, fn, kernel)
+    elif len(leaves) < FOREACH_FROM or exact is None:
+        run_with(leaves, constant, fn, None)
+    else:
+        exact(leaves, constant)
+    return td
+
+
+def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = False) -> W:
+    """Apply an operator to the operand and every leaf: the leaf stands on the right.
+
+    Args:
+        td: the right operand.
+        left: the left operand.
+        fn: the operator.
+        exact: whether a 0-dim tensor may stand for a number: + - and * only, as a number divided
+            by a tensor is the product with its reciprocal.
+    """
+    return binary(
+        td,
+        left,
+        lambda leaf, operand: fn(operand, leaf),
+        None,
+        (lambda leaves, constant: [fn(constant, leaf) for leaf in leaves]) if exact else None,
+    )
+
+
+def cast_leaves(td: W, dtype: torch.dtype) -> W:
+    """Cast every leaf; the container itself is returned where all have the dtype."""
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    for leaf in leaves:
+        if leaf.dtype is not dtype:
+            return td._rebuild(iter([leaf.to(dtype) for leaf in leaves]))
+    return td
+
+
+def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
+    """A tensor over the batch dimensions, made broadcastable to each leaf.
+
+    Raises:
+        ShapeMismatch: if it has more dimensions than the batch, or would enlarge it.
+    """
+    shape = tuple(operand.shape)
+    if not broadcasts_to(shape, batch):
+        raise ShapeMismatch(
+            f"a tensor of shape {shape} does not broadcast over batch_size {batch}: a tensor "
+            "operand covers batch dimensions only, the same value for all that lies behind them. "
+            "Use `apply` to combine it with whole entries."
+        )
+    ndim = len(batch)
+    padded: dict[int, Tensor] = {}
+    for leaf in leaves:
+        extra = leaf.ndim - ndim
+        if extra not in padded:
+            padded[extra] = operand.reshape(*shape, *(1,) * extra)
+    return [padded[leaf.ndim - ndim] for leaf in leaves]
+
+
+def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    desc, second = td._desc, other._desc
+    if desc is second and desc.ndim < 2:
+        return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
+    _check_batches(desc.batch, second.batch)
+    results = run_pairs(mine, theirs, fn, kernel)
+    for leaf, result in zip(mine, results, strict=True):
+        if tuple(result.shape[: desc.ndim]) != desc.batch:
+            raise ShapeMismatch(
+                f"{_name(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "
+                f"{tuple(result.shape)}, which does not start with batch_size {desc.batch}. "
+                "Expand the first container, or exchange the operands."
+            )
+    return td._rebuild(iter(results))
+
+
+def _check_batches(mine: Batch, theirs: Batch) -> None:
+    if mine != theirs and mine and theirs:
+        raise ShapeMismatch(
+            f"the containers have different batch sizes, {mine} and {theirs}: they must be equal, "
+            "or one of them (). Use `expand` or `reshape` first."
+        )
+
+
+def _check_writable(
+    td: Waist, leaves: list[Tensor], operands: Sequence[object] | None, floats: bool
+) -> None:
+    """Refuse what would fail for one leaf after others were written."""
+    grad = torch.is_grad_enabled()
+    for position, leaf in enumerate(leaves):
+        if grad and leaf.requires_grad and leaf.is_leaf:
+            raise InvalidValue(
+                f"{_name(td, leaf)} requires grad and is a leaf of the graph, so it cannot be "
+                "written in place. Do it under `torch.no_grad()`, or use the form without `_`."
+            )
+        dtype, operand = leaf.dtype, None if operands is None else operands[position]
+        if isinstance(operand, Tensor) and not broadcasts_to(operand.shape, leaf.shape):
+            raise ShapeMismatch(
+                f"a value of shape {tuple(operand.shape)} cannot be broadcast to "
+                f"{_name(td, leaf)} of shape {tuple(leaf.shape)}, which is written in place. Use "
+                "the form without `_`."
+            )
+        if operand is not None:
+            dtype = torch.result_type(leaf, cast(Tensor, operand))
+        if floats and not (dtype.is_floating_point or dtype.is_complex):
+            dtype = torch.get_default_dtype()
+        if not torch.can_cast(dtype, leaf.dtype):
+            raise InvalidValue(
+                f"{_name(td, leaf)} of {leaf.dtype} cannot take results of {dtype} in place. Use "
+                "the form without `_`, or cast the container first."
+            )
+
+
+def _name(td: Waist, leaf: Tensor) -> str:
+    path = name_of_leaf(td._entries, leaf)
+    return "a leaf" if path is None else f"entry {format_key(path)}"
+
+
+def _is_array(value: object) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "dtype")
+
+
+def _as_operand(value: object) -> Tensor | complex:
+    """A number or a tensor.
+
+    Raises:
+        InvalidArgument: if the value is neither.
+    """
+    if isinstance(value, Tensor | complex | float | int):
+        return value
+    if _is_array(value):
+        tensor = torch.as_tensor(value)
+        return tensor if tensor.ndim else cast(complex, tensor.item())
+    raise InvalidArgument(
+        f"expected a number, a tensor or a container as operand, but a `{type(value).__name__}` "
+        "came. Wrap a mapping with `TensorDict` first."
+    )

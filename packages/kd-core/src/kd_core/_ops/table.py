@@ -1,0 +1,183 @@
+"""The regular operations, one row each: what `tools/generate_ops.py` writes methods from.
+
+A row says what cannot be derived: the words of the docstring, whether torch has a foreach kernel
+and an in-place form, whether integers become floating point. A new pointwise operation is a row
+here and a run of `nox -s generate`; its tests come with the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryRow:
+    """A function of one tensor: `torch.<name>`, and `torch.Tensor.<name>_`."""
+
+    name: str
+    text: str
+    kernel: bool = False
+    in_place: bool = True
+    floats: bool = True
+    operator: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryRow:
+    """A function of two: `torch.<name>(leaf, other)`, with an operator where Python has one.
+
+    `exact` is the kernel for a 0-dim tensor in place of a number. `option` is a keyword with its
+    type and default.
+    """
+
+    name: str
+    text: str
+    kernel: bool = False
+    exact: str | None = None
+    operator: str | None = None
+    in_place: bool = True
+    floats: bool = False
+    option: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CastRow:
+    """A cast of all leaves to one dtype: `td.<name>()` is `td.to(torch.<dtype>)`."""
+
+    name: str
+    dtype: str
+
+
+_KERNEL_FLOATS: Final = {
+    "acos": "the inverse cosine",
+    "asin": "the inverse sine",
+    "atan": "the inverse tangent",
+    "cos": "the cosine",
+    "cosh": "the hyperbolic cosine",
+    "erf": "the error function",
+    "frac": "the fractional part",
+    "erfc": "the complementary error function",
+    "exp": "the exponential",
+    "expm1": "the exponential minus one",
+    "lgamma": "the logarithm of the absolute gamma function",
+    "log": "the natural logarithm",
+    "log10": "the logarithm to base 10",
+    "log1p": "the natural logarithm of one plus the value",
+    "log2": "the logarithm to base 2",
+    "reciprocal": "the reciprocal",
+    "rsqrt": "the reciprocal of the square root",
+    "sigmoid": "the logistic sigmoid",
+    "sin": "the sine",
+    "sinh": "the hyperbolic sine",
+    "sqrt": "the square root",
+    "tan": "the tangent",
+    "tanh": "the hyperbolic tangent",
+}
+_LOOPED_FLOATS: Final = {
+    "acosh": "the inverse hyperbolic cosine",
+    "asinh": "the inverse hyperbolic sine",
+    "atanh": "the inverse hyperbolic tangent",
+    "deg2rad": "radians from degrees",
+    "digamma": "the digamma function",
+    "erfinv": "the inverse error function",
+    "exp2": "the power of two",
+    "logit": "the log-odds",
+    "rad2deg": "degrees from radians",
+    "sinc": "the normalised sinc",
+}
+_KERNEL_SAME: Final = {
+    "ceil": "the smallest integer that is not less",
+    "floor": "the largest integer that is not greater",
+    "round": "the nearest integer",
+    "sign": "the sign",
+    "trunc": "the integer part",
+}
+_LOOPED_SAME: Final = {
+    "logical_not": "the logical negation",
+    "nan_to_num": "finite numbers in place of NaN and infinities",
+    "relu": "the positive part",
+    "sgn": "the sign (for complex numbers the unit phase)",
+    "square": "the square",
+}
+_TESTS: Final = {
+    "isfinite": "whether a value is finite",
+    "isinf": "whether a value is infinite",
+    "isnan": "whether a value is NaN",
+    "isneginf": "whether a value is negative infinity",
+    "isposinf": "whether a value is positive infinity",
+    "isreal": "whether a value is real",
+    "signbit": "whether the sign bit is set",
+}
+
+UNARY: Final = (
+    UnaryRow("abs", "the absolute value", True, floats=False, operator="__abs__"),
+    UnaryRow("neg", "the negative", True, floats=False, operator="__neg__"),
+    UnaryRow("positive", "the value itself", False, in_place=False, operator="__pos__"),
+    UnaryRow("bitwise_not", "the bitwise negation", floats=False, operator="__invert__"),
+    *(UnaryRow(name, text, True) for name, text in _KERNEL_FLOATS.items()),
+    *(UnaryRow(name, text) for name, text in _LOOPED_FLOATS.items()),
+    *(UnaryRow(name, text, True, floats=False) for name, text in _KERNEL_SAME.items()),
+    *(UnaryRow(name, text, floats=False) for name, text in _LOOPED_SAME.items()),
+    *(UnaryRow(name, text, in_place=False) for name, text in _TESTS.items()),
+)
+
+_ALPHA: Final = ("alpha", "float", "1")
+_ROUNDING: Final = ("rounding_mode", "str | None", "None")
+
+ARITHMETIC: Final = (
+    BinaryRow("add", "the sum", True, "torch._foreach_add", "add", option=_ALPHA),
+    BinaryRow("sub", "the difference", True, "subtract_tensor", "sub", option=_ALPHA),
+    BinaryRow("mul", "the product", True, "torch._foreach_mul", "mul"),
+    BinaryRow(
+        "div", "the quotient", True, "torch._foreach_div", "truediv", floats=True, option=_ROUNDING
+    ),
+    BinaryRow("pow", "the power", True, operator="pow"),
+    BinaryRow("floor_divide", "the floor of the quotient", operator="floordiv"),
+    BinaryRow("remainder", "the remainder, with the sign of the divisor", operator="mod"),
+    BinaryRow("fmod", "the remainder, with the sign of the dividend"),
+    BinaryRow("maximum", "the larger value", True, in_place=False),
+    BinaryRow("minimum", "the smaller value", True, in_place=False),
+    BinaryRow("fmax", "the larger value, ignoring NaN", in_place=False),
+    BinaryRow("fmin", "the smaller value, ignoring NaN", in_place=False),
+    BinaryRow("atan2", "the angle of the point (other, value)", floats=True),
+    BinaryRow("copysign", "the magnitude with the sign of the operand", floats=True),
+    BinaryRow("hypot", "the length of the hypotenuse"),
+    BinaryRow("logaddexp", "the logarithm of the sum of exponentials", in_place=False),
+    BinaryRow("xlogy", "the value times the logarithm of the operand", floats=True),
+)
+
+LOGIC: Final = (
+    BinaryRow("bitwise_and", "the bitwise and", operator="and"),
+    BinaryRow("bitwise_or", "the bitwise or", operator="or"),
+    BinaryRow("bitwise_xor", "the bitwise exclusive or", operator="xor"),
+    BinaryRow("bitwise_left_shift", "the bits shifted to the left", operator="lshift"),
+    BinaryRow("bitwise_right_shift", "the bits shifted to the right", operator="rshift"),
+    BinaryRow("logical_and", "the logical and"),
+    BinaryRow("logical_or", "the logical or"),
+    BinaryRow("logical_xor", "the logical exclusive or"),
+)
+
+COMPARISONS: Final = (
+    BinaryRow("eq", "whether values are equal", operator="eq", in_place=False),
+    BinaryRow("ne", "whether values differ", operator="ne", in_place=False),
+    BinaryRow("lt", "whether values are less", operator="lt", in_place=False),
+    BinaryRow("le", "whether values are less or equal", operator="le", in_place=False),
+    BinaryRow("gt", "whether values are greater", operator="gt", in_place=False),
+    BinaryRow("ge", "whether values are greater or equal", operator="ge", in_place=False),
+)
+
+CASTS: Final = (
+    CastRow("float", "float32"),
+    CastRow("double", "float64"),
+    CastRow("half", "float16"),
+    CastRow("bfloat16", "bfloat16"),
+    CastRow("int", "int32"),
+    CastRow("long", "int64"),
+    CastRow("short", "int16"),
+    CastRow("char", "int8"),
+    CastRow("byte", "uint8"),
+    CastRow("bool", "bool"),
+    CastRow("cfloat", "complex64"),
+    CastRow("cdouble", "complex128"),
+)
