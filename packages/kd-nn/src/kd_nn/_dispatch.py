@@ -1,0 +1,257 @@
+"""`dispatch`: let a function of a container be called with tensors.
+
+The decorated method is a descriptor. Looked up on an instance it is a bound method whose signature
+names the real arguments, made from the keys of that instance: `inspect.signature`, editors and
+`torch.export` see `(x, y)` although the function takes a container. Only an instance knows its
+keys, so nothing short of a descriptor can tell.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
+
+import torch
+from torch import Tensor, nn
+
+from kd_core import NestedKey, TensorDictBase, is_tensor_collection
+from kd_nn._call_names import CallNames
+from kd_nn._entries import container_of, entry, read_optional
+from kd_nn._errors import KeysNotDeclared
+from kd_nn._key_spec import DISCARD, Keys, parse_keys
+
+M = TypeVar("M", bound=nn.Module)
+M_contra = TypeVar("M_contra", bound=nn.Module, contravariant=True)
+T = TypeVar("T", bound=TensorDictBase)
+Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
+"""What an argument of a call with tensors may be: a mapping stands for the keys below its name."""
+
+
+class ContainerFunction(Protocol[M_contra]):
+    """What `dispatch` decorates: a method that takes a container and returns one."""
+
+    def __call__(
+        self, module: M_contra, tensordict: TensorDictBase, /
+    ) -> TensorDictBase: ...  # pragma: no cover
+
+
+class Forward(Protocol):
+    """What a decorated method is on an instance: called with a container or with tensors."""
+
+    @overload
+    def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
+    @overload
+    def __call__(self, /, *args: Value, **kwargs: Value) -> Tensor | tuple[Tensor, ...]: ...
+
+
+class Dispatched(Generic[M]):
+    """A method that takes a container, callable with tensors too; made by `dispatch`."""
+
+    def __init__(
+        self,
+        function: Callable[..., TensorDictBase],
+        separator: str,
+        source: str | Keys,
+        dest: str | Keys,
+        auto_batch_size: bool,
+    ) -> None:
+        self.function = function
+        self.separator, self.source, self.dest = separator, source, dest
+        self.auto_batch_size = auto_batch_size
+        self.extras = tuple(inspect.signature(function).parameters)[2:]
+        self._functions: dict[tuple[Keys, Keys], Callable[..., object]] = {}
+        functools.update_wrapper(self, function)
+
+    @overload
+    def __get__(self, module: None, owner: type[nn.Module] | None = None) -> Self: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type[nn.Module] | None = None) -> Forward: ...
+    def __get__(
+        self, module: nn.Module | None, owner: type[nn.Module] | None = None
+    ) -> "Self | Forward":
+        """Return the method bound to `module`, with the argument names of its keys."""
+        if module is None:
+            return self
+        if torch.compiler.is_dynamo_compiling():
+            return cast("Forward", functools.partial(self._enter, module))
+        try:
+            return MethodType(self._function_for(module), module)
+        except KeysNotDeclared:  # an AttributeError here would hide the method itself
+            return cast("Forward", functools.partial(self._enter, module))
+
+    def __call__(self, module: M, *args: object, **kwargs: object) -> object:
+        """Call the method on `module`, as `Class.method(module, ...)` does."""
+        return self._enter(module, *args, **kwargs)
+
+    def _enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
+        if args and is_tensor_collection(args[0]):
+            return self.function(module, *args, **kwargs)
+        if is_tensor_collection(kwargs.get("tensordict")):
+            container = kwargs.pop("tensordict")
+            return self.function(module, container, *args, **kwargs)
+        return self._with_tensors(module, args, kwargs)
+
+    def _with_tensors(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        names = self.names_of(module)
+        extras = {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
+        who = describe(module)
+        bound = names.bind(args, {k: v for k, v in kwargs.items() if k not in extras}, who)
+        names.require(bound, _optional_keys(module), who)
+        if not extras:
+            run = getattr(type(module), "run_on_values", None)
+            if run is not None and type(module).forward is self:
+                outputs = run(module, bound)
+                if outputs is not None:
+                    return _bare(outputs)
+        batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
+        result = self.function(module, container_of(bound, batch_size), **extras)
+        return self._pick(module, result)
+
+    def _pick(self, module: nn.Module, result: TensorDictBase) -> object:
+        keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
+        if module.__dict__.get("partial_tolerant"):
+            return _bare(read_optional(result, keys, None))
+        return _bare([entry(result, key) for key in keys])
+
+    def names_of(self, module: nn.Module) -> CallNames:
+        """Return the argument names of `module`."""
+        return CallNames(keys_of(module, self.source), self.separator)
+
+    def _function_for(self, module: nn.Module) -> Callable[..., object]:
+        key = (keys_of(module, self.source), _optional_keys(module))
+        function = self._functions.get(key)
+        if function is None:
+            function = self._functions[key] = self._make_function(*key)
+        return function
+
+    def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
+        def forward(self_: nn.Module, /, *args: object, **kwargs: object) -> object:
+            return self._enter(self_, *args, **kwargs)
+
+        signature = CallNames(keys, self.separator).signature(optional)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        named = signature.replace(parameters=[first, *signature.parameters.values()])
+        forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
+        forward.__name__ = getattr(self.function, "__name__", "forward")
+        forward.__qualname__ = getattr(self.function, "__qualname__", "forward")
+        forward.__doc__ = self.function.__doc__
+        return forward
+
+
+Decorator = Callable[[Callable[..., TensorDictBase]], Dispatched[nn.Module]]
+
+
+@overload
+def dispatch(function: Callable[..., TensorDictBase], /) -> Dispatched[nn.Module]: ...
+@overload
+def dispatch(
+    *,
+    separator: str = "_",
+    source: str | list[NestedKey] = "in_keys",
+    dest: str | list[NestedKey] = "out_keys",
+    auto_batch_size: bool = True,
+) -> Decorator: ...
+def dispatch(
+    function: Callable[..., TensorDictBase] | None = None,
+    /,
+    *,
+    separator: str = "_",
+    source: str | list[NestedKey] = "in_keys",
+    dest: str | list[NestedKey] = "out_keys",
+    auto_batch_size: bool = True,
+) -> Dispatched[nn.Module] | Decorator:
+    """Let a method that takes a container be called with tensors.
+
+    A container as first argument, or as `tensordict=`, is passed through. Otherwise positional
+    tensors fill the source keys in order, keywords name them (the parts of a nested key joined by
+    `separator`), and the destination entries are returned: one value, or a tuple.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        separator: What joins the parts of a nested key into an argument name.
+        source: The attribute that lists the keys to read, or the keys.
+        dest: The attribute that lists the keys to return, or the keys; `"_"` is left out.
+        auto_batch_size: Whether the container made from the tensors has the largest batch size
+            that fits all of them, each keeping its last dimension if it has two or more; else its
+            batch size is `()`.
+
+    Returns:
+        The method, whose signature on an instance names the real arguments.
+
+    Raises:
+        DispatchError: In a call, if an argument is missing, unknown, doubled or ambiguous.
+
+    Example:
+        >>> class Scale(nn.Module):
+        ...     in_keys = ["x", ("limits", "high")]
+        ...     out_keys = ["y"]
+        ...
+        ...     @dispatch
+        ...     def forward(self, tensordict):
+        ...         tensordict["y"] = tensordict["x"] / tensordict["limits", "high"]
+        ...         return tensordict
+        >>> Scale()(torch.ones(2, 3), limits_high=torch.full((2, 3), 4.0))
+        tensor([[0.2500, 0.2500, 0.2500],
+                [0.2500, 0.2500, 0.2500]])
+        >>> list(inspect.signature(Scale().forward).parameters)
+        ['x', 'limits_high']
+    """
+
+    def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:
+        reads = source if isinstance(source, str) else parse_keys(source, "source")
+        writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
+        return Dispatched(function, separator, reads, writes, auto_batch_size)
+
+    return decorate if function is None else decorate(function)
+
+
+def keys_of(module: nn.Module, source: str | Keys) -> Keys:
+    """Return the keys that `source` stands for: an attribute of the module, or the keys.
+
+    Raises:
+        KeysNotDeclared: If the module has no such attribute.
+    """
+    if not isinstance(source, str):
+        return source
+    declared = getattr(module, source, None)
+    if declared is None:
+        raise KeysNotDeclared(
+            f"{describe(module)} has no `{source}`. Declare it in the class "
+            f'(`{source} = ["x"]`) or set it in `__init__`.'
+        )
+    return parse_keys(declared, source)
+
+
+def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:
+    """Return the leading sizes that all tensors share, each keeping its last of two or more."""
+    shapes: list[tuple[int, ...]] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            shapes.append(tuple(value.shape[:-1] if value.ndim > 1 else value.shape))
+        elif is_tensor_collection(value):
+            shapes.append(tuple(value.batch_size))
+    common: list[int] = []
+    for sizes in zip(*shapes, strict=False):
+        if any(size != sizes[0] for size in sizes):
+            break
+        common.append(sizes[0])
+    return tuple(common)
+
+
+def describe(module: object) -> str:
+    """Return how messages name a module: its class, and the class it wraps if it says so."""
+    inner = getattr(module, "described_as", None)
+    return f"`{inner if isinstance(inner, str) else type(module).__name__}`"
+
+
+def _optional_keys(module: nn.Module) -> Keys:
+    if isinstance(getattr(type(module), "optional_in_keys", None), property):
+        return tuple(cast("list[NestedKey]", module.optional_in_keys))
+    return ()
+
+
+def _bare(outputs: list[object] | tuple[object, ...]) -> object:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -1,0 +1,74 @@
+"""Reading the inputs of a module from a container, and writing its outputs back.
+
+Writing is all or nothing: an output that does not fit leaves the container as it was.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, cast
+
+from kd_core import NestedKey, TensorDict, TensorDictBase
+from kd_nn._errors import input_missing
+
+Inplace = bool | Literal["empty"] | None
+
+
+def entry(tensordict: TensorDictBase, key: NestedKey) -> object:
+    """Return the entry at `key`; data that is no tensor comes unwrapped."""
+    return tensordict[cast("str", key)]
+
+
+def container_of(values: Mapping[NestedKey, object], batch_size: Sequence[int] = ()) -> TensorDict:
+    """Return a container of values by (nested) key."""
+    return TensorDict({}, batch_size).update(values)
+
+
+def read_entries(tensordict: TensorDictBase, keys: Iterable[NestedKey], who: str) -> list[object]:
+    """Return the entries at `keys`.
+
+    Raises:
+        InputMissing: Naming `who` reads what, and what is there.
+    """
+    values: list[object] = []
+    for key in keys:
+        try:
+            values.append(entry(tensordict, key))
+        except KeyError:
+            raise input_missing(key, who, list(tensordict.keys(True))) from None
+    return values
+
+
+def read_optional(
+    tensordict: TensorDictBase, keys: Iterable[NestedKey], default: object
+) -> list[object]:
+    """Return the entries at `keys`, `default` where there is none."""
+    present = tensordict.keys(True)
+    return [entry(tensordict, key) if key in present else default for key in keys]
+
+
+def write_entries(
+    tensordict: TensorDictBase, keys: Sequence[NestedKey], values: Sequence[object]
+) -> None:
+    """Write values at keys, all or nothing."""
+    tensordict.update(dict(zip(keys, values, strict=True)))
+
+
+def destination(
+    tensordict: TensorDictBase, inplace: Inplace, tensordict_out: TensorDictBase | None
+) -> TensorDictBase:
+    """Return the container that receives the outputs.
+
+    Args:
+        tensordict: The input.
+        inplace: False for a fresh container, `"empty"` for an empty one like the input.
+        tensordict_out: Beats `inplace` where given.
+    """
+    if tensordict_out is not None:
+        return tensordict_out
+    if inplace == "empty":
+        return tensordict.empty()
+    return TensorDict() if inplace is False else tensordict
+
+
+def has_entry(tensordict: TensorDictBase, key: NestedKey) -> bool:
+    """Return whether there is an entry at `key`."""
+    return key in tensordict.keys(True)

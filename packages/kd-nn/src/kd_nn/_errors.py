@@ -1,0 +1,86 @@
+"""The exceptions and the warning of keyed modules.
+
+    KdError
+    +-- KeysNotDeclared     (AttributeError)   a module has no in_keys or out_keys
+    +-- NotKeyed            (TypeError)        something in a sequence is not a keyed module
+    +-- DispatchError       (TypeError)        a call with tensors misses, doubles or invents one
+    +-- OutputMismatch      (ValueError)       a module returned another number of outputs
+    +-- InputMissing        (KeyNotFound)      the container lacks what a module reads
+    +-- OutKeyUnknown       (KeyNotFound)      a selection names a key that nobody writes
+    +-- EmptySubsequence    (ValueError)       no step is left after a selection
+
+Messages say what was expected, what came and what to do. Those that more than one module raises
+are built here.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kd_core import KdError, KeyNotFound, NestedKey, format_key, nearest_key
+
+
+class KeysNotDeclared(KdError, AttributeError):
+    """A keyed module has no `in_keys` or no `out_keys`."""
+
+
+class NotKeyed(KdError, TypeError):
+    """An object that is not a keyed module stands where one is needed."""
+
+
+class DispatchError(KdError, TypeError):
+    """A call with tensors does not fit the keys of the module."""
+
+
+class OutputMismatch(KdError, ValueError):
+    """A module returned another number of outputs than its `out_keys`."""
+
+
+class InputMissing(KeyNotFound):
+    """The container lacks an entry that a module reads."""
+
+
+class OutKeyUnknown(KeyNotFound):
+    """A selection names a key that the module does not write."""
+
+
+class EmptySubsequence(KdError, ValueError):
+    """No step of a sequence is left after a selection."""
+
+
+class KeyGraphWarning(UserWarning):
+    """A step of a sequence computes something that nobody can read."""
+
+
+def list_keys(keys: Iterable[NestedKey]) -> str:
+    """Return keys in backticks, separated by commas, or `none`."""
+    return ", ".join(format_key(key) for key in keys) or "none"
+
+
+def suggest(key: NestedKey, known: Sequence[NestedKey]) -> str:
+    """Return ` Did you mean ...?` when a known key resembles `key`, else nothing."""
+    near = nearest_key(key, known)
+    return "" if near is None else f" Did you mean {format_key(near)}?"
+
+
+def input_missing(key: NestedKey, who: str, present: Sequence[NestedKey]) -> InputMissing:
+    """Build the error for an entry that `who` reads and the container lacks."""
+    return InputMissing(
+        f"{who} reads {format_key(key)}, which the container lacks; "
+        f"its keys are {list_keys(present)}.{suggest(key, present)} "
+        "Write the entry before the call, or change `in_keys`."
+    )
+
+
+def output_mismatch(who: str, out_keys: Sequence[NestedKey], got: str) -> OutputMismatch:
+    """Build the error for outputs that do not match `out_keys`."""
+    return OutputMismatch(
+        f"{who} has {len(out_keys)} out_keys ({list_keys(out_keys)}) but returned {got}. "
+        'Give one key per output; `"_"` discards one.'
+    )
+
+
+def out_key_unknown(key: NestedKey, who: str, known: Sequence[NestedKey]) -> OutKeyUnknown:
+    """Build the error for a selection of a key that nobody writes."""
+    return OutKeyUnknown(
+        f"{who} does not write {format_key(key)}; it writes {list_keys(known)}."
+        f"{suggest(key, known)}"
+    )

@@ -1,0 +1,147 @@
+"""What `in_keys` and `out_keys` may look like, and how they are normalised.
+
+One place parses them, so that every module accepts the same spellings and refuses the others
+with the same message. A tuple is one nested key, a list is several keys, and a mapping names the
+argument that each key feeds. Inside the package keys are tuples of canonical keys: a `str` for a
+top-level entry, a tuple of at least two `str` for a nested one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kd_core import InvalidKey, NestedKey, unravel_key
+
+Keys: TypeAlias = tuple[NestedKey, ...]
+
+DISCARD = "_"
+"""The out key of an output that is thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class InKeySpec:
+    """Parsed `in_keys`: the distinct keys, and what each argument of the module reads.
+
+    Attributes:
+        keys: Distinct keys, in order of first use.
+        reads: The key that feeds each argument, in the order of the arguments.
+        names: Argument names, one per entry of `reads`, or None for positional arguments.
+    """
+
+    keys: Keys
+    reads: Keys
+    names: tuple[str, ...] | None
+
+
+def parse_keys(keys: object, what: str) -> Keys:
+    """Normalise one key or a list of keys.
+
+    Args:
+        keys: A str or tuple (one key), or any other iterable of keys.
+        what: The name of the argument, for messages.
+
+    Returns:
+        Canonical keys, in order.
+
+    Raises:
+        InvalidKey: If an element is not a nested key.
+    """
+    if isinstance(keys, (str, tuple)):
+        return (_parse_key(keys, what),)
+    if isinstance(keys, Mapping) or not isinstance(keys, Iterable):
+        raise InvalidKey(
+            f"`{what}` must be a key or a list of keys, got {type(keys).__name__}: {keys!r}."
+        )
+    return tuple(_parse_key(key, what) for key in keys)
+
+
+def _parse_key(key: object, what: str) -> NestedKey:
+    if not isinstance(key, (str, tuple)):
+        raise InvalidKey(
+            f"each of `{what}` must be a str or a tuple of str, got {type(key).__name__}: {key!r}."
+        )
+    return unravel_key(key)
+
+
+def parse_in_keys(keys: object, out_to_in_map: bool = True) -> InKeySpec:
+    """Normalise `in_keys`, which may also be a mapping between arguments and keys.
+
+    Args:
+        keys: One key, a list of keys, or a mapping.
+        out_to_in_map: Whether a mapping reads `{argument: key}`; else `{key: argument}`.
+
+    Returns:
+        The parsed keys; a key that feeds two arguments is listed once in `keys`.
+
+    Raises:
+        InvalidKey: If a key is no nested key, or an argument is no str.
+    """
+    if not isinstance(keys, Mapping):
+        parsed = parse_keys(keys, "in_keys")
+        return InKeySpec(unique(parsed), parsed, None)
+    pairs = keys.items() if out_to_in_map else [(arg, key) for key, arg in keys.items()]
+    names = tuple(name for name, _ in pairs)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidKey(
+                f"a mapping of `in_keys` names each argument by a str, got {name!r}. "
+                "Write `{argument: key}`, or pass `out_to_in_map=False` for `{key: argument}`."
+            )
+    reads = tuple(_parse_key(key, "in_keys") for _, key in pairs)
+    return InKeySpec(unique(reads), reads, names)
+
+
+def parse_out_keys(keys: object) -> Keys:
+    """Normalise `out_keys` and refuse a key that is written twice.
+
+    Raises:
+        InvalidKey: If a key is no nested key, or two outputs share one.
+    """
+    parsed = parse_keys(keys, "out_keys")
+    visible = [key for key in parsed if key != DISCARD]
+    if len(set(visible)) != len(visible):
+        twice = next(key for key in visible if visible.count(key) > 1)
+        raise InvalidKey(
+            f"`out_keys` names {twice!r} twice: the second output would overwrite the first. "
+            'Rename one, or discard it with `"_"`.'
+        )
+    return parsed
+
+
+def unique(keys: Iterable[NestedKey]) -> Keys:
+    """Return the distinct keys in order of first appearance."""
+    return tuple(dict.fromkeys(keys))
+
+
+def key_parts(key: NestedKey) -> tuple[str, ...]:
+    """Return the parts of a canonical key."""
+    return (key,) if isinstance(key, str) else tuple(str(part) for part in key)
+
+
+def is_prefix(short: NestedKey, long: NestedKey) -> bool:
+    """Return whether `short` is `long` or one of the containers that hold it."""
+    head = key_parts(short)
+    return key_parts(long)[: len(head)] == head
+
+
+def overlaps(a: NestedKey, b: NestedKey) -> bool:
+    """Return whether one key holds the other, or they are equal."""
+    return is_prefix(a, b) or is_prefix(b, a)
+
+
+def strictly_overlaps(key: NestedKey, others: Iterable[NestedKey]) -> bool:
+    """Return whether `key` holds, or is held by, another key that is not equal to it."""
+    return any(key != other and overlaps(key, other) for other in others)
+
+
+def is_covered(key: NestedKey, by: Iterable[NestedKey]) -> bool:
+    """Return whether one of the keys in `by` is `key` or holds it."""
+    return any(is_prefix(other, key) for other in by)
+
+
+def without_covered(keys: Sequence[NestedKey]) -> Keys:
+    """Return the distinct keys, less those that another one holds."""
+    distinct = unique(keys)
+    return tuple(
+        key for key in distinct if not any(key != o and is_prefix(o, key) for o in distinct)
+    )

@@ -1,0 +1,154 @@
+import inspect
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import TensorDict, TensorDictBase
+from kd_nn import (
+    DispatchError,
+    KeysNotDeclared,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    dispatch,
+)
+
+X, Y = torch.ones(2, 3), torch.full((2, 3), 2.0)
+
+
+def same(got: object, expected: Tensor | float) -> bool:
+    return isinstance(got, Tensor) and bool((got == expected).all())
+
+
+class Add(nn.Module):
+    in_keys: ClassVar = ["x", ("in", "y")]
+    out_keys: ClassVar = ["sum"]
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("sum", tensordict["x"] + tensordict["in", "y"])
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((X, Y), {}),
+        ((X,), {"in_y": Y}),
+        ((), {"in_y": Y, "x": X}),
+        ((), {"x": X, "in": {"y": Y}}),
+    ],
+)
+def test_tensors_come_by_position_name_or_nested_dict(
+    args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> None:
+    assert same(Add()(*args, **kwargs), 3)
+
+
+def test_container_passes_through() -> None:
+    td = TensorDict({"x": X, "in": {"y": Y}})
+    assert Add()(td) is td
+    assert Add()(tensordict=td) is td
+
+
+def test_signature_names_the_arguments() -> None:
+    assert list(inspect.signature(Add().forward).parameters) == ["x", "in_y"]
+    module = TensorDictModule(torch.add, ["a", ("b", "c")], ["d"])
+    assert list(inspect.signature(module.forward).parameters) == ["a", "b_c"]
+    sequence = TensorDictSequential(module, TensorDictModule(torch.neg, ["d"], ["e"]))
+    assert list(inspect.signature(sequence.forward).parameters) == ["a", "b_c"]
+
+
+def test_signature_follows_the_keys_of_the_instance() -> None:
+    module = TensorDictModule(torch.neg, ["a"], ["b"])
+    module.in_keys = ["other"]
+    assert list(inspect.signature(module.forward).parameters) == ["other"]
+
+
+def test_names_that_are_no_parameters_stay_callable() -> None:
+    module = TensorDictModule(torch.neg, ["lambda"], ["b"])
+    assert str(inspect.signature(module.forward)) == "(*args, **kwargs)"
+    assert same(module(**{"lambda": X}), -1)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((X,), {}, "misses `in_y`. Accepted: `x`, `in_y`"),
+        ((X, Y, X), {}, "takes 2 tensors .*, got 3"),
+        ((X,), {"x": X, "in_y": Y}, "got `x` twice"),
+        ((X,), {"in_z": Y}, "no argument `in_z`. Accepted: `x`, `in_y`. Did you mean `in_y`"),
+        ((X,), {"in": {"z": Y}}, "does not read .*z.*, given inside `in`"),
+    ],
+)
+def test_wrong_arguments_raise_one_type(
+    args: tuple[Tensor, ...], kwargs: dict[str, Tensor], message: str
+) -> None:
+    with pytest.raises(DispatchError, match=message):
+        Add()(*args, **kwargs)
+
+
+def test_colliding_names_are_given_by_position_or_as_nested_dicts() -> None:
+    module = TensorDictModule(torch.sub, [("a", "b_c"), ("a_b", "c")], ["d"])
+    assert same(module(Y, X), 1)
+    assert same(module(a={"b_c": Y}, a_b={"c": X}), 1)
+    with pytest.raises(DispatchError, match=r"cannot tell which key `a_b_c` means.*nested dicts"):
+        module(a_b_c=X)
+
+
+def test_separator_source_and_dest_can_be_chosen() -> None:
+    class Custom(nn.Module):
+        @dispatch(separator="__", source=["x", ("in", "y")], dest=["sum", "_"])
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("sum", tensordict["x"] + tensordict["in", "y"])
+
+    assert same(Custom()(x=X, in__y=Y), 3)
+
+
+def test_batch_size_is_what_the_tensors_share() -> None:
+    seen: list[torch.Size] = []
+
+    class Spy(nn.Module):
+        in_keys: ClassVar = ["x", "y"]
+        out_keys: ClassVar = ["x"]
+
+        @dispatch
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            seen.append(tensordict.batch_size)
+            return tensordict
+
+    Spy()(torch.ones(4, 3), torch.ones(4, 5, 2))
+    Spy()(torch.ones(4), torch.ones(4, 1))
+    assert seen == [(4,), (4,)]
+
+
+def test_more_arguments_of_forward_are_passed_on() -> None:
+    class Scale(nn.Module):
+        in_keys: ClassVar = ["x"]
+        out_keys: ClassVar = ["y"]
+
+        @dispatch
+        def forward(self, tensordict: TensorDictBase, by: float = 1.0) -> TensorDictBase:
+            return tensordict.set("y", tensordict["x"] * by)
+
+    assert same(Scale()(x=X, by=3.0), 3)
+
+
+def test_class_keys_are_readable_on_class_and_instance() -> None:
+    class Both(TensorDictModuleBase):
+        in_keys = ["x", ("a", "b")]  # noqa: RUF012
+        out_keys = ["y"]  # noqa: RUF012
+
+    assert Both.in_keys == Both().in_keys == ["x", ("a", "b")]
+    assert Both().out_keys == Both().out_keys_source == ["y"]
+
+
+def test_missing_declaration_says_what_to_do() -> None:
+    class Bare(TensorDictModuleBase):
+        @dispatch
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict
+
+    with pytest.raises(KeysNotDeclared, match=r"`Bare` has no `in_keys`. Declare it"):
+        Bare()(x=X)
