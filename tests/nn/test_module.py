@@ -1,0 +1,195 @@
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import InvalidArgument, InvalidKey, TensorDict
+from kd_nn import InputMissing, OutKeyUnknown, OutputMismatch, TensorDictModule
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def same(got: object, expected: Tensor | float) -> bool:
+    return isinstance(got, Tensor) and bool((got == expected).all())
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, x - 1
+
+
+def test_container_is_written_and_returned() -> None:
+    td = TensorDict(x=X)
+    module = TensorDictModule(torch.neg, ["x"], ["y"])
+    assert module(td) is td
+    assert same(td["y"], -X)
+
+
+@pytest.mark.parametrize("in_keys", ["x", ["x"], {"input": "x"}])
+def test_in_keys_take_str_list_and_mapping(in_keys: str | list[str] | dict[str, str]) -> None:
+    module = TensorDictModule(torch.neg, in_keys, "y")
+    assert module.in_keys == ["x"]
+    assert module.out_keys == ["y"]
+    assert same(module(TensorDict(x=X))["y"], -X)
+
+
+def test_tuple_is_one_nested_key() -> None:
+    module = TensorDictModule(torch.neg, ("a", "x"), ("b", "y"))
+    assert module.in_keys == [("a", "x")]
+    assert same(module(TensorDict(a={"x": X}))["b", "y"], -X)
+
+
+def test_mapping_feeds_one_key_to_two_arguments() -> None:
+    module = TensorDictModule(torch.add, {"input": "x", "other": "x"}, ["y"])
+    assert module.in_keys == ["x"]
+    assert same(module(x=X), 2 * X)
+
+
+def test_list_may_repeat_a_key() -> None:
+    assert same(TensorDictModule(torch.add, ["x", "x"], ["y"])(X), 2 * X)
+
+
+def test_mapping_can_be_read_from_key_to_argument() -> None:
+    module = TensorDictModule(torch.sub, {"a": "input", "b": "other"}, ["y"], out_to_in_map=False)
+    assert same(module(a=X, b=torch.ones(2, 3)), X - 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [split, lambda x: list(split(x)), lambda x: {"down": x - 1, "up": x + 1, "more": x}],
+)
+def test_two_outputs_come_as_tuple_list_or_mapping(function: Callable[[Tensor], object]) -> None:
+    up, down = TensorDictModule(function, ["x"], ["up", "down"])(x=X)
+    assert same(up, X + 1)
+    assert same(down, X - 1)
+
+
+def test_discarded_output_is_not_written() -> None:
+    module = TensorDictModule(split, ["x"], ["_", "down"])
+    assert set(module(TensorDict(x=X)).keys()) == {"x", "down"}
+    assert isinstance(module(x=X), Tensor)
+
+
+@pytest.mark.parametrize(
+    ("function", "out_keys", "got"),
+    [
+        (split, ["y"], "1 out_keys .`y`. but returned 2 outputs"),
+        (torch.neg, ["a", "b"], "2 out_keys .`a`, `b`. but returned 1 outputs"),
+        (lambda x: {"a": x}, ["a", "b"], "a mapping of `a`, without `b`"),
+    ],
+)
+def test_wrong_number_of_outputs_names_both(
+    function: Callable[[Tensor], object], out_keys: list[str], got: str
+) -> None:
+    td = TensorDict(x=X)
+    with pytest.raises(OutputMismatch, match=got):
+        TensorDictModule(function, ["x"], out_keys)(td)
+    assert list(td.keys()) == ["x"]
+
+
+def test_missing_input_names_key_present_keys_and_nearest() -> None:
+    module = TensorDictModule(nn.Linear(3, 4), ["image"], ["y"])
+    with pytest.raises(
+        InputMissing, match=r"`TensorDictModule\(Linear\)` reads `image`.*`imag`, `z`.*mean `imag`"
+    ):
+        module(TensorDict(imag=X, z=X))
+
+
+def test_missing_input_is_none_when_not_strict() -> None:
+    module = TensorDictModule(
+        lambda x, h: x if h is None else x + h, ["x", "h"], ["y"], strict=False
+    )
+    assert same(module(TensorDict(x=X))["y"], X)
+    assert same(module(X), X)
+
+
+def test_inplace_false_and_empty_leave_the_input_alone() -> None:
+    td = TensorDict({"x": X}, [2])
+    fresh = TensorDictModule(torch.neg, ["x"], ["y"], inplace=False)(td)
+    empty = TensorDictModule(torch.neg, ["x"], ["y"], inplace="empty")(td)
+    assert list(td.keys()) == ["x"]
+    assert list(fresh.keys()) == list(empty.keys()) == ["y"]
+    assert empty.batch_size == (2,)
+
+
+def test_tensordict_out_beats_inplace() -> None:
+    out = TensorDict()
+    module = TensorDictModule(torch.neg, ["x"], ["y"])
+    assert module(TensorDict(x=X), tensordict_out=out) is out
+    assert list(out.keys()) == ["y"]
+
+
+def test_unknown_inplace_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match='True, False or "empty"'):
+        TensorDictModule(torch.neg, ["x"], ["y"], inplace="full")  # type: ignore[arg-type]
+
+
+def test_method_and_its_keywords_are_called() -> None:
+    class Net(nn.Module):
+        def scale(self, x: Tensor, by: float) -> Tensor:
+            return x * by
+
+    module = TensorDictModule(Net(), ["x"], ["y"], method="scale", method_kwargs={"by": 3.0})
+    assert same(module(x=X), 3 * X)
+    with pytest.raises(InvalidArgument, match="no method `shrink`"):
+        TensorDictModule(Net(), ["x"], ["y"], method="shrink")
+
+
+def test_selection_returns_what_was_asked_in_that_order() -> None:
+    module = TensorDictModule(split, ["x"], ["up", "down"])
+    down, up = module.select_out_keys("down", "up")(x=X)
+    assert same(down, X - 1)
+    assert same(up, X + 1)
+    assert isinstance(module.select_out_keys("up")(x=X), Tensor)
+    assert module.out_keys_source == ["up", "down"]
+    assert module.reset_out_keys().out_keys == ["up", "down"]
+
+
+def test_selection_never_touches_an_entry_of_the_caller() -> None:
+    module = TensorDictModule(split, ["x"], ["up", "down"]).select_out_keys("up")
+    td = module(TensorDict(x=X, down=X))
+    assert td["down"] is X
+
+
+def test_unknown_selection_lists_the_outputs_and_changes_nothing() -> None:
+    module = TensorDictModule(split, ["x"], ["up", "down"])
+    with pytest.raises(OutKeyUnknown, match=r"`up`, `down`. Did you mean `down`"):
+        module.select_out_keys("dow")
+    assert module.out_keys == ["up", "down"]
+
+
+def test_attributes_of_the_wrapped_module_are_reachable() -> None:
+    module = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
+    assert module.in_features == 3
+    with pytest.raises(AttributeError, match=r"neither .* has an attribute `nope`"):
+        module.nope  # noqa: B018
+
+
+def test_copies_and_pickles_run_alone() -> None:
+    module = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
+    before = module(TensorDict(x=X))["y"]
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert same(twin(x=X), before)
+        next(twin.parameters()).data.zero_()
+        twin.out_keys = ["z"]
+        assert same(module(x=X), before)
+        assert module.out_keys == ["y"]
+
+
+def test_bad_keys_are_refused() -> None:
+    with pytest.raises(InvalidKey, match="`out_keys` names 'y' twice"):
+        TensorDictModule(torch.neg, ["x"], ["y", "y"])
+    with pytest.raises(InvalidKey, match="each of `in_keys` must be a str"):
+        TensorDictModule(torch.neg, [1], ["y"])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match="must be callable"):
+        TensorDictModule(3, ["x"], ["y"])  # type: ignore[arg-type]
+
+
+def test_parameters_are_reset() -> None:
+    torch.manual_seed(0)
+    module = TensorDictModule(nn.Sequential(nn.Linear(3, 4)), ["x"], ["y"])
+    before = [p.clone() for p in module.parameters()]
+    module.reset_parameters_recursive()
+    assert all((p != q).any() for p, q in zip(module.parameters(), before, strict=True))

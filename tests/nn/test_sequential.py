@@ -1,0 +1,372 @@
+import copy
+import pickle
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import InvalidArgument, KeyNotFound, TensorDict, TensorDictBase
+from kd_nn import (
+    EmptySubsequence,
+    InputMissing,
+    KeyGraphWarning,
+    NotKeyed,
+    OutKeyUnknown,
+    TensorDictModule,
+    TensorDictSequential,
+    WrapModule,
+    dispatch,
+)
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def same(got: object, expected: Tensor | float) -> bool:
+    return isinstance(got, Tensor) and bool((got == expected).all())
+
+
+def add(n: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x + n
+
+
+def chain(**options: object) -> TensorDictSequential:
+    return TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["a"]),
+        TensorDictModule(add(10), ["a"], ["b"]),
+        TensorDictModule(lambda a: (a * 2, a * 3), ["a"], ["c", "d"]),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+class Opaque(nn.Module):
+    """A keyed module by its attributes alone."""
+
+    in_keys: ClassVar = ["a"]
+    out_keys: ClassVar = ["o"]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("o", tensordict["a"] + 100)
+
+
+def test_keys_follow_from_the_steps() -> None:
+    model = chain()
+    assert model.in_keys == ["x"]
+    assert model.out_keys == ["a", "b", "c", "d"]
+
+
+def test_overwritten_key_stands_where_it_is_written_last() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["h"]),
+        TensorDictModule(add(1), ["x"], ["y"]),
+        TensorDictModule(add(1), ["h"], ["h"]),
+    )
+    assert model.out_keys == ["y", "h"]
+
+
+def test_tensors_give_all_outputs_in_order() -> None:
+    a, b, c, d = chain()(x=X)
+    for got, expected in ((a, X + 1), (b, X + 11), (c, 2 * X + 2), (d, 3 * X + 3)):
+        assert same(got, expected)
+
+
+def test_container_receives_all_outputs() -> None:
+    td = TensorDict({"x": X}, [2])
+    assert chain()(td) is td
+    assert list(td.keys()) == ["x", "a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("way", ["argument", "method", "wrapped"])
+def test_three_ways_to_select(way: str) -> None:
+    if way == "argument":
+        model = chain(selected_out_keys=["d", "b"])
+    elif way == "method":
+        model = chain().select_out_keys("d", "b")
+    else:
+        model = TensorDictSequential(chain(), selected_out_keys=["d", "b"])
+    d, b = model(x=X)
+    assert same(d, 3 * X + 3)
+    assert same(b, X + 11)
+    assert list(model(TensorDict(x=X)).keys()) == ["x", "d", "b"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_dead_steps_are_not_computed(nested: bool, hooked: bool) -> None:
+    ran: list[str] = []
+
+    def step(name: str, reads: str) -> TensorDictModule:
+        def function(value: Tensor) -> Tensor:
+            ran.append(name)
+            return value
+
+        return TensorDictModule(function, [reads], [name])
+
+    steps = [step("a", "x"), step("dead", "a"), step("y", "a")]
+    model = (
+        TensorDictSequential(TensorDictSequential(*steps))
+        if nested
+        else TensorDictSequential(*steps)
+    )
+    if hooked:
+        steps[0].register_forward_hook(lambda *_: None)
+    model.select_out_keys("y")
+    model(x=X)
+    model(TensorDict(x=X))
+    assert ran == ["a", "y", "a", "y"]
+
+
+def test_input_of_a_dead_step_may_be_left_out() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["a"]), TensorDictModule(add(1), ["z"], ["b"])
+    ).select_out_keys("a")
+    assert same(model(x=X), X + 1)
+    assert same(model(x=X, z=X), X + 1)
+    assert list(model(TensorDict(x=X)).keys()) == ["x", "a"]
+
+
+def test_selection_is_made_among_all_outputs_again() -> None:
+    model = chain().select_out_keys("b")
+    assert model.select_out_keys("c").out_keys == ["c"]
+    assert model.reset_out_keys().out_keys == ["a", "b", "c", "d"]
+    with pytest.raises(OutKeyUnknown, match="`a`, `b`, `c`, `d`"):
+        model.select_out_keys("x")
+
+
+def test_selection_keeps_what_the_caller_had() -> None:
+    td = chain().select_out_keys("b")(TensorDict(x=X, a=X))
+    assert td["a"] is X
+
+
+def test_selection_inside_hides_keys_outside() -> None:
+    inner = chain(selected_out_keys=["b"])
+    model = TensorDictSequential(inner, TensorDictModule(add(0), ["a"], ["y"]))
+    assert model.in_keys == ["x", "a"]
+    b, y = model(x=X, a=-X)
+    assert same(b, X + 11)
+    assert same(y, -X)
+
+
+def test_custom_module_sees_the_container() -> None:
+    model = TensorDictSequential(TensorDictModule(add(1), ["x"], ["a"]), Opaque())
+    assert same(model(x=X)[1], X + 101)
+    td = model(TensorDict(x=X))
+    assert list(td.keys()) == ["x", "a", "o"]
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_write_of_a_container_feeds_a_nested_read(hook: bool) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(lambda x: TensorDict(b=x + 1), ["x"], ["n"]),
+        TensorDictModule(add(10), [("n", "b")], ["y"]),
+    )
+    if hook:
+        model[0].register_forward_hook(lambda *_: None)
+    assert model.in_keys == ["x"]
+    _, y = model(x=X)
+    assert same(y, X + 11)
+    assert same(model(TensorDict(x=X))["y"], X + 11)
+
+
+def test_nested_keys_by_keyword() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), [("some", "key")], ["h"]),
+        TensorDictModule(add(-1), ["h"], [("some", "output")]),
+    ).select_out_keys(("some", "output"))
+    assert same(model(some_key=X), X)
+
+
+def test_partial_tolerant_skips_what_lacks_inputs() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["a"]),
+        TensorDictModule(add(1), ["q"], ["z"]),
+        partial_tolerant=True,
+    )
+    assert list(model(TensorDict(x=X)).keys()) == ["x", "a"]
+    assert list(model(TensorDict(q=X)).keys()) == ["q", "z"]
+    a, z = model(x=X)
+    assert same(a, X + 1)
+    assert z is None
+
+
+def test_partial_tolerant_step_falls_back_on_the_callers_entry() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["q"], ["a"]),
+        TensorDictModule(add(1), ["a"], ["b"]),
+        partial_tolerant=True,
+    )
+    td = model(TensorDict(a=X))
+    assert same(td["b"], X + 1)
+    assert td["a"] is X
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_failing_step_leaves_the_container_and_a_short_note(hook: bool) -> None:
+    model = TensorDictSequential(
+        {
+            "first": TensorDictModule(add(1), ["x"], ["a"]),
+            "second": TensorDictModule(nn.Linear(5, 1), ["a"], ["y"]),
+        }
+    )
+    if hook:
+        model[0].register_forward_hook(lambda *_: None)
+    td = TensorDict(x=X)
+    with pytest.raises(RuntimeError) as caught:
+        model(td)
+    assert list(td.keys()) == ["x"]
+    (note,) = caught.value.__notes__
+    assert note == ("In step 1 `second`, `TensorDictModule(Linear)`: reads `a` (2, 3); writes `y`.")
+
+
+def test_missing_input_names_the_key_and_the_nearest() -> None:
+    with pytest.raises(InputMissing, match=r"reads `x`.*its keys are `xx`. Did you mean `xx`"):
+        chain()(TensorDict(xx=X))
+
+
+def test_wrapped_function_may_replace_the_container() -> None:
+    model = TensorDictSequential(
+        WrapModule(lambda td: td[0]), TensorDictModule(add(1), ["x"], ["y"])
+    )
+    td = TensorDict({"x": X}, [2])
+    assert model(td)["y"].shape == (3,)
+    assert list(td.keys()) == ["x"]
+
+
+def test_undeclared_writes_of_a_custom_module_arrive() -> None:
+    class Extra(nn.Module):
+        in_keys: ClassVar = ["x"]
+        out_keys: ClassVar = ["y"]
+
+        @dispatch
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("y", X).set("extra", X)
+
+    assert set(TensorDictSequential(Extra())(TensorDict(x=X)).keys()) == {"x", "y", "extra"}
+
+
+def test_steps_are_found_by_index_name_and_slice() -> None:
+    model = chain()
+    assert model[0] is model["0"] is model[-3]
+    assert model[1:].in_keys == ["a"]
+    assert model[1:][0] is model[1]
+    assert len(model) == len(list(model)) == 3
+    with pytest.raises(IndexError, match="has 3 steps"):
+        model[3]
+    with pytest.raises(KeyNotFound, match="no step `q`"):
+        model["q"]
+
+
+def test_editing_recomputes_the_keys() -> None:
+    model = chain()
+    model.append(TensorDictModule(add(1), ["e"], ["f"]))
+    assert model.in_keys == ["x", "e"]
+    del model[-1]
+    assert model.in_keys == ["x"]
+    model[0] = TensorDictModule(add(5), ["q"], ["a"])
+    assert model.in_keys == ["q"]
+    model.insert(0, TensorDictModule(add(1), ["p"], ["q"]))
+    assert model.in_keys == ["p"]
+    assert same(model(p=X)[1], X + 6)
+
+
+def test_named_steps_are_inserted_after_another() -> None:
+    model = TensorDictSequential({"one": TensorDictModule(add(1), ["x"], ["a"])})
+    model.insert("three", TensorDictModule(add(1), ["b"], ["c"]), after="one")
+    model.insert("two", TensorDictModule(add(1), ["a"], ["b"]), after="one")
+    assert [name for name, _ in model.named_steps()] == ["one", "two", "three"]
+    assert model.in_keys == ["x"]
+    with pytest.raises(InvalidArgument, match="a step `two` already"):
+        model.insert("two", TensorDictModule(add(1), ["a"], ["b"]))
+
+
+def test_edit_that_loses_a_selected_key_is_refused() -> None:
+    model = chain(selected_out_keys=["d"])
+    with pytest.raises(OutKeyUnknown, match="does not write `d`"):
+        del model[2]
+    assert len(model) == 3
+    assert same(model(x=X), 3 * X + 3)
+
+
+def test_change_of_a_step_changes_the_sequence() -> None:
+    model = chain()
+    model(x=X)
+    model[0].in_keys = ["q"]
+    assert model.in_keys == ["q"]
+    model[0].module = add(5)
+    assert same(model(q=X)[0], X + 5)
+    setattr(model.module, "0", TensorDictModule(add(7), ["r"], ["a"]))
+    assert model.in_keys == ["r"]
+    assert same(model(r=X)[0], X + 7)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (torch.neg, r"step `1` \(`neg`\) has no keys. Wrap it"),
+        (nn.ReLU(), r"\(`ReLU`\) has no keys"),
+        (3, "is no module but int"),
+    ],
+)
+def test_what_is_not_keyed_is_refused_with_the_remedy(step: object, message: str) -> None:
+    with pytest.raises(NotKeyed, match=message):
+        TensorDictSequential(TensorDictModule(add(1), ["x"], ["a"]), step)  # type: ignore[arg-type]
+
+
+def test_keys_of_a_sequence_cannot_be_assigned() -> None:
+    with pytest.raises(InvalidArgument, match="follow from its steps"):
+        chain().in_keys = ["q"]
+    with pytest.raises(InvalidArgument, match="use `select_out_keys`"):
+        chain().out_keys = ["q"]
+
+
+def test_lost_write_warns_at_build() -> None:
+    with pytest.warns(KeyGraphWarning, match=r"step 0 .* writes `a`, which a later step replaces"):
+        TensorDictSequential(
+            TensorDictModule(add(1), ["x"], ["a"]), TensorDictModule(add(1), ["x"], ["a"])
+        )
+
+
+def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:
+    model = chain()
+    part = model.select_subsequence(out_keys=["b"])
+    assert [part[0], part[1]] == [model[0], model[1]]
+    assert len(part) == 2
+    assert model.select_subsequence(in_keys=["a"]).in_keys == ["a"]
+    nested = TensorDictSequential(chain(), TensorDictModule(add(1), ["b"], ["e"]))
+    assert len(nested.select_subsequence(out_keys=["e"])[0]) == 2  # type: ignore[arg-type]
+    with pytest.raises(EmptySubsequence, match=r"no step .* is left"):
+        model.select_subsequence(out_keys=["q"])
+
+
+def test_inplace_modes() -> None:
+    td = TensorDict({"x": X}, [2])
+    assert "x" not in chain(inplace=False)(td)
+    assert chain(inplace="empty")(td).batch_size == (2,)
+    out = TensorDict()
+    assert chain()(td, tensordict_out=out) is out
+    assert list(td.keys()) == ["x"]
+
+
+def test_copies_and_pickles_run_alone() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(nn.Linear(3, 4), ["x"], ["h"]), TensorDictModule(nn.ReLU(), ["h"], ["y"])
+    )
+    before = model(x=X)[1]
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.copy(model)):
+        assert same(twin(x=X)[1], before)
+    twin = copy.deepcopy(model)
+    next(twin.parameters()).data.zero_()
+    twin.select_out_keys("y")
+    assert same(model(x=X)[1], before)
+    assert len(model(x=X)) == 2
+
+
+def test_gradients_equal_those_of_plain_modules() -> None:
+    linear = nn.Linear(3, 4)
+    model = TensorDictSequential(
+        TensorDictModule(linear, ["x"], ["h"]), TensorDictModule(nn.Tanh(), ["h"], ["y"])
+    )
+    expected = torch.autograd.grad(torch.tanh(linear(X)).sum(), linear.weight)
+    got = torch.autograd.grad(model(x=X)[1].sum(), linear.weight)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
