@@ -98,6 +98,18 @@ class Dense(TensorDictBase):
         new._desc = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
         return new
 
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        # Overridden for speed: "math" in the benchmarks.
+        if not self._nested and isinstance(other, Dense) and not other._nested:
+            left, right = self._entries, other._entries
+            if [*left] == [*right]:
+                mine.extend(left.values())  # type: ignore[arg-type]  # tensors all
+                theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
+                return
+        super()._collect_pair(other, mine, theirs, path)
+
     def _hold(self, count: int) -> None:
         # Overridden for speed: "lock" in the benchmarks.
         if self._nested:

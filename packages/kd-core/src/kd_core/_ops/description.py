@@ -37,10 +37,8 @@ class Description(Waist):
         self._check_unlocked("change the batch size")
         batch = batch_of(batch_size)
         desc = self._desc.with_batch(batch)
-        fitted = self._with_descriptor(desc)
-        for key, value in fitted._entries.items():
-            if not isinstance(value, Tensor):
-                self._set_entry(key, value)
+        self._with_descriptor(desc)  # refuses what does not fit, before anything is changed
+        _grow_children(self, desc)
         self._describe(desc)
 
     @property
