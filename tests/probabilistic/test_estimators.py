@@ -20,7 +20,7 @@ def transformed() -> Distribution:
 
 DETERMINISTIC: list[tuple[Distribution, Tensor]] = [
     (distributions.Normal(HALF, ONES), HALF),
-    (distributions.Bernoulli(tensor([0.2, 0.7])), tensor([0.0, 1.0])),
+    (distributions.Bernoulli(tensor([0.2, 0.7, 0.5])), tensor([0.0, 1.0, 1.0])),
     (distributions.Categorical(logits=tensor([0.0, 2.0, 1.0])), tensor(1)),
     (distributions.OneHotCategorical(logits=tensor([0.0, 2.0])), tensor([0.0, 1.0])),
     (distributions.Multinomial(4, tensor([0.25, 0.75])), tensor([1.0, 3.0])),

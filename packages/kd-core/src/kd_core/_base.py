@@ -12,7 +12,6 @@ from kd_core._ops.description import Description
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
-from kd_core._ops.partition import Partition
 from kd_core._ops.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
@@ -34,7 +33,6 @@ class TensorDictBase(
     Structure,
     Indexing,
     Shape,
-    Partition,
     Copying,
     Locking,
     Modules,

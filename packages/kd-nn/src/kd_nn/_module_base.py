@@ -220,6 +220,11 @@ class TensorDictModuleBase(nn.Module):
         self._flag_change()
         return self
 
+    @property
+    def has_value_form(self) -> bool:
+        """Whether the module can be run by `forward_values`; some settings may forbid it."""
+        return self._has_value_form
+
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Compute the outputs from bare values, without a container.
 
@@ -244,7 +249,7 @@ class TensorDictModuleBase(nn.Module):
             given a container.
         """
         keys = self.in_keys
-        if not self._has_value_form or any(key not in values for key in keys):
+        if not self.has_value_form or any(key not in values for key in keys):
             return None
         outputs = self.forward_values(*[values[key] for key in keys])
         by_key = dict(zip(self.out_keys_source, outputs, strict=True))

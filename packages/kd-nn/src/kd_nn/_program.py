@@ -198,7 +198,7 @@ def runs_on_values(step: object) -> bool:
     """
     return (
         isinstance(step, nn.Module)
-        and getattr(type(step), "_has_value_form", False)
+        and getattr(step, "has_value_form", False) is True
         and "forward" not in step.__dict__
         and "__call__" not in step.__dict__
         and step._compiled_call_impl is None

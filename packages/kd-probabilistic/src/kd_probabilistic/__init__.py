@@ -6,5 +6,12 @@ from kd_probabilistic._estimators import register_estimator as register_estimato
 from kd_probabilistic._interaction import InteractionType as InteractionType
 from kd_probabilistic._interaction import interaction_type as interaction_type
 from kd_probabilistic._interaction import set_interaction_type as set_interaction_type
+from kd_probabilistic._module import (
+    ProbabilisticTensorDictModule as ProbabilisticTensorDictModule,
+)
+from kd_probabilistic._scoring import ScoringModule as ScoringModule
+from kd_probabilistic._sequential import (
+    ProbabilisticTensorDictSequential as ProbabilisticTensorDictSequential,
+)
 
 __version__ = "0.1.0"

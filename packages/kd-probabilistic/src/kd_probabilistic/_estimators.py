@@ -300,6 +300,12 @@ def _concrete_location(distribution: Distribution) -> Tensor:
     return torch.log_softmax(distribution.logits / distribution.temperature, -1)
 
 
+def _likelier_outcome(distribution: Distribution) -> Tensor:
+    """Return the mode of a coin; 1 for a fair one, where torch says NaN."""
+    assert isinstance(distribution, distributions.Bernoulli)
+    return (distribution.probs >= 0.5).to(distribution.probs)
+
+
 def _zero_where_degenerate(parameter: str, bound: float) -> Estimator:
     """Return the mode, which is zero where the density falls from the start."""
 
@@ -332,7 +338,6 @@ _FINITE_MEAN = (
     distributions.Wishart,
 )
 _FINITE_MODE = (
-    distributions.Bernoulli,
     distributions.Binomial,
     distributions.Categorical,
     distributions.Cauchy,
@@ -355,6 +360,7 @@ _REGISTRY: dict[InteractionType, dict[type[Distribution], Estimator]] = {
         **dict.fromkeys(_FINITE_MEAN, _mean),
         **dict.fromkeys(_FINITE_MODE, _mode),
         **dict.fromkeys(_HEAVY_TAIL, _finite_mean_or_mode),
+        distributions.Bernoulli: _likelier_outcome,
         distributions.Independent: _of_base(InteractionType.DETERMINISTIC),
         distributions.TransformedDistribution: _transformed,
         LogitRelaxedBernoulli: _logit_location,
@@ -372,6 +378,7 @@ _REGISTRY: dict[InteractionType, dict[type[Distribution], Estimator]] = {
         LogitRelaxedBernoulli: _logit_location,
     },
     InteractionType.MODE: {
+        distributions.Bernoulli: _likelier_outcome,
         distributions.FisherSnedecor: _zero_where_degenerate("df1", 2),
         distributions.Independent: _of_base(InteractionType.MODE),
         distributions.Uniform: _absent("mode"),

@@ -1,0 +1,355 @@
+"""`ProbabilisticTensorDictModule`: a distribution between keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution
+
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    TensorDictBase,
+    format_key,
+    nearest_key,
+    unravel_key,
+    unravel_key_to_tuple,
+)
+from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_existing
+from kd_probabilistic._construction import Construction, must_not_look, name_of, unchecked
+from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
+from kd_probabilistic._generator import drawing_from, seeded
+from kd_probabilistic._interaction import (
+    InteractionType,
+    as_interaction_type,
+    interaction_type,
+    set_interaction_type,
+)
+from kd_probabilistic._log_prob import log_prob_key_of
+
+InKeys: TypeAlias = "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey]"
+
+
+class ProbabilisticTensorDictModule(TensorDictModuleBase):
+    """Build a distribution from entries of a container and write a value of it.
+
+    Which value is written (a draw, the mean, ...) is the module's `default_interaction_type`,
+    unless `set_interaction_type` says otherwise around the call.
+
+    Args:
+        in_keys: The parameters: keys whose last part names the distribution's argument, or a
+            mapping `{argument: key}`.
+        out_keys: The key of the value; None discards it, which leaves its log-probability.
+        default_interaction_type: Which value to take outside of `set_interaction_type`.
+        distribution_class: A distribution class, or a callable that returns a distribution.
+        distribution_kwargs: Further arguments of the distribution. Without `validate_args` among
+            them, values are checked as torch does by default; never while compiling or exporting.
+        return_log_prob: Whether to write the log-probability of the value too.
+        log_prob_key: Where to; by default the key of the value with `_log_prob` at its end.
+        n_empirical_estimate: Draws to average for a mean that has no formula.
+        num_samples: Number of values, in a new first dimension. The result is then a new container
+            with that dimension in front of its batch size.
+        generator: What random draws come from: a generator, a seed for one of this module's own,
+            or the key of an entry that holds a generator or a seed. By default torch's global one.
+
+    Raises:
+        InvalidArgument: If the distribution cannot be called, an argument comes twice, or there is
+            not exactly one out key.
+
+    Example:
+        >>> module = ProbabilisticTensorDictModule(
+        ...     in_keys=["loc", "scale"],
+        ...     out_keys=["action"],
+        ...     distribution_class=torch.distributions.Normal,
+        ... )
+        >>> module(loc=torch.zeros(2), scale=torch.ones(2))
+        tensor([0., 0.])
+        >>> with set_interaction_type("random"):
+        ...     module(loc=torch.zeros(2), scale=torch.ones(2)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        in_keys: InKeys,
+        out_keys: NestedKey | Sequence[NestedKey] | None = None,
+        *,
+        default_interaction_type: InteractionType | str = InteractionType.DETERMINISTIC,
+        distribution_class: Callable[..., Distribution] = Delta,
+        distribution_kwargs: Mapping[str, object] | None = None,
+        return_log_prob: bool = False,
+        log_prob_key: NestedKey | None = None,
+        n_empirical_estimate: int = 1000,
+        num_samples: int | None = None,
+        generator: torch.Generator | int | NestedKey | None = None,
+    ) -> None:
+        super().__init__()
+        arguments = _arguments(in_keys)
+        self.in_keys = list(dict.fromkeys(arguments.values()))
+        self._feeds = tuple(self.in_keys.index(key) for key in arguments.values())
+        self._build = Construction(
+            distribution_class, tuple(arguments), dict(distribution_kwargs or {})
+        )
+        self._sample_key = _only_key(out_keys)
+        self._log_prob_key = unravel_key(
+            log_prob_key_of(self._sample_key) if log_prob_key is None else log_prob_key
+        )
+        self.return_log_prob = return_log_prob
+        self.out_keys = (
+            [self._sample_key, self._log_prob_key] if return_log_prob else [self._sample_key]
+        )
+        self.default_interaction_type = as_interaction_type(default_interaction_type)
+        self.n_empirical_estimate = n_empirical_estimate
+        self.num_samples = num_samples
+        self.generator = generator
+
+    @property
+    def distribution_class(self) -> Callable[..., Distribution]:
+        """What builds the distribution."""
+        return self._build.distribution
+
+    @property
+    def distribution_kwargs(self) -> dict[str, object]:
+        """Further arguments of the distribution, as a copy."""
+        return dict(self._build.settings)
+
+    @property
+    def dist_params_keys(self) -> list[NestedKey]:
+        """The keys of the parameters."""
+        return self.in_keys
+
+    @property
+    def dist_sample_keys(self) -> list[NestedKey]:
+        """The key of the value."""
+        return [self._sample_key]
+
+    @property
+    def log_prob_key(self) -> NestedKey:
+        """The key of the log-probability."""
+        return self._log_prob_key
+
+    @property
+    def replaces_container(self) -> bool:
+        """Whether the result is another container than the input."""
+        return self.num_samples is not None
+
+    @property
+    def has_value_form(self) -> bool:
+        """Whether bare parameters are all it takes: not where a container grows or is asked."""
+        return self.num_samples is None and not isinstance(self.generator, (str, tuple))
+
+    @property
+    def node_label(self) -> str:
+        """The name of the distribution, for tables and pictures."""
+        return name_of(self._build.distribution)
+
+    def interaction(self, mode: str) -> AbstractContextManager[None]:
+        """Fix which value is taken while the context lasts, for exporters; see the protocol."""
+        return set_interaction_type(mode)
+
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """Build the distribution of a container's parameters.
+
+        Raises:
+            InputMissing: If a parameter is missing.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> module = ProbabilisticTensorDictModule(["param"], ["x"])
+            >>> module.get_dist(TensorDict(param=torch.zeros(3))).event_shape
+            torch.Size([3])
+        """
+        return self.dist_of_values(self._read(tensordict))
+
+    def dist_of_values(self, values: Sequence[object]) -> Distribution:
+        """Build the distribution of bare parameters, one per key of `in_keys`."""
+        fed = [values[idx] for idx in self._feeds]
+        if must_not_look(fed):
+            with unchecked():
+                return self._build(fed)
+        return self._build(fed)
+
+    build_dist_from_params = get_dist
+
+    def log_prob(self, tensordict: TensorDictBase, dist: Distribution | None = None) -> Tensor:
+        """Return the log-probability of the value that the container holds.
+
+        Args:
+            tensordict: Holds the value, and the parameters unless `dist` is given.
+            dist: The distribution, if it is built already.
+
+        Raises:
+            InputMissing: If the value or a parameter is missing.
+        """
+        dist = self.get_dist(tensordict) if dist is None else dist
+        value = tensordict.get(self._sample_key)
+        if value is None:
+            raise self._missing(self._sample_key, tensordict)
+        return log_prob_of(dist, value)
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self, tensordict: TensorDictBase, *, tensordict_out: TensorDictBase | None = None
+    ) -> TensorDictBase:
+        """Write the value, and its log-probability if asked for.
+
+        Args:
+            tensordict: The container to read.
+            tensordict_out: The container to write, instead of the same.
+
+        Returns:
+            The container that was written.
+
+        Raises:
+            InputMissing: If a parameter is missing.
+        """
+        if skip_existing() and self._is_done(tensordict):
+            return tensordict
+        values = self._read(tensordict)
+        generator = self.generator
+        if isinstance(generator, (str, tuple)):
+            generator = _generator_at(tensordict, generator)
+        outputs = self._outputs(values, generator)
+        target = tensordict if tensordict_out is None else tensordict_out
+        if self.num_samples is not None and tensordict_out is None:
+            target = tensordict.expand(self.num_samples, *tensordict.batch_size)
+        visible = self.out_keys
+        made = zip(self.out_keys_source, outputs, strict=True)
+        written = {key: value for key, value in made if key != "_" and key in visible}
+        if len(written) == 1:
+            ((key, value),) = written.items()
+            return target.set(key, value)
+        return target.update(written)
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        """Take a value of the distribution of bare parameters; see `forward`."""
+        generator = self.generator
+        assert not isinstance(generator, (str, tuple))
+        return self._outputs(values, generator)
+
+    def extra_repr(self) -> str:
+        """Return keys and distribution, for printing."""
+        return f"{super().extra_repr()}, distribution_class={self.node_label}"
+
+    def _outputs(
+        self, values: Sequence[object], generator: torch.Generator | int | None
+    ) -> tuple[object, ...]:
+        if must_not_look(values):
+            with unchecked():
+                return self._taken(values, generator)
+        return self._taken(values, generator)
+
+    def _taken(
+        self, values: Sequence[object], generator: torch.Generator | int | None
+    ) -> tuple[object, ...]:
+        dist = self.dist_of_values(values)
+        kind = interaction_type() or self.default_interaction_type
+        if generator is None:
+            value = self._take(dist, kind)
+        else:
+            with drawing_from(self._own_generator(generator, values)):
+                value = self._take(dist, kind)
+        if not self.return_log_prob:
+            return (value,)
+        return value, log_prob_of(dist, value)
+
+    def _take(self, dist: Distribution, kind: InteractionType) -> Tensor:
+        count = self.num_samples
+        if kind is InteractionType.RANDOM:
+            return draw(dist, _ONE if count is None else Size((count,)))
+        if kind is InteractionType.MEAN:
+            value = mean_or_empirical(dist, self.n_empirical_estimate)
+        else:
+            value = estimate(dist, kind)
+        return value if count is None else value.expand(count, *value.shape)
+
+    def _own_generator(
+        self, generator: torch.Generator | int, values: Sequence[object]
+    ) -> torch.Generator:
+        if isinstance(generator, torch.Generator):
+            return generator
+        device = next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
+        made = seeded(generator, device)
+        if self.generator is generator:
+            self.generator = made
+        return made
+
+    def _read(self, tensordict: TensorDictBase) -> list[object]:
+        values: list[object] = []
+        for key in self._own_in_keys():
+            value = tensordict.get(key)
+            if value is None:
+                raise self._missing(key, tensordict)
+            values.append(value)
+        return values
+
+    def _missing(self, key: NestedKey, tensordict: TensorDictBase) -> InputMissing:
+        known = list(tensordict.keys(True))
+        near = nearest_key(key, known)
+        hint = "" if near is None else f" Did you mean {format_key(near)}?"
+        there = ", ".join(format_key(k) for k in known) or "none"
+        return InputMissing(
+            f"the distribution `{self.node_label}` needs {format_key(key)}, which the container "
+            f"lacks; its keys are {there}.{hint} Write the entry before, or change `in_keys`."
+        )
+
+    def _is_done(self, tensordict: TensorDictBase) -> bool:
+        present = tensordict.keys(True)
+        keys = [key for key in self.out_keys if key != "_"]
+        reads = self.in_keys
+        return bool(keys) and all(key in present and key not in reads for key in keys)
+
+
+_ONE = Size()
+
+
+def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
+    """Return the log-probability of a value, as a tensor."""
+    found: Tensor = dist.log_prob(value)
+    return found
+
+
+def _arguments(in_keys: InKeys) -> dict[str, NestedKey]:
+    """Return which key feeds which argument of the distribution."""
+    if isinstance(in_keys, Mapping):
+        return {name: unravel_key(key) for name, key in in_keys.items()}
+    keys = [in_keys] if isinstance(in_keys, (str, tuple)) else list(in_keys)
+    arguments = {unravel_key_to_tuple(key)[-1]: unravel_key(key) for key in keys}
+    if len(arguments) != len(keys):
+        raise InvalidArgument(
+            f"two of the in_keys {', '.join(format_key(key) for key in keys)} name the same "
+            "argument, which is the last part of a key. Give a mapping `{argument: key}`."
+        )
+    return arguments
+
+
+def _only_key(out_keys: NestedKey | Sequence[NestedKey] | None) -> NestedKey:
+    """Return the one key of the value; `"_"` discards it."""
+    if out_keys is None:
+        return "_"
+    keys = [out_keys] if isinstance(out_keys, (str, tuple)) else list(out_keys)
+    if len(keys) != 1:
+        raise InvalidArgument(
+            f"a distribution gives one value, so there is one out key, got {len(keys)}. The "
+            "log-probability has its own argument, `log_prob_key`."
+        )
+    return unravel_key(keys[0])
+
+
+def _generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int:
+    """Return the generator or seed that an entry holds."""
+    found: object = tensordict[unravel_key_to_tuple(key)]
+    if isinstance(found, torch.Generator):
+        return found
+    if isinstance(found, Tensor) and found.numel() == 1 and not found.is_floating_point():
+        return int(found.item())
+    if isinstance(found, int):
+        return found
+    raise InvalidArgument(
+        f"the entry {format_key(key)} must hold a `torch.Generator` or one integer seed, got "
+        f"{type(found).__name__}."
+    )

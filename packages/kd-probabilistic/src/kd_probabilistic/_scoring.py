@@ -1,0 +1,74 @@
+"""Scoring: the log-probability of a value that somebody else has produced."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kd_core import NestedKey, TensorDictBase
+from kd_nn import TensorDictModuleBase, dispatch
+from kd_probabilistic._construction import must_not_look, unchecked
+from kd_probabilistic._module import ProbabilisticTensorDictModule, log_prob_of
+
+
+class ScoringModule(TensorDictModuleBase):
+    """Write the log-probability of an entry under the distribution of a probabilistic module.
+
+    It reads the parameters and the value, and writes `log_prob_key`.
+
+    Args:
+        module: The probabilistic module whose distribution scores.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributions import Bernoulli
+        >>> coin = ProbabilisticTensorDictModule(["probs"], ["toss"], distribution_class=Bernoulli)
+        >>> ScoringModule(coin)(probs=torch.tensor(0.25), toss=torch.tensor(1.0)).exp()
+        tensor(0.2500)
+    """
+
+    def __init__(self, module: ProbabilisticTensorDictModule) -> None:
+        super().__init__()
+        self.module = module
+        self.in_keys = list(dict.fromkeys([*module.in_keys, *module.dist_sample_keys]))
+        self.out_keys = [module.log_prob_key]
+
+    @property
+    def dist_params_keys(self) -> list[NestedKey]:
+        """The keys of the parameters."""
+        return self.module.dist_params_keys
+
+    @property
+    def dist_sample_keys(self) -> list[NestedKey]:
+        """The key of the value that is scored."""
+        return self.module.dist_sample_keys
+
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """Build the distribution of a container's parameters."""
+        return self.module.get_dist(tensordict)
+
+    build_dist_from_params = get_dist
+
+    def log_prob(self, tensordict: TensorDictBase, dist: Distribution | None = None) -> Tensor:
+        """Return the log-probability of the value that the container holds."""
+        return self.module.log_prob(tensordict, dist)
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the log-probability of the value.
+
+        Raises:
+            InputMissing: If the value or a parameter is missing.
+        """
+        return tensordict.set(self.module.log_prob_key, self.module.log_prob(tensordict))
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        """Score a bare value; see `forward`."""
+        by_key = dict(zip(self.in_keys, values, strict=True))
+        params = [by_key[key] for key in self.module.in_keys]
+        value = by_key[self.module.dist_sample_keys[0]]
+        assert isinstance(value, Tensor)
+        if must_not_look(values):
+            with unchecked():
+                return (log_prob_of(self.module.dist_of_values(params), value),)
+        return (log_prob_of(self.module.dist_of_values(params), value),)

@@ -1,0 +1,330 @@
+import copy
+import math
+import pickle
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Normal
+
+from kd_core import NonTensorData, TensorDict
+from kd_nn import NormalParamWrapper, SupportsInteraction, TensorDictModule, TensorDictSequential
+from kd_probabilistic import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    interaction_type,
+    set_interaction_type,
+)
+
+LOC = torch.tensor([[0.0, 1.0], [-2.0, 3.0], [0.5, 0.5]])
+SCALE = torch.tensor([[1.0, 2.0], [0.5, 1.0], [3.0, 0.1]])
+
+
+def params() -> TensorDict:
+    return TensorDict({"loc": LOC.clone(), "scale": SCALE.clone()}, [3])
+
+
+def normal(**options: object) -> ProbabilisticTensorDictModule:
+    settings: dict[str, object] = {"out_keys": ["x"], "distribution_class": Normal, **options}
+    return ProbabilisticTensorDictModule(["loc", "scale"], **settings)  # type: ignore[arg-type]
+
+
+def one(module: ProbabilisticTensorDictModule, *values: Tensor) -> Tensor:
+    """Call a module that has one output."""
+    output = module(*values)
+    assert isinstance(output, Tensor)
+    return output
+
+
+def log_density(dist: distributions.Distribution, value: Tensor) -> Tensor:
+    result: Tensor = dist.log_prob(value)
+    return result
+
+
+def test_seed_example_of_a_recurrent_actor() -> None:
+    td = TensorDict({"input": torch.randn(3, 4), "hidden": torch.randn(3, 8)}, [3])
+    net = torch.nn.GRUCell(4, 8)
+    module = TensorDictModule(
+        NormalParamWrapper(net), in_keys=["input", "hidden"], out_keys=["loc", "scale"]
+    )
+    prob_module = ProbabilisticTensorDictModule(
+        in_keys=["loc", "scale"],
+        out_keys=["sample"],
+        distribution_class=Normal,
+        return_log_prob=True,
+    )
+    td_module = ProbabilisticTensorDictSequential(module, prob_module)
+    td_module(td)
+    assert set(td.keys()) == {"input", "hidden", "loc", "scale", "sample", "sample_log_prob"}
+    assert td["sample_log_prob"].shape == td["sample"].shape == (3, 4)
+
+
+def test_default_value_is_deterministic() -> None:
+    td = normal()(params())
+    assert torch.equal(td["x"], LOC)
+    assert "x_log_prob" not in td
+
+
+@pytest.mark.parametrize("form", ["container", "keywords", "positions"])
+def test_every_calling_form_gives_value_and_log_prob(form: str) -> None:
+    module = normal(return_log_prob=True)
+    if form == "container":
+        td = module(params())
+        value, log_prob = td["x"], td["x_log_prob"]
+    elif form == "keywords":
+        value, log_prob = module(scale=SCALE, loc=LOC)
+    else:
+        value, log_prob = module(LOC, SCALE)
+    assert torch.equal(value, LOC)
+    torch.testing.assert_close(log_prob, log_density(Normal(LOC, SCALE), LOC))
+
+
+def test_log_prob_agrees_with_scipy_on_a_grid() -> None:
+    grid = torch.linspace(-4, 4, 33).expand(3, 33)
+    td = TensorDict({"loc": LOC[:, :1], "scale": SCALE[:, :1], "x": grid}, [3])
+    expected = scipy.stats.norm(LOC[:, :1].numpy(), SCALE[:, :1].numpy()).logpdf(grid.numpy())
+    torch.testing.assert_close(
+        normal().log_prob(td), torch.as_tensor(expected, dtype=torch.float32), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_moments_of_draws_lie_within_four_standard_errors() -> None:
+    torch.manual_seed(0)
+    count = 20_000
+    td = normal(default_interaction_type="random", num_samples=count)(params())
+    error = SCALE / math.sqrt(count)
+    assert bool(((td["x"].mean(0) - LOC).abs() < 4 * error).all())
+    assert bool(((td["x"].std(0) - SCALE).abs() < 4 * error / math.sqrt(2)).all())
+
+
+def test_random_draws_carry_gradients_to_the_parameters() -> None:
+    loc, scale = LOC.clone().requires_grad_(), SCALE.clone().requires_grad_()
+    torch.manual_seed(0)
+    value, log_prob = normal(default_interaction_type="random", return_log_prob=True)(loc, scale)
+    (slope,) = torch.autograd.grad(value.sum(), loc, retain_graph=True)
+    assert torch.equal(slope, torch.ones_like(LOC))
+    (slope,) = torch.autograd.grad(log_prob.sum(), scale)
+    torch.testing.assert_close(slope, -1 / SCALE)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_quick_normal_draws_and_scores_as_torch_does(checked: bool) -> None:
+    before = distributions.Distribution._validate_args
+    distributions.Distribution.set_default_validate_args(checked)
+    try:
+        torch.manual_seed(0)
+        value, log_prob = normal(default_interaction_type="random", return_log_prob=True)(
+            LOC, SCALE
+        )
+        torch.manual_seed(0)
+        reference = Normal(LOC, SCALE)
+        assert torch.equal(value, reference.rsample())
+        assert torch.equal(log_prob, log_density(reference, value))
+    finally:
+        distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.parametrize(
+    ("loc", "scale"),
+    [
+        (LOC, -SCALE),
+        (LOC, SCALE * 0),
+        (LOC, SCALE * math.nan),
+        (LOC * math.nan, SCALE),
+        (LOC, torch.zeros(())),
+    ],
+)
+@pytest.mark.parametrize("validate", [None, True])
+def test_invalid_parameters_raise_what_torch_raises(
+    loc: Tensor, scale: Tensor, validate: bool | None
+) -> None:
+    settings = {} if validate is None else {"validate_args": validate}
+    before = distributions.Distribution._validate_args
+    distributions.Distribution.set_default_validate_args(True)
+    try:
+        with pytest.raises(ValueError, match="Expected parameter") as ours:
+            normal(distribution_kwargs=settings)(loc, scale)
+        with pytest.raises(ValueError, match="Expected parameter") as theirs:
+            Normal(loc, scale)
+    finally:
+        distributions.Distribution.set_default_validate_args(before)
+    assert str(ours.value).splitlines() == str(theirs.value).splitlines()
+
+
+def test_validation_can_be_switched_off() -> None:
+    module = normal(distribution_kwargs={"validate_args": False})
+    assert torch.equal(one(module, LOC, -SCALE), LOC)
+
+
+def test_infinite_locations_of_both_signs_are_accepted_as_by_torch() -> None:
+    loc = torch.tensor([math.inf, -math.inf])
+    assert torch.equal(one(normal(), loc, torch.ones(2)), loc)
+
+
+def test_context_beats_the_default_of_the_module() -> None:
+    module = normal(default_interaction_type="random")
+    with set_interaction_type("mean"):
+        assert torch.equal(one(module, LOC, SCALE), LOC)
+    assert not torch.equal(one(module, LOC, SCALE), LOC)
+
+
+def test_mean_without_a_formula_is_averaged_over_draws() -> None:
+    torch.manual_seed(0)
+    module = ProbabilisticTensorDictModule(
+        ["loc", "scale"],
+        ["x"],
+        distribution_class=lambda loc, scale: distributions.TransformedDistribution(
+            Normal(loc, scale), [distributions.ExpTransform()]
+        ),
+        default_interaction_type="mean",
+        n_empirical_estimate=40_000,
+    )
+    value = one(module, torch.zeros(1), torch.full((1,), 0.5))
+    spread = scipy.stats.lognorm(0.5).std() / math.sqrt(40_000)
+    assert abs(value.item() - scipy.stats.lognorm(0.5).mean()) < 4 * spread
+
+
+def test_mapping_names_arguments_and_one_key_may_feed_two() -> None:
+    module = ProbabilisticTensorDictModule(
+        {"low": ("bounds", "a"), "high": "b"}, ["x"], distribution_class=distributions.Uniform
+    )
+    td = module(TensorDict({"bounds": {"a": torch.zeros(2)}, "b": torch.ones(2)}, [2]))
+    assert td["x"].tolist() == [0.5, 0.5]
+    twice = ProbabilisticTensorDictModule(
+        {"loc": "p", "scale": "p"}, ["x"], distribution_class=Normal
+    )
+    assert twice.in_keys == ["p"]
+    assert one(twice, torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_last_part_of_a_nested_key_names_the_argument() -> None:
+    module = ProbabilisticTensorDictModule(
+        [("a", "loc"), ("a", "scale")],
+        [("b", "x")],
+        distribution_class=Normal,
+        return_log_prob=True,
+    )
+    td = module(TensorDict({"a": params()}, [3]))
+    assert torch.equal(td["b", "x"], LOC)
+    assert module.log_prob_key == ("b", "x_log_prob")
+    assert module.dist_params_keys == [("a", "loc"), ("a", "scale")]
+    assert module.dist_sample_keys == [("b", "x")]
+
+
+def test_log_prob_key_can_be_chosen_and_the_value_discarded() -> None:
+    module = normal(out_keys=None, return_log_prob=True, log_prob_key=("score", "lp"))
+    td = module(params())
+    assert "x" not in td
+    assert td["score", "lp"].shape == (3, 2)
+
+
+def test_selected_outputs_alone_are_written() -> None:
+    module = normal(return_log_prob=True).select_out_keys("x_log_prob")
+    td = module(params())
+    assert "x" not in td
+    assert one(module, LOC, SCALE).shape == (3, 2)
+    assert module.reset_out_keys().out_keys == ["x", "x_log_prob"]
+
+
+def test_num_samples_puts_a_dimension_in_front() -> None:
+    source = params()
+    td = normal(num_samples=5, default_interaction_type="random")(source)
+    assert td.batch_size == (5, 3)
+    assert td["x"].shape == (5, 3, 2)
+    assert "x" not in source
+    mean = normal(num_samples=5)(params())
+    assert torch.equal(mean["x"][4], LOC)
+
+
+def test_num_samples_inside_a_sequence() -> None:
+    sequence = ProbabilisticTensorDictSequential(
+        TensorDictModule(torch.exp, ["raw"], ["scale"]),
+        normal(num_samples=5, default_interaction_type="random"),
+    )
+    td = sequence(TensorDict({"raw": LOC, "loc": LOC}, [3]))
+    assert td["x"].shape == (5, 3, 2)
+    assert td.batch_size == (5, 3)
+
+
+@pytest.mark.parametrize("kind", ["generator", "seed"])
+def test_generator_makes_draws_repeatable_and_leaves_the_global_one(kind: str) -> None:
+    def module() -> ProbabilisticTensorDictModule:
+        source = torch.Generator().manual_seed(3) if kind == "generator" else 3
+        return normal(generator=source, default_interaction_type="random")
+
+    state = torch.get_rng_state()
+    left, right = module(), module()
+    first, second = one(left, LOC, SCALE), one(left, LOC, SCALE)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one(right, LOC, SCALE), first)
+    assert not torch.equal(first, second)
+
+
+def test_generator_may_be_an_entry() -> None:
+    module = normal(generator="rng", default_interaction_type="random")
+    draws = [module(params().set("rng", NonTensorData(7)))["x"] for _ in range(2)]
+    assert torch.equal(*draws)
+    generator = torch.Generator().manual_seed(7)
+    assert torch.equal(module(params().set("rng", generator))["x"], draws[0])
+    with pytest.raises(TypeError, match=r"`rng` must hold a `torch.Generator` or one integer seed"):
+        module(params().set("rng", "dice"))
+
+
+def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
+    td = TensorDict({"loc": LOC, "scales": SCALE}, [3])
+    with pytest.raises(KeyError, match=r"`Normal` needs `scale`.*Did you mean `scales`\?"):
+        normal()(td)
+    with pytest.raises(KeyError, match="needs `x`"):
+        normal().log_prob(params())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distribution_class": "Normal"}, "must be a distribution class or a callable.*'Normal'"),
+        ({"distribution_kwargs": {"loc": 0.0}}, "`loc` of `Normal` comes from `in_keys` and"),
+        ({"out_keys": ["a", "b"]}, "one value, so there is one out key, got 2"),
+    ],
+)
+def test_wrong_construction_is_explained(options: dict[str, object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        normal(**options)
+
+
+def test_two_keys_for_one_argument_are_refused() -> None:
+    with pytest.raises(TypeError, match="name the same argument"):
+        ProbabilisticTensorDictModule([("a", "loc"), ("b", "loc")], distribution_class=Normal)
+
+
+def test_get_dist_builds_from_a_container() -> None:
+    dist = normal().get_dist(params())
+    assert isinstance(dist, Normal)
+    assert torch.equal(dist.mean, LOC)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_module_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]
+    assert torch.equal(copied(normal())(LOC, SCALE), LOC)
+
+
+def test_module_follows_the_protocol_of_exporters() -> None:
+    module = normal()
+    assert isinstance(module, SupportsInteraction)
+    with module.interaction("random"):
+        assert interaction_type() is not None
+
+
+def test_hooks_on_the_module_are_honoured_in_a_sequence() -> None:
+    module = normal()
+    sequence = TensorDictSequential(TensorDictModule(torch.exp, ["raw"], ["scale"]), module)
+    sequence(raw=LOC, loc=LOC)
+    calls: list[str] = []
+    module.register_forward_hook(lambda *_: calls.append("hook"))
+    sequence(TensorDict({"raw": LOC, "loc": LOC}, [3]))
+    assert calls == ["hook"]
+
+
+def test_vmap_over_parameters_needs_no_setting() -> None:
+    value = torch.vmap(lambda loc, scale: normal()(loc, scale))(LOC, SCALE)
+    assert torch.equal(value, LOC)

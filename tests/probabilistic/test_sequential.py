@@ -1,0 +1,158 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Normal
+
+from kd_core import TensorDict
+from kd_nn import NormalParamExtractor, TensorDictModule
+from kd_probabilistic import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    ScoringModule,
+    set_interaction_type,
+)
+
+
+def steps(**options: object) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [
+        TensorDictModule(nn.Linear(4, 8), ["x"], ["p"]),
+        TensorDictModule(NormalParamExtractor(), ["p"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"],
+            ["action"],
+            distribution_class=Normal,
+            **options,  # type: ignore[arg-type]
+        ),
+    ]
+
+
+def data() -> TensorDict:
+    return TensorDict({"x": torch.linspace(-1, 1, 12).view(3, 4)}, [3])
+
+
+def one(model: ProbabilisticTensorDictSequential) -> Tensor:
+    """Call a model that has one output, by keyword."""
+    output = model(x=data()["x"])
+    assert isinstance(output, Tensor)
+    return output
+
+
+def log_density(dist: Distribution, value: Tensor) -> Tensor:
+    result: Tensor = dist.log_prob(value)
+    return result
+
+
+def test_actor_writes_value_and_log_prob() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps(return_log_prob=True))
+    td = actor(data())
+    assert torch.equal(td["action"], td["loc"])
+    expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
+    torch.testing.assert_close(td["action_log_prob"], expected)
+    assert actor.out_keys[-2:] == ["action", "action_log_prob"]
+
+
+def test_selected_outputs_are_returned_alone() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps(), selected_out_keys=["action"])
+    assert one(actor).shape == (3, 4)
+    assert set(actor(data()).keys()) == {"x", "action"}
+
+
+def test_random_draws_differ_and_repeat_with_the_seed() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps()).select_out_keys("action")
+    with set_interaction_type("random"):
+        torch.manual_seed(1)
+        first, second = one(actor), one(actor)
+        torch.manual_seed(1)
+        again = actor(data())["action"]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_distribution_and_its_parameters_are_accessible() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps())
+    td = data()
+    params = actor.get_dist_params(td)
+    assert {"loc", "scale"} <= set(params.keys())
+    assert set(td.keys()) == {"x"}
+    dist = actor.build_dist_from_params(params)
+    torch.testing.assert_close(dist.mean, actor.get_dist(td).mean)
+    assert (actor.dist_params_keys, actor.dist_sample_keys) == (["loc", "scale"], ["action"])
+
+
+def test_log_prob_scores_the_value_in_the_container() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps())
+    td = data().set("action", torch.zeros(3, 4))
+    expected = log_density(actor.get_dist(td), torch.zeros(3, 4))
+    assert torch.equal(actor.log_prob(td), expected)
+    assert torch.equal(actor.log_prob(td, actor.get_dist(td)), expected)
+
+
+def test_value_produced_earlier_is_scored() -> None:
+    first = TensorDictModule(torch.tanh, ["x"], ["action"])
+    actor = ProbabilisticTensorDictSequential(first, *steps())
+    assert isinstance(actor[-1], ScoringModule)
+    td = actor(data())
+    assert torch.equal(td["action"], data()["x"].tanh())
+    expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
+    torch.testing.assert_close(td["action_log_prob"], expected)
+    torch.testing.assert_close(actor.log_prob(data()), expected)
+
+
+def test_scoring_by_keyword_and_in_a_dict_of_steps() -> None:
+    named = dict(zip("abc", steps(), strict=True))
+    score = ProbabilisticTensorDictSequential(
+        {"first": TensorDictModule(torch.tanh, ["x"], ["action"]), **named}
+    ).select_out_keys("action_log_prob")
+    assert one(score).shape == (3, 4)
+
+
+def test_probabilistic_module_in_the_middle() -> None:
+    actor = ProbabilisticTensorDictSequential(
+        *steps(), TensorDictModule(torch.neg, ["action"], ["negative"])
+    )
+    td = actor(data())
+    assert torch.equal(td["negative"], -td["action"])
+    assert torch.equal(actor.get_dist(data()).mean, td["loc"])
+
+
+def test_two_probabilistic_modules_use_the_value_of_the_first() -> None:
+    latent = ProbabilisticTensorDictModule(
+        {"loc": "x", "scale": "s"}, ["p"], distribution_class=Normal
+    )
+    actor = ProbabilisticTensorDictSequential(latent, *steps()[1:])
+    td = TensorDict({"x": torch.zeros(3, 4), "s": torch.ones(3, 4)}, [3])
+    assert torch.equal(actor.get_dist(td).mean, torch.zeros(3, 2))
+
+
+def test_nested_sequence_gives_its_distribution() -> None:
+    inner = ProbabilisticTensorDictSequential(*steps()[1:])
+    actor = ProbabilisticTensorDictSequential(steps()[0], inner)
+    flat = ProbabilisticTensorDictSequential(*steps())
+    torch.testing.assert_close(actor.get_dist(data()).mean, flat.get_dist(data()).mean)
+    assert actor.dist_sample_keys == ["action"]
+
+
+def test_slices_and_subsequences_keep_the_kind() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps())
+    assert isinstance(actor[1:], ProbabilisticTensorDictSequential)
+    cut = actor.select_subsequence(in_keys=["p"])
+    assert cut.in_keys == ["p"]
+    assert cut.dist_sample_keys == ["action"]
+
+
+def test_sequence_without_a_distribution_is_refused() -> None:
+    with pytest.raises(TypeError, match="needs a `ProbabilisticTensorDictModule` among its 2"):
+        ProbabilisticTensorDictSequential(*steps()[:2])
+
+
+def test_compiled_actor_follows_the_interaction_type() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps()).select_out_keys("action")
+    compiled = torch.compile(actor, fullgraph=True, backend="eager")
+    td = data()
+    torch.testing.assert_close(compiled(td)["action"], actor(data())["action"])
+    with set_interaction_type("random"):
+        torch.manual_seed(0)
+        drawn = compiled(data())["action"]
+        torch.manual_seed(0)
+        torch.testing.assert_close(drawn, actor(data())["action"])
