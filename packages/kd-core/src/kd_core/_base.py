@@ -12,6 +12,7 @@ from kd_core._ops.description import Description
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
+from kd_core._ops.partition import Partition
 from kd_core._ops.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
@@ -33,6 +34,7 @@ class TensorDictBase(
     Structure,
     Indexing,
     Shape,
+    Partition,
     Copying,
     Locking,
     Modules,

@@ -30,7 +30,7 @@ Kernel: TypeAlias = Callable[..., object]
 """A foreach function: lists of tensors and more, to a sequence of tensors (or nothing)."""
 
 FOREACH_FROM: Final = 8
-_PLAIN: Final = frozenset({Tensor, Parameter})
+_PLAIN: Final[frozenset[type]] = frozenset({Tensor, Parameter})
 _EXACT: Final = frozenset({torch.float32, torch.float64})
 _LARGEST_EXACT: Final = 2**24
 _CONSTANTS_LIMIT: Final = 1024
@@ -104,21 +104,24 @@ def exact_constant(leaves: list[Tensor], number: object) -> Tensor | None:
         return None
     if not leaves or _vmap_level() is not None or _modes():
         return None
-    dtypes = set(map(_dtype_of, leaves))
-    if (
-        len(dtypes) != 1
+    dtype = leaves[0].dtype
+    if dtype not in _EXACT:
+        return None
+    if len(leaves) < FOREACH_FROM:
+        for leaf in leaves:
+            if leaf.dtype is not dtype or leaf.__class__ not in _PLAIN or not leaf.is_cpu:
+                return None
+    elif (
+        len(set(map(_dtype_of, leaves))) > 1
         or not all(map(_is_cpu, leaves))
         or not _PLAIN.issuperset(map(type, leaves))
     ):
         return None
-    (dtype,) = dtypes
-    return _constant(dtype, cast(float, number)) if dtype in _EXACT else None
+    known = _constants.get((dtype, cast(float, number)))
+    return _new_constant(dtype, cast(float, number)) if known is None else known
 
 
-def _constant(dtype: torch.dtype, number: float | int) -> Tensor | None:
-    known = _constants.get((dtype, number))
-    if known is not None:
-        return known
+def _new_constant(dtype: torch.dtype, number: float | int) -> Tensor | None:
     if number == 0 or math.isnan(number):
         return None
     if isinstance(number, int) and abs(number) > _LARGEST_EXACT:
@@ -131,11 +134,45 @@ def _constant(dtype: torch.dtype, number: float | int) -> Tensor | None:
     return constant
 
 
-def subtract_tensor(leaves: list[Tensor], constant: Tensor) -> object:
-    """Subtract one 0-dim tensor from all leaves; `_foreach_sub` takes none."""
-    return torch._foreach_add(leaves, constant, alpha=-1)
+# The kernels for one 0-dim tensor. By its name `other` it is taken as the tensor that it is; by
+# position torch reads the number out of it, and wraps that anew for each leaf.
 
 
-def subtract_tensor_(leaves: list[Tensor], constant: Tensor) -> object:
+def add_tensor(leaves: list[Tensor], constant: Tensor) -> object:
+    """Add one 0-dim tensor to all leaves."""
+    return torch._foreach_add(leaves, other=constant)
+
+
+def add_tensor_(leaves: list[Tensor], constant: Tensor) -> object:
+    """Add one 0-dim tensor to all leaves in place."""
+    return torch._foreach_add_(leaves, other=constant)
+
+
+def sub_tensor(leaves: list[Tensor], constant: Tensor) -> object:
+    """Subtract one 0-dim tensor from all leaves."""
+    return torch._foreach_add(leaves, other=constant, alpha=-1)
+
+
+def sub_tensor_(leaves: list[Tensor], constant: Tensor) -> object:
     """Subtract one 0-dim tensor from all leaves in place."""
-    return torch._foreach_add_(leaves, constant, alpha=-1)
+    return torch._foreach_add_(leaves, other=constant, alpha=-1)
+
+
+def mul_tensor(leaves: list[Tensor], constant: Tensor) -> object:
+    """Multiply all leaves with one 0-dim tensor."""
+    return torch._foreach_mul(leaves, other=constant)
+
+
+def mul_tensor_(leaves: list[Tensor], constant: Tensor) -> object:
+    """Multiply all leaves with one 0-dim tensor in place."""
+    return torch._foreach_mul_(leaves, other=constant)
+
+
+def div_tensor(leaves: list[Tensor], constant: Tensor) -> object:
+    """Divide all leaves by one 0-dim tensor."""
+    return torch._foreach_div(leaves, other=constant)
+
+
+def div_tensor_(leaves: list[Tensor], constant: Tensor) -> object:
+    """Divide all leaves by one 0-dim tensor in place."""
+    return torch._foreach_div_(leaves, other=constant)

@@ -14,7 +14,7 @@ The foreach kernels that take such a list stand in `_kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -33,7 +33,7 @@ from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
-    from kd_core._types import BatchFn, Entries, Entry, LeafFn, Memo, Node
+    from kd_core._types import BatchFn, DealFn, DealMemo, Entries, Entry, LeafFn, Memo, Node
 
 JOIN_FROM: Final = 24
 
@@ -108,6 +108,20 @@ def map_each(
         key: fn(value) if isinstance(value, Tensor) else value._map_each(fn, batch, memo)
         for key, value in entries.items()
     }
+
+
+def deal(
+    entries: Entries, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo
+) -> list[dict[str, Entry]]:
+    """Apply `fn`, from a leaf to its parts, and put together the entries of each part."""
+    parts: list[dict[str, Entry]] = [{} for _ in batches]
+    for key, value in entries.items():
+        dealt: Sequence[Entry] = (
+            fn(value) if isinstance(value, Tensor) else value._deal(fn, batches, memo)
+        )
+        for part, piece in zip(parts, dealt):  # noqa: B905  # asking for `strict` costs a tenth
+            part[key] = piece
+    return parts
 
 
 def collect(entries: Entries, leaves: list[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, BatchFn, Entry, LeafFn, Memo
+    from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo
 
 
 class NonTensorData:
@@ -71,6 +71,12 @@ class NonTensorData:
         self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
     ) -> NonTensorData:
         return self._rebuild(iter(()), batch)
+
+    def _deal(
+        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    ) -> Sequence[NonTensorData]:
+        desc = self._desc
+        return [wrap_data(self.data, desc.with_batch(batch(desc.batch))) for batch in batches]
 
     def _collect(self, leaves: list[Tensor]) -> None:
         pass

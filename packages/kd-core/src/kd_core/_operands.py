@@ -16,7 +16,7 @@ first, so an operand that does not fit leaves the container as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -43,17 +43,23 @@ W = TypeVar("W", bound=Waist)
 Operand: TypeAlias = "Waist | Tensor | complex"
 """A number, a tensor that broadcasts over the batch dimensions, or a container."""
 
+_NUMBERS: Final = frozenset({int, float, bool, complex})
+_OPERANDS: Final = (Waist, Tensor, int, float, complex)
 _LeafOp: TypeAlias = Callable[..., Tensor]
 
 
 def is_operand(value: object) -> TypeGuard[Operand]:
-    """Tell whether a pointwise operation takes this value; an operator leaves others to it."""
-    return isinstance(value, Waist | Tensor | complex | float | int) or _is_array(value)
+    """Tell whether a pointwise operation takes this value."""
+    return isinstance(value, _OPERANDS) or _is_array(value)
 
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
-    return td._map_all(lambda leaves: run(leaves, fn, kernel))
+    if kernel is None:
+        return td._map_each(fn)
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    return td._rebuild(iter(run(leaves, fn, kernel)))
 
 
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, floats: bool = False) -> W:
@@ -79,20 +85,16 @@ def binary(
     """
     if isinstance(other, Waist):
         return _zipped(td, other, fn, kernel)
+    operand = other if other.__class__ in _NUMBERS else _as_operand(other)
     leaves: list[Tensor] = []
     td._collect(leaves)
-    if not isinstance(other, Tensor):
-        number = _as_operand(other)
-        if not isinstance(number, Tensor):
-            found = run_exact(leaves, number, fn, exact) if exact is not None else None
-            if found is None:
-                found = run_with(leaves, number, fn, kernel)
-            return td._rebuild(iter(found))
-        other = number
-    if other.ndim == 0:
-        return td._rebuild(iter(run_with(leaves, other, fn, None)))
-    padded = pad_to_leaves(other, leaves, td._desc.batch)
-    return td._rebuild(iter(run_pairs(leaves, padded, fn, kernel)))
+    if isinstance(operand, Tensor):
+        if operand.ndim == 0:
+            return td._rebuild(iter(run_with(leaves, operand, fn, None)))
+        padded = pad_to_leaves(operand, leaves, td._desc.batch)
+        return td._rebuild(iter(run_pairs(leaves, padded, fn, kernel)))
+    found = None if exact is None else run_exact(leaves, operand, fn, exact)
+    return td._rebuild(iter(run_with(leaves, operand, fn, kernel) if found is None else found))
 
 
 def binary_(

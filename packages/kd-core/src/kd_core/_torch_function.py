@@ -6,10 +6,16 @@ others name the method that does the work, so that a subclass which overrides th
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
+from torch import Tensor
 
 from kd_core import _dispatch
+from kd_core._base import is_tensor_collection
+from kd_core._errors import InvalidArgument
 from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
+from kd_core._waist import Waist
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -26,12 +32,36 @@ def _list_rows() -> None:
             _dispatch.METHODS[getattr(torch.Tensor, name)] = (row.name, mirrored)
 
 
+def _list_methods(names: str) -> None:
+    """Enter methods that bear the name of a torch function."""
+    for name in names.split():
+        _dispatch.METHODS[getattr(torch, name)] = (name, None)
+
+
 _list_rows()
+_list_methods(
+    "reshape flatten unflatten squeeze unsqueeze permute transpose swapaxes swapdims movedim "
+    "moveaxis tile repeat_interleave roll flip"
+)
+_list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
 _dispatch.METHODS.update(
     {
         torch.clone: ("clone", None),
     }
 )
+
+
+def _where(condition: Tensor, input: object, other: object) -> object:
+    if is_tensor_collection(input):
+        return input.where(condition, cast("Waist | Tensor | float", other))
+    if not is_tensor_collection(other):
+        raise InvalidArgument(
+            "`torch.where` chooses between containers; the condition is a tensor."
+        )
+    return other.where(~condition, cast("Tensor | float", input))
+
+
+_dispatch.FUNCTIONS[torch.where] = _where
 
 
 def torch_functions() -> list[str]:

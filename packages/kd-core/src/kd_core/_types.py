@@ -35,8 +35,10 @@ Index: TypeAlias = "IndexItem | tuple[IndexItem, ...]"
 Batch: TypeAlias = tuple[int, ...]
 LeafFn: TypeAlias = Callable[[Tensor], Tensor]
 LeavesFn: TypeAlias = Callable[[list[Tensor]], "Sequence[Tensor]"]
+DealFn: TypeAlias = "Callable[[Tensor], Sequence[Tensor]]"
 BatchFn: TypeAlias = Callable[[Batch], Batch]
 Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
+DealMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
 
 
 class Node(Protocol):
@@ -49,6 +51,10 @@ class Node(Protocol):
         """What `td[key]` gives for this entry."""
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self: ...
+
+    def _deal(
+        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    ) -> Sequence[Self]: ...
 
     def _collect(self, leaves: list[Tensor]) -> None: ...
 

@@ -14,7 +14,8 @@ for authors of containers, and `kd_core.testing.ContainerContract` proves an imp
 | `_describe` | take another descriptor, in place |
 
 What follows from these alone stands here too: `_map_each` (one leaf at a time), `_map_all` (all
-leaves at once), `_zip_all` (two containers), `_hold` (locks of enclosing containers).
+leaves at once), `_zip_all` (two containers), `_deal` (several containers of one), `_hold` (locks of
+enclosing containers).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kd_core._keys import format_key
 from kd_core._leaves import (
     collect,
     collect_pairs,
+    deal,
     entries_of,
     map_each,
     missing_key,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._descriptor import Descriptor
-    from kd_core._types import BatchFn, Entry, LeafFn, LeavesFn, Memo
+    from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, LeavesFn, Memo
 
 
 class Waist:
@@ -158,6 +160,22 @@ class Waist:
         else:
             new = desc.with_batch(batch(desc.batch))
         return self._like(map_each(self._entries, fn, batch, (desc, new)), new)
+
+    def _deal(
+        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    ) -> Sequence[Self]:
+        """Make several containers: `fn` gives the part of a leaf that goes to each.
+
+        Args:
+            fn: from a leaf to as many parts as there are `batches`.
+            batches: from a batch shape to that of each part, at every level.
+            memo: a descriptor and its successors, for children which share it.
+        """
+        desc = self._desc
+        if memo is None or memo[0] is not desc:
+            memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
+        parts = deal(self._entries, fn, batches, memo)
+        return [self._like(part, after) for part, after in zip(parts, memo[1], strict=True)]
 
     def _map_all(self, fn: LeavesFn, batch: BatchFn | None = None) -> Self:
         """Apply an elementwise `fn` to the list of all leaves, called once."""

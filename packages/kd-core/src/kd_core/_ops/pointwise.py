@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kd_core._kernels import subtract_tensor, subtract_tensor_
+from kd_core._kernels import (
+    add_tensor,
+    add_tensor_,
+    div_tensor,
+    div_tensor_,
+    mul_tensor,
+    mul_tensor_,
+    sub_tensor,
+    sub_tensor_,
+)
 from kd_core._operands import binary, binary_, cast_leaves, is_operand, reflected, unary, unary_
 from kd_core._waist import Waist
 
@@ -487,105 +496,77 @@ class Arithmetic(Waist):
         """Give the sum, leaf by leaf: `torch.add`."""
         if alpha != 1:
             return binary(self, other, partial(torch.add, alpha=alpha))
-        return binary(self, other, torch.add, torch._foreach_add, torch._foreach_add)
+        return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def __add__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.add, torch._foreach_add, torch._foreach_add)
-        return NotImplemented
+        return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def __radd__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.add, torch._foreach_add, torch._foreach_add)
-        return NotImplemented
+        return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def sub(self, other: Operand, *, alpha: float = 1) -> Self:
         """Give the difference, leaf by leaf: `torch.sub`."""
         if alpha != 1:
             return binary(self, other, partial(torch.sub, alpha=alpha))
-        return binary(self, other, torch.sub, torch._foreach_sub, subtract_tensor)
+        return binary(self, other, torch.sub, torch._foreach_sub, sub_tensor)
 
     def __sub__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.sub, torch._foreach_sub, subtract_tensor)
-        return NotImplemented
+        return binary(self, other, torch.sub, torch._foreach_sub, sub_tensor)
 
     def __rsub__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.sub, exact=True)
-        return NotImplemented
+        return reflected(self, other, operator.sub, exact=True)
 
     def mul(self, other: Operand) -> Self:
         """Give the product, leaf by leaf: `torch.mul`."""
-        return binary(self, other, torch.mul, torch._foreach_mul, torch._foreach_mul)
+        return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def __mul__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.mul, torch._foreach_mul, torch._foreach_mul)
-        return NotImplemented
+        return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def __rmul__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.mul, torch._foreach_mul, torch._foreach_mul)
-        return NotImplemented
+        return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
         """Give the quotient, leaf by leaf: `torch.div`."""
         if rounding_mode is not None:
             return binary(self, other, partial(torch.div, rounding_mode=rounding_mode))
-        return binary(self, other, torch.div, torch._foreach_div, torch._foreach_div)
+        return binary(self, other, torch.div, torch._foreach_div, div_tensor)
 
     def __truediv__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.div, torch._foreach_div, torch._foreach_div)
-        return NotImplemented
+        return binary(self, other, torch.div, torch._foreach_div, div_tensor)
 
     def __rtruediv__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.truediv)
-        return NotImplemented
+        return reflected(self, other, operator.truediv)
 
     def pow(self, other: Operand) -> Self:
         """Give the power, leaf by leaf: `torch.pow`."""
         return binary(self, other, torch.pow, torch._foreach_pow)
 
     def __pow__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.pow, torch._foreach_pow)
-        return NotImplemented
+        return binary(self, other, torch.pow, torch._foreach_pow)
 
     def __rpow__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.pow)
-        return NotImplemented
+        return reflected(self, other, operator.pow)
 
     def floor_divide(self, other: Operand) -> Self:
         """Give the floor of the quotient, leaf by leaf: `torch.floor_divide`."""
         return binary(self, other, torch.floor_divide)
 
     def __floordiv__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.floor_divide)
-        return NotImplemented
+        return binary(self, other, torch.floor_divide)
 
     def __rfloordiv__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.floordiv)
-        return NotImplemented
+        return reflected(self, other, operator.floordiv)
 
     def remainder(self, other: Operand) -> Self:
         """Give the remainder, with the sign of the divisor, leaf by leaf: `torch.remainder`."""
         return binary(self, other, torch.remainder)
 
     def __mod__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.remainder)
-        return NotImplemented
+        return binary(self, other, torch.remainder)
 
     def __rmod__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.mod)
-        return NotImplemented
+        return reflected(self, other, operator.mod)
 
     def fmod(self, other: Operand) -> Self:
         """Give the remainder, with the sign of the dividend, leaf by leaf: `torch.fmod`."""
@@ -649,79 +630,60 @@ class ArithmeticInPlace(Waist):
         """Write the sum into every leaf; return self."""
         if alpha != 1:
             return binary_(self, other, partial(torch.Tensor.add_, alpha=alpha))
-        return binary_(self, other, torch.Tensor.add_, torch._foreach_add_, torch._foreach_add_)
+        return binary_(self, other, torch.Tensor.add_, torch._foreach_add_, add_tensor_)
 
     def __iadd__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.add_, torch._foreach_add_, torch._foreach_add_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.add_, torch._foreach_add_, add_tensor_)
 
     def sub_(self, other: Operand, *, alpha: float = 1) -> Self:
         """Write the difference into every leaf; return self."""
         if alpha != 1:
             return binary_(self, other, partial(torch.Tensor.sub_, alpha=alpha))
-        return binary_(self, other, torch.Tensor.sub_, torch._foreach_sub_, subtract_tensor_)
+        return binary_(self, other, torch.Tensor.sub_, torch._foreach_sub_, sub_tensor_)
 
     def __isub__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.sub_, torch._foreach_sub_, subtract_tensor_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.sub_, torch._foreach_sub_, sub_tensor_)
 
     def mul_(self, other: Operand) -> Self:
         """Write the product into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.mul_, torch._foreach_mul_, torch._foreach_mul_)
+        return binary_(self, other, torch.Tensor.mul_, torch._foreach_mul_, mul_tensor_)
 
     def __imul__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.mul_, torch._foreach_mul_, torch._foreach_mul_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.mul_, torch._foreach_mul_, mul_tensor_)
 
     def div_(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
         """Write the quotient into every leaf; return self."""
         if rounding_mode is not None:
             return binary_(self, other, partial(torch.Tensor.div_, rounding_mode=rounding_mode))
         return binary_(
-            self, other, torch.Tensor.div_, torch._foreach_div_, torch._foreach_div_, floats=True
+            self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_, floats=True
         )
 
     def __itruediv__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(
-                self,
-                other,
-                torch.Tensor.div_,
-                torch._foreach_div_,
-                torch._foreach_div_,
-                floats=True,
-            )
-        return NotImplemented
+        return binary_(
+            self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_, floats=True
+        )
 
     def pow_(self, other: Operand) -> Self:
         """Write the power into every leaf; return self."""
         return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)
 
     def __ipow__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)
 
     def floor_divide_(self, other: Operand) -> Self:
         """Write the floor of the quotient into every leaf; return self."""
         return binary_(self, other, torch.Tensor.floor_divide_)
 
     def __ifloordiv__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.floor_divide_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.floor_divide_)
 
     def remainder_(self, other: Operand) -> Self:
         """Write the remainder, with the sign of the divisor into every leaf; return self."""
         return binary_(self, other, torch.Tensor.remainder_)
 
     def __imod__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.remainder_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.remainder_)
 
     def fmod_(self, other: Operand) -> Self:
         """Write the remainder, with the sign of the dividend into every leaf; return self."""
@@ -762,70 +724,50 @@ class Logic(Waist):
         return binary(self, other, torch.bitwise_and)
 
     def __and__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_and)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_and)
 
     def __rand__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_and)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_and)
 
     def bitwise_or(self, other: Operand) -> Self:
         """Give the bitwise or, leaf by leaf: `torch.bitwise_or`."""
         return binary(self, other, torch.bitwise_or)
 
     def __or__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_or)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_or)
 
     def __ror__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_or)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_or)
 
     def bitwise_xor(self, other: Operand) -> Self:
         """Give the bitwise exclusive or, leaf by leaf: `torch.bitwise_xor`."""
         return binary(self, other, torch.bitwise_xor)
 
     def __xor__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_xor)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_xor)
 
     def __rxor__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_xor)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_xor)
 
     def bitwise_left_shift(self, other: Operand) -> Self:
         """Give the bits shifted to the left, leaf by leaf: `torch.bitwise_left_shift`."""
         return binary(self, other, torch.bitwise_left_shift)
 
     def __lshift__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_left_shift)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_left_shift)
 
     def __rlshift__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.lshift)
-        return NotImplemented
+        return reflected(self, other, operator.lshift)
 
     def bitwise_right_shift(self, other: Operand) -> Self:
         """Give the bits shifted to the right, leaf by leaf: `torch.bitwise_right_shift`."""
         return binary(self, other, torch.bitwise_right_shift)
 
     def __rshift__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.bitwise_right_shift)
-        return NotImplemented
+        return binary(self, other, torch.bitwise_right_shift)
 
     def __rrshift__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return reflected(self, other, operator.rshift)
-        return NotImplemented
+        return reflected(self, other, operator.rshift)
 
     def logical_and(self, other: Operand) -> Self:
         """Give the logical and, leaf by leaf: `torch.logical_and`."""
@@ -858,45 +800,35 @@ class LogicInPlace(Waist):
         return binary_(self, other, torch.Tensor.bitwise_and_)
 
     def __iand__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.bitwise_and_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.bitwise_and_)
 
     def bitwise_or_(self, other: Operand) -> Self:
         """Write the bitwise or into every leaf; return self."""
         return binary_(self, other, torch.Tensor.bitwise_or_)
 
     def __ior__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.bitwise_or_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.bitwise_or_)
 
     def bitwise_xor_(self, other: Operand) -> Self:
         """Write the bitwise exclusive or into every leaf; return self."""
         return binary_(self, other, torch.Tensor.bitwise_xor_)
 
     def __ixor__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.bitwise_xor_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.bitwise_xor_)
 
     def bitwise_left_shift_(self, other: Operand) -> Self:
         """Write the bits shifted to the left into every leaf; return self."""
         return binary_(self, other, torch.Tensor.bitwise_left_shift_)
 
     def __ilshift__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.bitwise_left_shift_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.bitwise_left_shift_)
 
     def bitwise_right_shift_(self, other: Operand) -> Self:
         """Write the bits shifted to the right into every leaf; return self."""
         return binary_(self, other, torch.Tensor.bitwise_right_shift_)
 
     def __irshift__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary_(self, other, torch.Tensor.bitwise_right_shift_)
-        return NotImplemented
+        return binary_(self, other, torch.Tensor.bitwise_right_shift_)
 
     def logical_and_(self, other: Operand) -> Self:
         """Write the logical and into every leaf; return self."""
@@ -947,36 +879,28 @@ class Comparisons(Waist):
         return binary(self, other, torch.lt)
 
     def __lt__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.lt)
-        return NotImplemented
+        return binary(self, other, torch.lt)
 
     def le(self, other: Operand) -> Self:
         """Give whether values are less or equal, leaf by leaf: `torch.le`."""
         return binary(self, other, torch.le)
 
     def __le__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.le)
-        return NotImplemented
+        return binary(self, other, torch.le)
 
     def gt(self, other: Operand) -> Self:
         """Give whether values are greater, leaf by leaf: `torch.gt`."""
         return binary(self, other, torch.gt)
 
     def __gt__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.gt)
-        return NotImplemented
+        return binary(self, other, torch.gt)
 
     def ge(self, other: Operand) -> Self:
         """Give whether values are greater or equal, leaf by leaf: `torch.ge`."""
         return binary(self, other, torch.ge)
 
     def __ge__(self, other: Operand) -> Self:
-        if is_operand(other):
-            return binary(self, other, torch.ge)
-        return NotImplemented
+        return binary(self, other, torch.ge)
 
 
 class Casts(Waist):

@@ -126,12 +126,10 @@ _ALPHA: Final = ("alpha", "float", "1")
 _ROUNDING: Final = ("rounding_mode", "str | None", "None")
 
 ARITHMETIC: Final = (
-    BinaryRow("add", "the sum", True, "torch._foreach_add", "add", option=_ALPHA),
-    BinaryRow("sub", "the difference", True, "subtract_tensor", "sub", option=_ALPHA),
-    BinaryRow("mul", "the product", True, "torch._foreach_mul", "mul"),
-    BinaryRow(
-        "div", "the quotient", True, "torch._foreach_div", "truediv", floats=True, option=_ROUNDING
-    ),
+    BinaryRow("add", "the sum", True, "add_tensor", "add", option=_ALPHA),
+    BinaryRow("sub", "the difference", True, "sub_tensor", "sub", option=_ALPHA),
+    BinaryRow("mul", "the product", True, "mul_tensor", "mul"),
+    BinaryRow("div", "the quotient", True, "div_tensor", "truediv", floats=True, option=_ROUNDING),
     BinaryRow("pow", "the power", True, operator="pow"),
     BinaryRow("floor_divide", "the floor of the quotient", operator="floordiv"),
     BinaryRow("remainder", "the remainder, with the sign of the divisor", operator="mod"),

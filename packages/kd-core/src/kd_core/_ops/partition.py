@@ -1,0 +1,408 @@
+"""Taking a batch apart, and picking rows out of it.
+
+Like in `_ops.shape`, a container is treated as a tensor of shape `batch_size`, and arguments are
+resolved once into a plan. Pieces are views where torch makes views. What decided the calls, in ns
+on a (10, 4) leaf: `Tensor.split` goes through Python and takes 2800 where `split_with_sizes` takes
+1100; `narrow` takes 1250, a slice 850; `index_select` takes 1350 where a `gather` of the same rows,
+with its index expanded, takes 2500.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._resolution import Plan, plan, remembered
+from kd_core._shapes import wrap_dim
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import Batch, BatchFn, DealFn
+
+W = TypeVar("W", bound=Waist)
+
+
+class Partition(Waist):
+    """Taking a batch apart."""
+
+    __slots__ = ()
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        """Split the batch into pieces; their leaves are views.
+
+        Args:
+            split_size: rows in each piece (the last one may have fewer), or the sizes of all.
+            dim: along which batch dimension.
+
+        Raises:
+            InvalidValue: if the sizes do not add up.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> [piece["a"] for piece in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
+            [tensor([0, 1]), tensor([2])]
+        """
+        if not isinstance(split_size, int):
+            split_size = tuple(split_size)
+        return _dealt(self, _split(self._desc.batch, split_size, dim))
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+        """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
+
+        Args:
+            chunks: how many, 1 or more.
+            dim: along which batch dimension.
+        """
+        return _dealt(self, _chunk(self._desc.batch, chunks, dim))
+
+    def tensor_split(
+        self, indices_or_sections: int | Sequence[int], dim: int = 0
+    ) -> tuple[Self, ...]:
+        """Split the batch into exactly so many pieces, or before the given rows.
+
+        Args:
+            indices_or_sections: how many pieces, or the rows where a new one begins.
+            dim: along which batch dimension.
+        """
+        where = indices_or_sections
+        if not isinstance(where, int):
+            where = tuple(int(row) for row in where)
+        return _dealt(self, _tensor_split(self._desc.batch, where, dim))
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """Make a container of each row along a batch dimension, which goes away.
+
+        Args:
+            dim: along which batch dimension.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> [row["a"].item() for row in TensorDict({"a": torch.arange(3)}, [3]).unbind()]
+            [0, 1, 2]
+        """
+        return _dealt(self, _unbind(self._desc.batch, dim))
+
+    def narrow(self, dim: int, start: int, length: int) -> Self:
+        """Take `length` rows from `start` on; leaves are views.
+
+        Raises:
+            OutOfRange: if there are not so many rows.
+        """
+        return _mapped(self, _narrow(self._desc.batch, dim, start, length))
+
+    def index_select(self, dim: int, index: Tensor) -> Self:
+        """Copy the rows numbered by a vector.
+
+        Args:
+            dim: along which batch dimension.
+            index: row numbers, of one dimension at most.
+        """
+        batch = self._desc.batch
+        at = wrap_dim(dim, len(batch))
+        _check_integers(index)
+        if index.ndim > 1:
+            raise ShapeMismatch(
+                f"`index_select` takes a vector of row numbers, but shape {tuple(index.shape)} "
+                "came. Use `gather`, or `td[index]`."
+            )
+        new = (*batch[:at], index.numel(), *batch[at + 1 :])
+        how = plan(batch, lambda leaf: leaf.index_select(at, _beside(index, leaf)), new)
+        return _mapped(self, how)
+
+    def gather(self, dim: int, index: Tensor) -> Self:
+        """Copy rows by number along one batch dimension, as `torch.gather` does.
+
+        Args:
+            dim: along which batch dimension.
+            index: row numbers; it has as many dimensions as the batch, and holds for the trailing
+                dimensions of every leaf.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2])
+            >>> td.gather(0, torch.tensor([1, 1]))["a"]
+            tensor([[3, 4],
+                    [3, 4]])
+        """
+        batch = self._desc.batch
+        at = _check_index(index, batch, dim, "gather")
+        if len(batch) == 1:
+            how = plan(batch, lambda leaf: leaf.index_select(0, _beside(index, leaf)), batch)
+        else:
+            ndim = len(batch)
+            how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
+        return _mapped(self, Plan(how.leaf, tuple(index.shape), _leading(index, batch)))
+
+    def scatter(self, dim: int, index: Tensor, src: Waist | float) -> Self:
+        """Copy the container with rows written at the numbered places, as `torch.scatter` does.
+
+        Args:
+            dim: along which batch dimension.
+            index: row numbers; it has as many dimensions as the batch.
+            src: a container of the same keys, at least as large as `index`, or one number.
+
+        Raises:
+            KeySetMismatch: if the keys of `src` differ.
+        """
+        batch, ndim = self._desc.batch, self._desc.ndim
+        at = _check_index(index, batch, dim, "scatter")
+        if not isinstance(src, Waist):
+            value = src
+            write = plan(
+                batch, lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), batch
+            )
+            return _mapped(self, write)
+        other = src._desc.batch
+        if len(other) != ndim or any(
+            have < need for have, need in zip(other, index.shape, strict=True)
+        ):
+            raise ShapeMismatch(
+                f"the source of `scatter` must be as large as the index {tuple(index.shape)}, but "
+                f"its batch_size is {other}."
+            )
+        return self._zip_all(
+            src,
+            lambda mine, theirs: [
+                leaf.scatter(at, _rows(index, leaf, ndim), new)
+                for leaf, new in zip(mine, theirs, strict=True)
+            ],
+        )
+
+    def masked_select(self, mask: Tensor) -> Self:
+        """Copy the rows where a mask is true, in one batch dimension: `td[mask]`.
+
+        Args:
+            mask: booleans; its shape is that of the leading batch dimensions.
+        """
+        batch = self._desc.batch
+        _check_mask(mask, batch)
+        last = mask.ndim - 1
+        rows = mask.flatten().nonzero().squeeze(1)
+        new = (rows.shape[0], *batch[mask.ndim :])
+        how = plan(
+            batch, lambda leaf: leaf.flatten(0, last).index_select(0, _beside(rows, leaf)), new
+        )
+        return _mapped(self, how)
+
+    def where(self, condition: Tensor, other: Waist | Tensor | float) -> Self:
+        """Keep the rows where a condition is true, and take those of another elsewhere.
+
+        Args:
+            condition: booleans; its shape is that of the leading batch dimensions.
+            other: a container of the same keys, a number, or a tensor of the shape of the leading
+                batch dimensions.
+
+        Raises:
+            KeySetMismatch: if the keys of `other` differ.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2, 2)}, [2])
+            >>> td.where(torch.tensor([True, False]), 0.0)["a"]
+            tensor([[1., 1.],
+                    [0., 0.]])
+        """
+        batch = self._desc.batch
+        _check_mask(condition, batch)
+        if isinstance(other, Waist):
+            if other._desc.batch != batch:
+                raise ShapeMismatch(
+                    f"`where` takes a container of the same batch_size {batch}, but "
+                    f"{other._desc.batch} came."
+                )
+            return self._zip_all(
+                other,
+                lambda mine, theirs: [
+                    torch.where(_behind(condition, leaf), leaf, new)
+                    for leaf, new in zip(mine, theirs, strict=True)
+                ],
+            )
+        if isinstance(other, Tensor):
+            _check_leading(other, batch, "a tensor")
+        return self._map_each(
+            lambda leaf: torch.where(
+                _behind(condition, leaf),
+                leaf,
+                _behind(other, leaf) if isinstance(other, Tensor) else other,
+            )
+        )
+
+
+class DealPlan(NamedTuple):
+    """What taking a batch apart does to a container of one batch size.
+
+    Attributes:
+        leaf: from a leaf to its parts.
+        batches: the batch size of each part.
+        inner: the same for nested containers, which may have more batch dimensions.
+    """
+
+    leaf: DealFn
+    batches: list[Batch]
+    inner: list[BatchFn]
+
+
+def _deal_plan(batch: Batch, leaf: DealFn, at: int, sizes: Sequence[Batch]) -> DealPlan:
+    """A plan that replaces dimension `at` by each of `sizes`, one after the other."""
+    batches = [(*batch[:at], *size, *batch[at + 1 :]) for size in sizes]
+    ndim = len(batch)
+    return DealPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
+
+
+def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
+    return lambda batch: new + batch[ndim:]
+
+
+def _dealt(container: W, how: DealPlan) -> tuple[W, ...]:
+    desc = container._desc
+    after = [desc.with_batch(batch) for batch in how.batches]
+    return tuple(container._deal(how.leaf, how.inner, (desc, after)))
+
+
+def _mapped(container: W, how: Plan) -> W:
+    desc = container._desc
+    return container._map_each(how.leaf, how.inner, (desc, desc.with_batch(how.batch)))
+
+
+@remembered
+def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
+    at = wrap_dim(dim, len(batch))
+    size = batch[at]
+    if isinstance(split_size, int):
+        if split_size < 0 or (split_size == 0 and size != 0):
+            raise InvalidValue(f"`split_size` must be 1 or more, but {split_size} came.")
+        return _pieces(batch, at, _even_sizes(size, split_size))
+    if any(part < 0 for part in split_size) or sum(split_size) != size:
+        raise InvalidValue(
+            f"the sizes of a split must be 0 or more and add up to the {size} rows of dimension "
+            f"{at}, but {split_size} came, {sum(split_size)} in all."
+        )
+    return _pieces(batch, at, split_size)
+
+
+@remembered
+def _chunk(batch: Batch, chunks: int, dim: int) -> DealPlan:
+    at = wrap_dim(dim, len(batch))
+    if chunks < 1:
+        raise InvalidValue(f"`chunks` must be 1 or more, but {chunks} came.")
+    size = batch[at]
+    if size == 0:
+        return _pieces(batch, at, (0,) * chunks)
+    return _pieces(batch, at, _even_sizes(size, -(-size // chunks)))
+
+
+def _even_sizes(size: int, part: int) -> Batch:
+    if size == 0:
+        return (0,)
+    full, rest = size // part, size % part  # a symbolic size has no divmod
+    return (part,) * full + ((rest,) if rest else ())
+
+
+def _pieces(batch: Batch, at: int, sizes: Batch) -> DealPlan:
+    each = [(size,) for size in sizes]
+    if at == 0:
+        return _deal_plan(batch, lambda leaf: leaf.split_with_sizes(sizes), at, each)
+    return _deal_plan(batch, lambda leaf: leaf.split_with_sizes(sizes, at), at, each)
+
+
+@remembered
+def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> DealPlan:
+    at = wrap_dim(dim, len(batch))
+    size = batch[at]
+    if isinstance(where, int):
+        if where < 1:
+            raise InvalidValue(f"the number of sections must be 1 or more, but {where} came.")
+        part, longer = size // where, size % where
+        sizes = [(part + (i < longer),) for i in range(where)]
+        return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    bounds = zip((0, *where), (*where, size), strict=True)
+    sizes = [(len(range(*slice(start, stop).indices(size))),) for start, stop in bounds]
+    return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+
+
+@remembered
+def _unbind(batch: Batch, dim: int) -> DealPlan:
+    at = wrap_dim(dim, len(batch))
+    return _deal_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
+
+
+@remembered
+def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
+    at = wrap_dim(dim, len(batch))
+    size = batch[at]
+    first = start + size if start < 0 else start
+    if length < 0 or first < 0 or first + length > size:
+        raise OutOfRange(
+            f"cannot narrow dimension {at} to {length} rows from {start} on: it has {size} rows."
+        )
+    new = (*batch[:at], length, *batch[at + 1 :])
+    if at == 0:
+        return plan(batch, lambda leaf: leaf[first : first + length], new)
+    return plan(batch, lambda leaf: leaf.narrow(at, first, length), new)
+
+
+def _leading(index: Tensor, batch: Batch) -> BatchFn:
+    return _leading_sizes(tuple(index.shape), len(batch))
+
+
+def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
+    """An index of rows, expanded over the trailing dimensions of a leaf."""
+    return _behind(_beside(index, leaf), leaf).expand(*index.shape, *leaf.shape[ndim:])
+
+
+def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """A tensor of leading dimensions, with dimensions behind to broadcast over those of a leaf."""
+    beside = _beside(tensor, leaf)
+    return beside.reshape(*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+
+
+def _beside(tensor: Tensor, leaf: Tensor) -> Tensor:
+    return tensor if tensor.device == leaf.device else tensor.to(leaf.device)
+
+
+def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
+    """The dimension, after checking an index that has all of the batch's."""
+    at = wrap_dim(dim, len(batch))
+    _check_integers(index)
+    if index.ndim != len(batch) or any(
+        got > have
+        for axis, (got, have) in enumerate(zip(index.shape, batch, strict=True))
+        if axis != at
+    ):
+        raise ShapeMismatch(
+            f"the index of `{method}` must have as many dimensions as batch_size {batch}, none "
+            f"larger but dimension {at}; its shape is {tuple(index.shape)}. Trailing dimensions of "
+            "entries need no index."
+        )
+    return at
+
+
+def _check_integers(index: object) -> None:
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise InvalidArgument(f"rows are numbered by a tensor of int64 or int32, but {kind} came.")
+
+
+def _check_mask(mask: object, batch: Batch) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise InvalidArgument(f"rows are chosen by a tensor of booleans, but {kind} came.")
+    _check_leading(mask, batch, "a mask")
+
+
+def _check_leading(tensor: Tensor, batch: Batch, what: str) -> None:
+    if tensor.ndim == 0 or tuple(tensor.shape) != batch[: tensor.ndim]:
+        raise ShapeMismatch(
+            f"{what} of shape {tuple(tensor.shape)} does not fit batch_size {batch}: its shape "
+            "must be the leading dimensions of the batch size."
+        )

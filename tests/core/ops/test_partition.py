@@ -1,0 +1,190 @@
+"""A batch is taken apart, and rows are picked, as on a tensor of shape `batch_size`."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.core.rows import assert_rows, container, numbers
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KeySetMismatch,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+)
+
+BATCH = (5, 3)
+PIECES: list[tuple[str, tuple[Any, ...]]] = [
+    ("split", (2,)),
+    ("split", (5,)),
+    ("split", (9, 1)),
+    ("split", ([1, 0, 4],)),
+    ("split", ((2, 1), -1)),
+    ("chunk", (2,)),
+    ("chunk", (4,)),
+    ("chunk", (7, 1)),
+    ("tensor_split", (2,)),
+    ("tensor_split", (4, 1)),
+    ("tensor_split", ((1, 4),)),
+    ("tensor_split", ((3, 1, -1),)),
+    ("unbind", ()),
+    ("unbind", (-1,)),
+]
+PICKS: list[tuple[str, tuple[Any, ...]]] = [
+    ("narrow", (0, 1, 3)),
+    ("narrow", (-1, -2, 2)),
+    ("narrow", (0, 5, 0)),
+    ("index_select", (0, torch.tensor([4, 0, 0]))),
+    ("index_select", (1, torch.tensor([2], dtype=torch.int32))),
+    ("gather", (0, torch.tensor([[4, 0, 1], [2, 2, 2]]))),
+    ("gather", (1, torch.tensor([[2, 2, 0, 1], [1, 0, 0, 0]]))),
+    ("masked_select", (numbers(BATCH) % 4 == 1,)),
+]
+
+
+def names(cases: list[tuple[str, tuple[Any, ...]]]) -> list[str]:
+    return [f"{name}-{number}" for number, (name, _) in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("name", "args"), PIECES, ids=names(PIECES))
+@pytest.mark.parametrize("batch", [BATCH, (0, 2)])
+def test_pieces_are_those_of_a_tensor_of_row_numbers(
+    name: str, args: tuple[Any, ...], batch: tuple[int, ...]
+) -> None:
+    if name == "split" and batch != BATCH and not isinstance(args[0], int):
+        args = ([0, 0],)
+    td = container(batch)
+    got = getattr(td, name)(*args)
+    expected = getattr(numbers(batch), name)(*args)
+    assert isinstance(got, tuple)
+    assert len(got) == len(expected)
+    for piece, rows in zip(got, expected, strict=True):
+        assert_rows(piece, td, rows)
+
+
+@pytest.mark.parametrize(("name", "args"), PICKS, ids=names(PICKS))
+def test_rows_are_those_of_a_tensor_of_row_numbers(name: str, args: tuple[Any, ...]) -> None:
+    td = container(BATCH)
+    assert_rows(getattr(td, name)(*args), td, getattr(numbers(BATCH), name)(*args))
+
+
+@pytest.mark.parametrize("name", ["gather", "index_select"])
+def test_rows_of_a_batch_of_one_dimension(name: str) -> None:
+    td, index = container((5,)), torch.tensor([3, 3, 0])
+    assert_rows(getattr(td, name)(0, index), td, index)
+
+
+def test_a_mask_may_cover_leading_dimensions_only() -> None:
+    td, mask = container(BATCH), torch.tensor([True, False, True, False, False])
+    assert_rows(td.masked_select(mask), td, numbers(BATCH)[mask])
+
+
+@pytest.mark.parametrize(("name", "args"), PIECES + PICKS[:-1], ids=names(PIECES + PICKS[:-1]))
+def test_it_compiles_as_one_graph(name: str, args: tuple[Any, ...]) -> None:
+    td = TensorDict({"a": torch.rand(5, 3, 4), "b": {"c": torch.rand(5, 3)}}, (5, 3))
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda td: getattr(td, name)(*args), fullgraph=True, dynamic=True, backend="eager"
+    )
+    got, expected = run(td), getattr(td, name)(*args)
+    if isinstance(expected, TensorDictBase):
+        got, expected = (got,), (expected,)
+    for one, other in zip(got, expected, strict=True):
+        assert one.batch_size == other.batch_size
+        torch.testing.assert_close(one.to_dict(), other.to_dict())
+
+
+@pytest.mark.parametrize(("name", "args"), PIECES[:1] + PIECES[-1:] + PICKS[:1])
+def test_pieces_share_memory(name: str, args: tuple[Any, ...]) -> None:
+    td = container(BATCH)
+    got = getattr(td, name)(*args)
+    piece = got if isinstance(got, TensorDict) else got[-1]
+    for key in ("row", ("nested", "deep", "row"), ("inner", "wide")):
+        assert piece[key].untyped_storage().data_ptr() == td[key].untyped_storage().data_ptr()
+
+
+def test_pieces_of_a_container_without_entries() -> None:
+    assert [p.batch_size[0] for p in TensorDict({}, [5]).split(2)] == [2, 2, 1]
+    assert len(TensorDict({}, [5]).unbind()) == 5
+
+
+def test_pieces_of_a_locked_container_are_not_locked() -> None:
+    first, _ = container((2,)).lock_().unbind()
+    assert not first.is_locked
+    assert "new" in first.set("new", 1.0)
+
+
+def test_gradients_flow_through_gather() -> None:
+    weight = torch.ones(3, 2, requires_grad=True)
+    got = TensorDict({"a": weight}, [3]).gather(0, torch.tensor([1, 1]))["a"]
+    (grad,) = torch.autograd.grad(got.sum(), weight)
+    assert grad.tolist() == [[0, 0], [2, 2], [0, 0]]
+
+
+def test_where_takes_rows_of_another_container() -> None:
+    td = container(BATCH).exclude("word")
+    other, condition = td.flip(0), numbers(BATCH) % 2 == 0
+    got = td.where(condition, other)
+    rows = torch.where(condition, numbers(BATCH), numbers(BATCH).flip(0))
+    assert_rows(got.set("word", "text"), td.set("word", "text"), rows)
+
+
+@pytest.mark.parametrize("other", [0, torch.zeros(5, 3, dtype=torch.int64)])
+def test_where_takes_a_number_or_a_tensor_of_rows(other: int | torch.Tensor) -> None:
+    td = TensorDict({"a": torch.ones(5, 3, 2).long(), "b": {"c": torch.ones(5, 3).long()}}, BATCH)
+    condition = torch.tensor([True, False, False, False, True])
+    got = td.where(condition, other)
+    assert got["a"][:, 0, 0].tolist() == [1, 0, 0, 0, 1]
+    assert got["b", "c"][:, 2].tolist() == [1, 0, 0, 0, 1]
+
+
+def test_scatter_writes_rows_of_another_container() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2, 2), "b": torch.zeros(3, 2)}, [3, 2])
+    source = TensorDict({"b": torch.ones(1, 2), "a": torch.full((1, 2, 2), 2.0)}, [1, 2])
+    got = td.scatter(0, torch.tensor([[2, 0]]), source)
+    assert got["b"].tolist() == [[0, 1], [0, 0], [1, 0]]
+    torch.testing.assert_close(got["a"], 2 * got["b"][..., None].expand(3, 2, 2))
+    assert not td["a"].any()
+
+
+def test_scatter_writes_a_number() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2)}, [3])
+    assert td.scatter(0, torch.tensor([0, 2]), 5.0)["a"][:, 1].tolist() == [5, 0, 5]
+
+
+MASK = torch.ones(5, dtype=torch.bool)
+ROWS = torch.zeros(5, 3, dtype=torch.int64)
+ERRORS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
+    ("split", (0,), InvalidValue, "`split_size` must be 1 or more"),
+    ("split", ([1, 2],), InvalidValue, r"add up to the 5 rows of dimension 0, but \(1, 2\) came"),
+    ("split", ([6, -1],), InvalidValue, "0 or more"),
+    ("split", (1, 2), OutOfRange, "dimension 2 is out of range"),
+    ("chunk", (0,), InvalidValue, "`chunks` must be 1 or more"),
+    ("tensor_split", (0,), InvalidValue, "sections must be 1 or more"),
+    ("unbind", (-3,), OutOfRange, "dimension -3"),
+    ("narrow", (0, 3, 3), OutOfRange, "cannot narrow dimension 0 to 3 rows from 3 on"),
+    ("narrow", (0, -6, 1), OutOfRange, "it has 5 rows"),
+    ("index_select", (0, ROWS), ShapeMismatch, "a vector of row numbers"),
+    ("index_select", (0, [1]), InvalidArgument, "`?list`? came"),
+    ("gather", (0, ROWS[0]), ShapeMismatch, "as many dimensions as batch_size"),
+    ("gather", (0, torch.zeros(1, 4).long()), ShapeMismatch, r"its shape is \(1, 4\)"),
+    ("gather", (0, torch.zeros(5, 3)), InvalidArgument, r"torch\.float32 came"),
+    ("masked_select", (MASK[:4],), ShapeMismatch, r"a mask of shape \(4,\) does not fit"),
+    ("masked_select", (ROWS,), InvalidArgument, "a tensor of booleans"),
+    ("where", (MASK, TensorDict({}, [5, 3])), KeySetMismatch, "`bare`"),
+    ("where", (MASK, TensorDict({}, [5])), ShapeMismatch, "the same batch_size"),
+    ("where", (MASK, torch.zeros(3)), ShapeMismatch, r"a tensor of shape \(3,\)"),
+    ("scatter", (0, ROWS, TensorDict({}, [4, 3])), ShapeMismatch, "as large as the index"),
+    ("scatter", (0, ROWS, TensorDict({}, [5, 3])), KeySetMismatch, "`bare`"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "error", "message"), ERRORS)
+def test_bad_arguments_say_what_was_expected(
+    name: str, args: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        getattr(container(BATCH), name)(*args)

@@ -1,0 +1,63 @@
+"""The torch functions that stand in the table reach the method of the same name."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.core.rows import assert_rows, container, numbers
+
+from kd_core import InvalidArgument, TensorDict
+
+BATCH = (4, 3)
+ROWS: list[tuple[str, tuple[Any, ...]]] = [
+    ("reshape", ((-1, 2),)),
+    ("flatten", (0, 1)),
+    ("unflatten", (0, (2, 2))),
+    ("squeeze", ()),
+    ("unsqueeze", (0,)),
+    ("permute", ((1, 0),)),
+    ("transpose", (0, 1)),
+    ("swapaxes", (0, 1)),
+    ("swapdims", (0, 1)),
+    ("movedim", (0, 1)),
+    ("moveaxis", (0, 1)),
+    ("tile", ((2,),)),
+    ("repeat_interleave", (2, 0)),
+    ("roll", (1, 0)),
+    ("flip", ((0,),)),
+    ("narrow", (0, 1, 2)),
+    ("index_select", (0, torch.tensor([2]))),
+    ("gather", (0, torch.zeros(1, 3, dtype=torch.int64))),
+    ("split", (2,)),
+    ("split", ([1, 3], 0)),
+    ("chunk", (2, 1)),
+    ("tensor_split", (3,)),
+    ("unbind", (1,)),
+]
+
+
+@pytest.mark.parametrize(("name", "args"), ROWS)
+def test_torch_moves_rows_as_on_a_tensor_of_row_numbers(name: str, args: tuple[Any, ...]) -> None:
+    td, function = container(BATCH), getattr(torch, name)
+    got, expected = function(td, *args), function(numbers(BATCH), *args)
+    if isinstance(expected, torch.Tensor):
+        got, expected = (got,), (expected,)
+    for one, rows in zip(got, expected, strict=True):
+        assert_rows(one, td, rows)
+
+
+def test_scatter() -> None:
+    td: Any = TensorDict({"a": torch.zeros(3)}, [3])
+    got: Any = torch.scatter(td, 0, torch.tensor([1]), 2.0)
+    assert got["a"].tolist() == [0, 2, 0]
+
+
+def test_where_takes_the_container_on_either_side() -> None:
+    td: Any = TensorDict({"a": torch.ones(2, 2)}, [2])
+    condition = torch.tensor([True, False])
+    where: Any = torch.where
+    assert where(condition, td, 0.0)["a"][:, 0].tolist() == [1, 0]
+    assert where(condition, 0.0, td)["a"][:, 0].tolist() == [0, 1]
+    assert where(condition, td, td + 1)["a"][:, 0].tolist() == [1, 2]
+    with pytest.raises(InvalidArgument, match="the condition is a tensor"):
+        where(td, 0.0, 1.0)
