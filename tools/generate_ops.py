@@ -35,7 +35,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kd_core._kernels import subtract_tensor, subtract_tensor_
+from kd_core._kernels import (
+    add_tensor,
+    add_tensor_,
+    div_tensor,
+    div_tensor_,
+    mul_tensor,
+    mul_tensor_,
+    sub_tensor,
+    sub_tensor_,
+)
 from kd_core._operands import binary, binary_, cast_leaves, is_operand, reflected, unary, unary_
 from kd_core._waist import Waist
 
@@ -214,18 +223,19 @@ def binary_in_place(rows: Sequence["BinaryRow"]) -> Iterator[str]:
         text = f"Write {row.text} into every leaf; return self."
         yield method(f"{row.name}_", arguments(row), text, *with_option(row, call, "_"))
         if row.operator:
-            yield method(f"__i{row.operator}__", ", other: Operand", "", *checked(call))
+            yield method(f"__i{row.operator}__", ", other: Operand", "", f"return {call}")
 
 
 def operators(row: "BinaryRow", call: str) -> Iterator[str]:
     """Write the operator of a row, and the reflected one where the order matters."""
     name = row.operator
     if name in ("eq", "ne"):
-        # `object` promises a bool of any operand.
+        # `object` promises a bool for any operand, so a foreign one is left to it.
         ignore = "  # type: ignore[override]"
-        yield method(f"__{name}__", ", other: Operand", "", *checked(call), ignore=ignore)
+        body = ("if is_operand(other):", f"    return {call}", "return NotImplemented")
+        yield method(f"__{name}__", ", other: Operand", "", *body, ignore=ignore)
         return
-    yield method(f"__{name}__", ", other: Operand", "", *checked(call))
+    yield method(f"__{name}__", ", other: Operand", "", f"return {call}")
     if name in ("lt", "le", "gt", "ge"):
         return  # Python exchanges these itself
     exact = ", exact=True" if name in ("add", "sub", "mul") else ""
@@ -233,12 +243,7 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
     back = f"reflected(self, other, operator.{symbol}{exact})"
     if name in ("add", "mul", "and", "or", "xor"):
         back = call
-    yield method(f"__r{name}__", ", other: Operand", "", *checked(back))
-
-
-def checked(call: str) -> tuple[str, ...]:
-    """Leave foreign operands to the other side, as operators do."""
-    return "if is_operand(other):", f"    return {call}", "return NotImplemented"
+    yield method(f"__r{name}__", ", other: Operand", "", f"return {back}")
 
 
 def arguments(row: "BinaryRow") -> str:
