@@ -30,9 +30,12 @@ def read_zip_schema(file: BinaryIO) -> str:
     """Read the schema text out of a ``.pt2`` file."""
     try:
         with zipfile.ZipFile(file) as archive:
-            names = [n for n in archive.namelist() if n.split("/", 1)[-1] == f"extra/{SCHEMA_FILE}"]
-            if len(names) == 1:
-                return archive.read(names[0]).decode()
+            paths = {name.split("/", 1)[-1]: name for name in archive.namelist()}
+            if "archive_format" not in paths:
+                # What is left of a cut file may end with the directory of an archive inside it.
+                raise zipfile.BadZipFile("it has no archive_format")
+            if f"extra/{SCHEMA_FILE}" in paths:
+                return archive.read(paths[f"extra/{SCHEMA_FILE}"]).decode()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise ExportError(
             f"the file is not a whole .pt2 archive: {error}.", hint="It may be truncated."

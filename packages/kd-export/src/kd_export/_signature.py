@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import NestedKey, TensorDict, TensorDictBase
 
 from ._errors import DtypeMismatch, Key, KeyMismatch, quoted
 from ._wire import argument_names, wire_name
@@ -61,7 +61,8 @@ class FlatModule(nn.Module):
     def run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Fill a container, run the module, read the outputs by wire name."""
         container = TensorDict({}, batch_size=tensors[0].shape[: self.batch_dims])
-        container.update(dict(zip(self.inputs, tensors, strict=True)))
+        entries: dict[NestedKey, Tensor] = dict(zip(self.inputs, tensors, strict=True))
+        container.update(entries)
         result = self.module(container)
         return {wire_name(key): _read(result, key) for key in self.outputs}
 

@@ -18,6 +18,7 @@ from ._backend import Runner, backend_for
 from ._errors import VerifyError
 from ._schema import Entry, Json, Number, Schema, Vector
 from ._session import read_file
+from ._tables import Row, plain_table
 from ._vectors import concrete, draw, positions, tolerance
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Reference = Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
 
 BATCH_SIZES = (1, 2, 3, 7)
+HEADER = ("output", "sizes", "largest difference", "verdict")
 RANDOM = "random"
 
 
@@ -62,7 +64,7 @@ class Report:
 
     Example:
         >>> print(Report("policy.onnx", (Comparison("y", {"batch": 2}, 1e-7, ok=True),)))
-        output  sizes    largest difference
+        output  sizes    largest difference  verdict
         y       batch=2  1e-07               ok
     """
 
@@ -93,14 +95,15 @@ class Report:
         ]
         return {"path": self.path, "ok": self.ok, "rows": rows}
 
+    def cells(self) -> list[Row]:
+        """Give the rows as text, one row for each comparison."""
+        return [_cells(row) for row in self.rows]
+
     def __str__(self) -> str:
-        cells = [("output", "sizes", "largest difference", ""), *map(_cells, self.rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(4)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
-        return "\n".join(line.rstrip() for line in lines)
+        return plain_table(HEADER, self.cells())
 
 
-def _cells(row: Comparison) -> tuple[str, str, str, str]:
+def _cells(row: Comparison) -> Row:
     sizes = ", ".join(f"{name}={size}" for name, size in row.sizes.items()) or "fixed"
     verdict = "ok" if row.ok else "MISMATCH"
     return row.output, sizes, f"{row.difference:.3g}", f"{verdict} {row.note}".rstrip()

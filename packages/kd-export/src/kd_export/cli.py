@@ -1,0 +1,197 @@
+"""The command ``kd-export``: look into an artefact, check it, run it.
+
+Exit codes: 0 ok, 1 something does not match, 2 wrong use or a damaged file, 3 a package or backend
+is missing, 4 the file is not trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from . import __version__
+from ._backend import backend_for, require
+from ._errors import (
+    BackendMissing,
+    DtypeMismatch,
+    ExportError,
+    KeyMismatch,
+    ShapeMismatch,
+    UntrustedArtifact,
+    VerifyError,
+)
+from ._schema import Entry, Schema
+from ._session import inspect, open  # noqa: A004  # the package's own
+from ._tables import Row, plain_table
+from ._verify import BATCH_SIZES, HEADER, verify
+
+OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
+
+_CODES: tuple[tuple[type[ExportError], int], ...] = (
+    (BackendMissing, MISSING),
+    (UntrustedArtifact, UNTRUSTED),
+    (VerifyError, MISMATCH),
+    (KeyMismatch, MISMATCH),
+    (ShapeMismatch, MISMATCH),
+    (DtypeMismatch, MISMATCH),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; give its exit code.
+
+    Args:
+        arguments: The words of the command line, by default those of the process.
+
+    Example:
+        >>> main(["inspect", "missing.onnx"])
+        2
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        command: int = options.command(options)
+    except ExportError as error:
+        print(f"kd-export: {error}", file=sys.stderr)
+        return next((code for kind, code in _CODES if isinstance(error, kind)), USAGE)
+    return command
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kd-export", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"kd-export {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    look = commands.add_parser("inspect", help="print keys, shapes and versions, executing nothing")
+    look.set_defaults(command=_inspect)
+    check = commands.add_parser("verify", help="run the stored tests in the file's own runtime")
+    check.set_defaults(command=_verify)
+    check.add_argument("--batch-sizes", type=_sizes, default=BATCH_SIZES, metavar="N,N")
+    check.add_argument("--rtol", type=float, help="relative tolerance")
+    check.add_argument("--atol", type=float, help="absolute tolerance")
+    run = commands.add_parser("run", help="run on tensors of a safetensors file, by wire name")
+    run.set_defaults(command=_run)
+    run.add_argument("-i", "--input", type=Path, required=True, metavar="IN.safetensors")
+    run.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.safetensors")
+
+    for command in (look, check, run):
+        command.add_argument("file", type=Path, metavar="FILE")
+        command.add_argument("--json", action="store_true", help="print JSON, for machines")
+    for command in (check, run):
+        command.add_argument("--trusted", action="store_true", help="vouch for who made the file")
+        command.add_argument("--sha256", metavar="HEX", help="demand this digest of the file")
+    return parser
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    path: Path = options.file
+    schema = inspect(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if options.json:
+        file = {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
+        _print_json({"file": file, "schema": schema.to_data()})
+        return OK
+    _print_table(
+        str(path),
+        ("", ""),
+        [
+            ("format", backend_for(path).name),
+            ("size", f"{path.stat().st_size:,} bytes"),
+            ("sha256", digest),
+            ("made by", ", ".join(f"{name} {v}" for name, v in schema.versions.items())),
+            ("weights", schema.weights),
+            ("mode", schema.mode or "as the module"),
+            ("axes", ", ".join(f"{name} {axis}" for name, axis in schema.axes.items()) or "fixed"),
+            ("stored tests", str(len(schema.vectors))),
+            *((f"metadata {name}", json.dumps(value)) for name, value in schema.metadata.items()),
+        ],
+    )
+    _print_table("", ("", "key", "wire name", "dtype and shape"), _entry_rows(schema))
+    return OK
+
+
+def _entry_rows(schema: Schema) -> list[Row]:
+    def row(what: str, entry: Entry) -> Row:
+        key = entry.key[0] if len(entry.key) == 1 else str(entry.key)
+        return what, key, entry.wire, entry.describe()
+
+    return [
+        *(row("input", entry) for entry in schema.inputs),
+        *(row("output", entry) for entry in schema.outputs),
+    ]
+
+
+def _verify(options: argparse.Namespace) -> int:
+    report = verify(
+        options.file,
+        batch_sizes=options.batch_sizes,
+        rtol=options.rtol,
+        atol=options.atol,
+        trusted=options.trusted,
+        sha256=options.sha256,
+    )
+    if options.json:
+        _print_json(report.to_data())
+    else:
+        _print_table(report.path, HEADER, report.cells())
+    return OK if report.ok else MISMATCH
+
+
+def _run(options: argparse.Namespace) -> int:
+    session = open(options.file, trusted=options.trusted, sha256=options.sha256)
+    # A file that executes is torch's: its tensors may be of dtypes that numpy does not know.
+    kind = "torch" if backend_for(options.file).executes else "numpy"
+    tensors = cast("_Safetensors", require(f"safetensors.{kind}", "onnx"))
+    try:
+        inputs = tensors.load_file(options.input)
+    except Exception as error:
+        raise ExportError(f"`{options.input}` cannot be read: {error}.") from error
+    outputs = session.run(inputs)
+    tensors.save_file(outputs, options.output)
+    rows = [(entry.wire, entry.describe()) for entry in session.schema.outputs]
+    if options.json:
+        _print_json({"path": str(options.output), "outputs": [wire for wire, _ in rows]})
+    else:
+        _print_table(str(options.output), ("output", "dtype and shape"), rows)
+    return OK
+
+
+class _Safetensors(Protocol):
+    """The part that `safetensors.torch` and `safetensors.numpy` share."""
+
+    def load_file(self, filename: Path) -> dict[str, object]: ...
+    def save_file(self, tensors: dict[str, object], filename: Path) -> None: ...
+
+
+def _print_json(data: object) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def _print_table(title: str, header: Row, rows: Sequence[Row]) -> None:
+    """Print a table: by rich on a terminal where rich is installed, else as plain text."""
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        _print_rich(title, header, rows)
+        return
+    if title:
+        print(title)
+    print(plain_table(header, rows))
+
+
+def _print_rich(title: str, header: Row, rows: Sequence[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*header, title=title or None, show_header=any(header), title_justify="left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
