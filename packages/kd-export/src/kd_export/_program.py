@@ -192,11 +192,10 @@ def save(
     The options are those of `export`; the report is the one of `KeyedProgram.save`.
 
     Example:
-        >>> import tempfile, torch
+        >>> import torch
         >>> from kd_nn import TensorDictModule
         >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(module, f"{folder}/policy.pt2", {"x": torch.zeros(1, 3)}).ok
+        >>> save(module, "policy.pt2", {"x": torch.zeros(1, 3)}).ok
         True
     """
     program = export(

@@ -38,14 +38,12 @@ class Session:
         schema: What it takes and gives.
 
     Example:
-        >>> import tempfile, torch
-        >>> from pathlib import Path
+        >>> import torch
         >>> import kd_export
         >>> from kd_nn import TensorDictModule
         >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> path = Path(tempfile.mkdtemp()) / "policy.pt2"
-        >>> report = kd_export.save(module, path, {"x": torch.zeros(1, 3)})
-        >>> session = kd_export.open(path, trusted=True)
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> session = kd_export.open("policy.pt2", trusted=True)
         >>> session.run({"x": torch.zeros(5, 3)})["y"].shape
         torch.Size([5, 2])
     """
@@ -127,14 +125,12 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
         ExportError: The file is damaged, or was not written by kd_export.
 
     Example:
-        >>> import tempfile, torch
-        >>> from pathlib import Path
+        >>> import torch
         >>> import kd_export
         >>> from kd_nn import TensorDictModule
         >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> path = Path(tempfile.mkdtemp()) / "policy.pt2"
-        >>> report = kd_export.save(module, path, {"x": torch.zeros(1, 3)})
-        >>> kd_export.open(path, trusted=True).schema.output("y").describe()
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> kd_export.open("policy.pt2", trusted=True).schema.output("y").describe()
         'float32 (batch, 2)'
     """
     path = Path(path)
@@ -153,14 +149,12 @@ def inspect(path: str | Path) -> Schema:
         ExportError: The file is damaged, or was not written by kd_export.
 
     Example:
-        >>> import tempfile, torch
-        >>> from pathlib import Path
+        >>> import torch
         >>> import kd_export
         >>> from kd_nn import TensorDictModule
         >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> path = Path(tempfile.mkdtemp()) / "policy.pt2"
-        >>> report = kd_export.save(module, path, {"x": torch.zeros(1, 3)})
-        >>> [entry.wire for entry in kd_export.inspect(path).inputs]
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> [entry.wire for entry in kd_export.inspect("policy.pt2").inputs]
         ['x']
     """
     path = Path(path)

@@ -138,16 +138,14 @@ def verify(
         VerifyError: There is nothing to compare with.
 
     Example:
-        >>> import tempfile, torch
-        >>> from pathlib import Path
+        >>> import torch
         >>> import kd_export
         >>> from kd_nn import TensorDictModule
         >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> path = Path(tempfile.mkdtemp()) / "policy.pt2"
-        >>> report = kd_export.save(module, path, {"x": torch.zeros(1, 3)})
-        >>> kd_export.verify(path, trusted=True).ok
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> kd_export.verify("policy.pt2", trusted=True).ok
         True
-        >>> kd_export.verify(path, module, batch_sizes=[4], trusted=True).ok
+        >>> kd_export.verify("policy.pt2", module, batch_sizes=[4], trusted=True).ok
         True
     """
     path = Path(path)
