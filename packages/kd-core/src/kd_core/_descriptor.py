@@ -5,8 +5,8 @@ tuple. What this buys: a container is two pointers and a flag (see `memory` in t
 "same batch size" is mostly one `is`, locking swaps one reference, and results of maths reuse the
 descriptor of their input. A lookup in the pool takes about 60 ns where building one takes 400.
 
-Under `torch.compile` and `torch.export` sizes may be symbolic, and a read of the pool would become
-a guard on its contents: there a descriptor is simply built.
+While dynamo traces, a read of the pool would become a guard on its contents: there a descriptor is
+simply built, as it is for sizes that are symbolic and so have no hash (`torch.export`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 if TYPE_CHECKING:
     from kd_core._types import Batch
@@ -34,6 +34,7 @@ class Descriptor:
         lock: what locked the container itself, or `None`.
         held: how many locked containers enclose it.
         frozen: whether the structure may not change: `lock` or `held`.
+        on_cpu: whether `device` is the CPU; asking a device for its type takes 150 ns.
         plain: whether any tensor of the right shape may be stored: not frozen, no device.
         size: the batch size as users see it.
     """
@@ -49,6 +50,7 @@ class Descriptor:
         "held",
         "lock",
         "ndim",
+        "on_cpu",
         "plain",
         "size",
     )
@@ -63,12 +65,13 @@ class Descriptor:
     lock: str | None
     held: int
     frozen: bool
+    on_cpu: bool
     plain: bool
     size: torch.Size
 
     def with_batch(self, batch: Batch) -> Descriptor:
         """The unlocked descriptor of the same device with another batch size."""
-        if is_compiling():
+        if is_dynamo_compiling():
             return _build(batch, self.device, None, 0)
         try:
             return self._pool[batch]
@@ -94,7 +97,7 @@ class Descriptor:
     def _locked_twin(self, lock: str | None, held: int) -> Descriptor:
         """Build a locked descriptor, and keep the two that are asked for all the time."""
         twin = _build(self.batch, self.device, lock, held)
-        if not is_compiling():
+        if not is_dynamo_compiling():
             if lock is None and held == 1:
                 self._held_once = twin
             elif lock is LOCKED_BY_USER and held == 0:
@@ -134,11 +137,12 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.lock = lock
     desc.held = held
     desc.frozen = lock is not None or held > 0
+    desc.on_cpu = device is not None and device.type == "cpu"
     desc.plain = device is None and not desc.frozen
     desc.size = torch.Size(batch)
     desc._user_locked = None
     desc._held_once = None
-    if is_compiling():
+    if is_dynamo_compiling():
         desc._pool = {}
         desc._unlocked = _build(batch, device, None, 0) if desc.frozen else desc
         return desc
@@ -162,17 +166,12 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
 
 def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
     """The unlocked descriptor of a batch size and a device."""
-    if is_compiling():
+    if is_dynamo_compiling():
         return _build(batch, device, None, 0)
-    if device is None:
-        try:
-            return _ANY_DEVICE[batch]
-        except (KeyError, TypeError):
-            return _pooled(batch, None, _ANY_DEVICE)
-    return _pooled(batch, device, _POOLS.setdefault(device, {}))
-
-
-_ANY_DEVICE: Final = _POOLS[None]
+    try:
+        return _POOLS[device][batch]
+    except (KeyError, TypeError):  # new, or a symbolic size that has no hash
+        return _pooled(batch, device, _POOLS.setdefault(device, {}))
 
 
 def restore(batch: Batch, device: torch.device | None, lock: str | None, held: int) -> Descriptor:

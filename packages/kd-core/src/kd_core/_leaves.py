@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._types import BatchFn, DealFn, DealMemo, Entries, Entry, LeafFn, Memo, Node
 
-JOIN_FROM: Final = 24
+MANY: Final = 24
+"""From so many entries on, one pass to check them and one to copy them beats a single one."""
 
 
 def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
@@ -44,13 +45,13 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     A `False` means "look closer", not "wrong": subclasses of tensors, nodes and numbers are for
     the slow path.
     """
-    if desc.ndim != 1:
-        return _all_fit_in(source, desc) and all_on(source, desc.device)
-    if desc.device is not None and not all_on(source, desc.device):
+    if desc.device is not None and not _all_on_device(source, desc):
         return False
+    if desc.ndim != 1:
+        return _all_fit_in(source, desc)
     first = desc.batch[0]
     try:
-        if len(source) >= JOIN_FROM:
+        if len(source) >= MANY:
             return _many_fit(source, first)
         for key, value in source.items():
             if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
@@ -80,13 +81,15 @@ def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
     return True
 
 
-def all_on(source: dict[str, object], device: torch.device | None) -> bool:
-    """Tell whether all values of a dict are plain tensors on a device (`None`: on any)."""
-    if device is None:
-        return True
-    if device.type == "cpu":
-        return all(value.__class__ is Tensor and value.is_cpu for value in source.values())
-    return all(value.__class__ is Tensor and value.device == device for value in source.values())
+def _all_on_device(source: dict[str, object], desc: Descriptor) -> bool:
+    """Tell whether all values of a dict are plain tensors on the device of `desc`."""
+    device, on_cpu = desc.device, desc.on_cpu
+    for value in source.values():
+        if value.__class__ is not Tensor:
+            return False
+        if not (value.is_cpu if on_cpu else value.device == device):
+            return False
+    return True
 
 
 def leaf_fits(value: Tensor, desc: Descriptor) -> bool:

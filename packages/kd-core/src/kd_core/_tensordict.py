@@ -81,8 +81,7 @@ class TensorDict(Dense):
             self._entries = source.copy()
             self._nested = False
         else:
-            self._entries = admit_all(source, desc, path)
-            self._nested = True
+            self._entries, self._nested = admit_all(source, desc, path)
 
     def _put(self, key: str, value: object) -> None:
         # Overridden for speed: "td['a'] = x" in the benchmarks.
@@ -213,25 +212,34 @@ def make_dense(entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
     return td
 
 
-def admit_all(source: object, desc: Descriptor, path: tuple[str, ...] = ()) -> dict[str, Entry]:
-    """Check and convert all values of a mapping."""
-    if isinstance(source, Waist):
-        source = source._entries
-    elif not isinstance(source, Mapping):
-        raise InvalidArgument(
-            f"a container is built from a mapping, but a `{type(source).__name__}` came. Wrap a "
-            "single tensor as `{'key': tensor}`."
-        )
+def admit_all(
+    source: object, desc: Descriptor, path: tuple[str, ...] = ()
+) -> tuple[dict[str, Entry], bool]:
+    """Check and convert all values of a mapping, and tell whether any is no tensor."""
+    items = source if source.__class__ is dict else _mapping_of(source)
     entries: dict[str, Entry] = {}
-    plain = desc.plain
-    for key, value in source.items():
-        if key.__class__ is not str:
-            check_key(key)
-        if value.__class__ is Tensor and plain and leaf_fits(value, desc):
-            entries[key] = value
-        else:
-            entries[key] = admit(key, value, desc, path)
-    return entries
+    nested = False
+    first = desc.batch[0] if desc.plain and desc.ndim == 1 else -1
+    for key, value in items.items():
+        if value.__class__ is Tensor and key.__class__ is str:
+            shape = value.shape
+            if shape and shape[0] == first:  # the common case, without a call
+                entries[key] = value
+                continue
+        entry = entries[key] = admit(check_key(key), value, desc, path)
+        nested = nested or not isinstance(entry, Tensor)
+    return entries, nested
+
+
+def _mapping_of(source: object) -> Mapping[str, object]:
+    if isinstance(source, Waist):
+        return source._entries
+    if isinstance(source, Mapping):
+        return source
+    raise InvalidArgument(
+        f"a container is built from a mapping, but a `{type(source).__name__}` came. Wrap a single "
+        "tensor as `{'key': tensor}`."
+    )
 
 
 def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[str, ...]) -> Node:
