@@ -100,17 +100,16 @@ class Dense(TensorDictBase):
         else:
             leaves.extend(self._entries.values())  # type: ignore[arg-type]  # tensors all
 
-    def _rebuild(self, leaves: Iterator[Tensor], batch: BatchFn | None = None) -> Self:
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # Overridden for speed: "math" in the benchmarks.
-        desc = self._desc
         new = object.__new__(self.__class__)
         if self._nested:
-            new._entries = rebuild(self._entries, leaves, batch)
+            new._entries = rebuild(self._entries, leaves)
             new._nested = True
         else:
             new._entries = dict(zip(self._entries, leaves, strict=False))
             new._nested = False
-        new._desc = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
+        new._desc = self._desc._unlocked
         return new
 
     def _collect_pair(
@@ -125,13 +124,14 @@ class Dense(TensorDictBase):
                 return
         super()._collect_pair(other, mine, theirs, path)
 
-    def _hold(self, count: int) -> None:
+    def _keeps_batch(self) -> bool:
+        # Overridden for speed: "math" in the benchmarks.
+        return super()._keeps_batch() if self._nested else True
+
+    def _hold_below(self, count: int) -> None:
         # Overridden for speed: "lock" in the benchmarks.
         if self._nested:
-            super()._hold(count)
-        else:
-            desc = self._desc
-            self._desc = desc.with_lock(desc.lock, desc.held + count)
+            super()._hold_below(count)
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
         if desc.batch == self._desc.batch and desc.device == self._desc.device:
@@ -174,9 +174,7 @@ def restore(
     new._desc = free
     if lock is not None:
         new._desc = free.with_lock(LOCKED_BY_USER if lock == LOCKED_BY_USER else lock, 0)
-        for value in entries.values():
-            if not isinstance(value, Tensor):
-                value._hold(1)
+        new._hold_below(1)
     return new
 
 

@@ -136,12 +136,10 @@ def collect(entries: Entries, leaves: list[Tensor]) -> None:
             value._collect(leaves)
 
 
-def rebuild(
-    entries: Entries, leaves: Iterator[Tensor], batch: BatchFn | None = None
-) -> dict[str, Entry]:
+def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
     """Put as many new leaves in the places that `collect` took them from."""
     return {
-        key: next(leaves) if isinstance(value, Tensor) else value._rebuild(leaves, batch)
+        key: next(leaves) if isinstance(value, Tensor) else value._rebuild(leaves)
         for key, value in entries.items()
     }
 
@@ -169,6 +167,31 @@ def collect_pairs(
             right.append(other)
         else:
             value._collect_pair(other, left, right, (*path, key))
+
+
+def zip_each(
+    mine: Entries,
+    theirs: Mapping[str, Entry],
+    fn: Callable[[Tensor, Tensor], Tensor],
+    path: tuple[str, ...],
+) -> dict[str, Entry]:
+    """Apply `fn` to the leaves of two containers, matched by key as `collect_pairs` does.
+
+    Raises:
+        KeySetMismatch: if one has a key that the other lacks, or a leaf where the other has none.
+    """
+    if mine.keys() != theirs.keys():
+        raise key_sets_differ(mine, theirs, path)
+    entries: dict[str, Entry] = {}
+    for key, value in mine.items():
+        other = theirs[key]
+        if not isinstance(value, Tensor):
+            entries[key] = value._zip_each(other, fn, (*path, key))
+        elif isinstance(other, Tensor):
+            entries[key] = fn(value, other)
+        else:
+            raise _kinds_differ(key, value, other, path)
+    return entries
 
 
 def key_sets_differ(mine: Entries, theirs: Entries, path: tuple[str, ...]) -> KeySetMismatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,7 +70,9 @@ class NonTensorData:
     def _map_each(
         self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
     ) -> NonTensorData:
-        return self._rebuild(iter(()), batch)
+        desc = self._desc
+        new = desc.unlocked() if batch is None else desc.with_batch(batch(desc.batch))
+        return wrap_data(self.data, new)
 
     def _deal(
         self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
@@ -81,10 +83,8 @@ class NonTensorData:
     def _collect(self, leaves: list[Tensor]) -> None:
         pass
 
-    def _rebuild(self, leaves: Iterator[Tensor], batch: BatchFn | None = None) -> NonTensorData:
-        desc = self._desc
-        new = desc.unlocked() if batch is None else desc.with_batch(batch(desc.batch))
-        return wrap_data(self.data, new)
+    def _rebuild(self, leaves: Iterator[Tensor]) -> NonTensorData:
+        return wrap_data(self.data, self._desc.unlocked())
 
     def _collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
@@ -94,6 +94,12 @@ class NonTensorData:
                 f"entry {format_key(path)} is data that is no tensor in the first container and a "
                 f"`{type(other).__name__}` in the second."
             )
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> NonTensorData:
+        self._collect_pair(other, [], [], path)
+        return wrap_data(self.data, self._desc)
 
     def _with_descriptor(self, desc: Descriptor) -> NonTensorData:
         return wrap_data(self.data, desc)

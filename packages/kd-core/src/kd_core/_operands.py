@@ -91,7 +91,7 @@ def binary(
     if isinstance(operand, Tensor):
         if operand.ndim == 0:
             return td._rebuild(iter(run_with(leaves, operand, fn, None)))
-        padded = pad_to_leaves(operand, leaves, td._desc.batch)
+        padded = _padded(td, operand, leaves)
         return td._rebuild(iter(run_pairs(leaves, padded, fn, kernel)))
     found = None if exact is None else run_exact(leaves, operand, fn, exact)
     return td._rebuild(iter(run_with(leaves, operand, fn, kernel) if found is None else found))
@@ -126,7 +126,7 @@ def binary_(
     td._collect(leaves)
     operand = _as_operand(other)
     if isinstance(operand, Tensor) and operand.ndim:
-        theirs = pad_to_leaves(operand, leaves, td._desc.batch)
+        theirs = _padded(td, operand, leaves)
         _check_writable(td, leaves, theirs, floats)
         run_pairs(leaves, theirs, fn, kernel)
         return td
@@ -170,6 +170,21 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
     return td
 
 
+def _padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """A tensor operand beside each of the leaves that `_collect` gave: members get their rows."""
+    batch = td._desc.batch
+    if td._keeps_batch():
+        return pad_to_leaves(operand, leaves, batch)
+    beside = td._map_each(
+        lambda leaf: pad_to_leaves(operand, [leaf], batch)[0].expand(
+            *batch, *(1,) * (leaf.ndim - len(batch))
+        )
+    )
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", beside), [], theirs, ())
+    return theirs
+
+
 def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
     """A tensor over the batch dimensions, made broadcastable to each leaf.
 
@@ -201,7 +216,7 @@ def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
         return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
     _check_batches(desc.batch, second.batch)
     results = run_pairs(mine, theirs, fn, kernel)
-    for leaf, result in zip(mine, results, strict=True):
+    for leaf, result in zip(mine, results, strict=True) if td._keeps_batch() else ():
         if tuple(result.shape[: desc.ndim]) != desc.batch:
             raise ShapeMismatch(
                 f"{_name(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "

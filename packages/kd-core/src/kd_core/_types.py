@@ -58,11 +58,15 @@ class Node(Protocol):
 
     def _collect(self, leaves: list[Tensor]) -> None: ...
 
-    def _rebuild(self, leaves: Iterator[Tensor], batch: BatchFn | None = None) -> Self: ...
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
 
     def _collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None: ...
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self: ...
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
         """A shallow copy that has another batch size, device or lock."""

@@ -12,17 +12,18 @@ for authors of containers, and `kd_core.testing.ContainerContract` proves an imp
 | `_like` | the container of other entries: same kind, or a plain one where the kind says so |
 | `_with_descriptor` | a shallow copy under another batch size, device or lock |
 | `_describe` | take another descriptor, in place |
+| `_owns_leaves`, `_take_back` | whether writes into leaves of `_entries` stay; if not, keep them |
 
 What follows from these alone stands here too: `_map_each` (one leaf at a time), `_map_all` (all
-leaves at once), `_zip_all` (two containers), `_deal` (several containers of one), `_hold` (locks of
-enclosing containers).
+leaves at once), `_zip_each` and `_collect_pair` (the leaves of two containers), `_deal` (several
+containers of one), `_shallow` (a copy that shares tensors), `_hold` (locks of enclosing ones).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch import Tensor
 
@@ -39,6 +40,7 @@ from kd_core._leaves import (
     missing_key,
     rebuild,
     walk_error,
+    zip_each,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ class Waist:
     """The primitives of a container, and what follows directly from them."""
 
     __slots__ = ()
+
+    _owns_leaves: ClassVar[bool] = True
+    """Whether the tensors of `_entries` are the container's own, so that writes into them stay."""
 
     @property
     @abstractmethod
@@ -83,6 +88,9 @@ class Waist:
     def _with_descriptor(self, desc: Descriptor) -> Self:
         """A shallow copy with another descriptor; entries that do not fit are an error."""
 
+    def _take_back(self, leaves: Mapping[str, Tensor]) -> None:
+        """Store the values of leaves that `_entries` made up, after they were written to."""
+
     def _item(self) -> object:
         return self
 
@@ -112,13 +120,6 @@ class Waist:
             if child is None:
                 raise missing_key(path, depth, entries, self._entries)
             node = child
-        return node
-
-    def _level(self, path: tuple[str, ...]) -> Waist:
-        """The container at a path (of length zero: this one)."""
-        node = self._read(path) if path else self
-        if not isinstance(node, Waist):
-            raise walk_error((*path, "..."), len(path), node)
         return node
 
     def _store(self, path: tuple[str, ...], value: object) -> None:
@@ -177,41 +178,68 @@ class Waist:
         parts = deal(self._entries, fn, batches, memo)
         return [self._like(part, after) for part, after in zip(parts, memo[1], strict=True)]
 
-    def _map_all(self, fn: LeavesFn, batch: BatchFn | None = None) -> Self:
+    def _map_all(self, fn: LeavesFn) -> Self:
         """Apply an elementwise `fn` to the list of all leaves, called once."""
         leaves: list[Tensor] = []
         self._collect(leaves)
-        return self._rebuild(iter(fn(leaves)), batch)
-
-    def _zip_all(
-        self, other: Waist, fn: Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
-    ) -> Self:
-        """Apply an elementwise `fn` to the leaves of two containers, matched by key."""
-        mine: list[Tensor] = []
-        theirs: list[Tensor] = []
-        self._collect_pair(cast("Entry", other), mine, theirs, ())
-        return self._rebuild(iter(fn(mine, theirs)))
+        return self._rebuild(iter(fn(leaves)))
 
     def _collect(self, leaves: list[Tensor]) -> None:
+        """Append the tensors that hold the values; those of members lack the stacked dimension."""
         collect(self._entries, leaves)
 
-    def _rebuild(self, leaves: Iterator[Tensor], batch: BatchFn | None = None) -> Self:
-        desc = self._desc
-        new = desc.unlocked() if batch is None else desc.with_batch(batch(desc.batch))
-        return self._like(rebuild(self._entries, leaves, batch), new)
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        """Put as many new leaves of the same batch in the places of what `_collect` appended."""
+        return self._like(rebuild(self._entries, leaves), self._desc.unlocked())
 
     def _collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
-        if not isinstance(other, Waist):
-            raise InvalidArgument(
-                f"expected a container to match with, but a `{type(other).__name__}` came."
-            )
-        collect_pairs(self._entries, other._entries, mine, theirs, path)
+        collect_pairs(self._entries, _entries_to_match(other), mine, theirs, path)
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self:
+        """Apply `fn` to the leaves of two containers, one pair at a time, whole batches each."""
+        entries = zip_each(self._entries, _entries_to_match(other), fn, path)
+        return self._like(entries, self._desc.unlocked())
+
+    def _keeps_batch(self) -> bool:
+        """Whether what `_collect` appends starts with the batch size: not so for members."""
+        nodes = self._entries.values()
+        return all(node._keeps_batch() for node in nodes if isinstance(node, Waist))
+
+    def _shallow(self) -> Self:
+        """A copy of all levels, not locked, that shares the tensors."""
+        return self._map_each(_same)
 
     def _hold(self, count: int) -> None:
         desc = self._desc
         self._describe(desc.with_lock(desc.lock, desc.held + count))
+        self._hold_below(count)
+
+    def _hold_below(self, count: int) -> None:
+        """Count `count` more locked containers around all that this one encloses."""
         for value in self._entries.values():
             if not isinstance(value, Tensor):
                 value._hold(count)
+
+
+def _entries_to_match(other: Entry) -> Mapping[str, Entry]:
+    if isinstance(other, Waist):
+        return other._entries
+    raise InvalidArgument(
+        f"expected a container to match with, but a `{type(other).__name__}` came."
+    )
+
+
+def level_at(container: Waist, path: tuple[str, ...]) -> Waist:
+    """The container at a path (of length zero: this one)."""
+    node = container._read(path) if path else container
+    if not isinstance(node, Waist):
+        raise walk_error((*path, "..."), len(path), node)
+    return node
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf

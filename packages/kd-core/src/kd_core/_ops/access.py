@@ -12,14 +12,14 @@ from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves import find_entry, write_in_place
 from kd_core._types import NO_DEFAULT, NoDefault
 from kd_core._views import NestedItems, NestedKeys, NestedValues
-from kd_core._waist import Waist
+from kd_core._waist import Waist, level_at
 
 if TYPE_CHECKING:
     from typing import Self
 
     from typing_extensions import TypeVar
 
-    from kd_core._types import NestedKey
+    from kd_core._types import Entry, NestedKey
 
     D = TypeVar("D")
     IsLeaf = Callable[[type], bool] | None
@@ -80,7 +80,7 @@ class Access(Waist):
             path = path_of(key)
             entry = find_entry(self._entries, path)
             if entry is not None:
-                write_in_place(path, entry, value)
+                _overwrite(self, path, entry, value)
                 return self
         if key.__class__ is str:
             self._put(key, value)
@@ -103,11 +103,12 @@ class Access(Waist):
                 entry.__class__ is Tensor
                 and value.__class__ is Tensor
                 and entry.shape == value.shape
+                and self._owns_leaves
             ):
                 entry.copy_(value)
                 return self
         path = path_of(key)
-        write_in_place(path, self._read(path), value)
+        _overwrite(self, path, self._read(path), value)
         return self
 
     def setdefault(self, key: NestedKey, default: object) -> Tensor:
@@ -235,6 +236,13 @@ def _value(container: Waist, path: tuple[str, ...]) -> Tensor:
 
 
 def _remove(container: Waist, path: tuple[str, ...]) -> None:
-    level = container._level(path[:-1])
+    level = level_at(container, path[:-1])
     level._check_unlocked(f"remove {format_key(path)}")
     level._del_entry(path[-1])
+
+
+def _overwrite(container: Waist, path: tuple[str, ...], entry: Entry, value: object) -> None:
+    write_in_place(path, entry, value)
+    level = level_at(container, path[:-1])
+    if not level._owns_leaves:
+        level._take_back({path[-1]: cast(Tensor, entry)})

@@ -33,14 +33,14 @@ class Copying(Waist):
             >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
             (False, True)
         """
-        return self._map_all(_clone_all) if recurse else self._map_each(_same)
+        return self._map_all(_clone_all) if recurse else self._shallow()
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
-        return self._map_each(_same)
+        return self._shallow()
 
     def __copy__(self) -> Self:
-        return self._map_each(_same)
+        return self._shallow()
 
     def to_dict(self, *, retain_none: bool = True) -> dict[str, object]:
         """Turn the container into nested plain dicts; tensors are shared, data is unwrapped.
@@ -64,10 +64,6 @@ class Copying(Waist):
                 if retain_none or item is not None:
                     plain[key] = item
         return plain
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf
 
 
 def _clone_all(leaves: list[Tensor]) -> Sequence[Tensor]:

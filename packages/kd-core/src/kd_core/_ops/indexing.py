@@ -16,7 +16,7 @@ from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, list
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves import find_entry, missing_key
 from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
-from kd_core._waist import Waist
+from kd_core._waist import Waist, level_at
 
 if TYPE_CHECKING:
     from typing import Self
@@ -87,7 +87,7 @@ class Indexing(Waist):
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
         self._read(path)
-        level = self._level(path[:-1])
+        level = level_at(self, path[:-1])
         level._check_unlocked(f"remove {format_key(path)}")
         level._del_entry(path[-1])
 
@@ -126,6 +126,7 @@ class Indexing(Waist):
             _stage_level(entry, value, path, rows, writes)
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
+            rows.lent.append((level_at(self, path[:-1]), {path[-1]: entry}))
         else:
             _check_same_data(entry, value, path)
         rows.commit(writes)
@@ -253,12 +254,13 @@ def _no_index(item: object) -> InvalidArgument:
 class _Rows:
     """Where an indexed write lands: in a view of each leaf, or at an index into it."""
 
-    __slots__ = ("batch_fn", "fn", "ndim", "where")
+    __slots__ = ("batch_fn", "fn", "lent", "ndim", "where")
 
     def __init__(self, index: object, batch: Batch) -> None:
         self.fn, self.batch_fn = resolve(index, batch)
         self.ndim = len(batch)
         self.where = None if _gives_views(index) else plain_index(index, self.ndim)
+        self.lent: list[tuple[Waist, dict[str, Tensor]]] = []
 
     def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> _Write:
         """Check one write and note it down."""
@@ -283,6 +285,8 @@ class _Rows:
         else:
             for target, source in writes:
                 target[self.where] = source
+        for lender, leaves in self.lent:
+            lender._take_back(leaves)
 
 
 def _gives_views(index: object) -> bool:
@@ -311,6 +315,10 @@ def _stage_level(
     source = value._entries if isinstance(value, Waist) else value
     if not isinstance(source, Mapping):
         source = {key: value for key, entry in entries.items() if isinstance(entry, Tensor | Waist)}
+    if not target._owns_leaves:  # each read would make another tensor
+        entries = {key: entries[key] for key in source if key in entries}
+        leaves = {key: entry for key, entry in entries.items() if isinstance(entry, Tensor)}
+        rows.lent.append((target, leaves))
     for key, new in source.items():
         entry = entries.get(key)
         if isinstance(entry, Tensor):
@@ -318,7 +326,7 @@ def _stage_level(
         elif isinstance(entry, Waist):
             _stage_level(entry, new, (*path, key), rows, writes)
         elif entry is None:
-            raise _unknown_keys(source, entries, path)
+            raise _unknown_keys(source, target._entries, path)
         else:
             _check_same_data(entry, new, (*path, key))
 

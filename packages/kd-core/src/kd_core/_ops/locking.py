@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from torch import Tensor
-
 from kd_core._descriptor import LOCKED_BY_USER
 from kd_core._errors import Locked
 from kd_core._waist import Waist
@@ -72,9 +70,7 @@ class Locking(Waist):
         desc = self._desc
         if desc.lock is None:
             self._describe(desc.with_lock(LOCKED_BY_USER, desc.held))
-            for value in self._entries.values():
-                if not isinstance(value, Tensor):
-                    value._hold(1)
+            self._hold_below(1)
         return self
 
     def unlock_(self) -> Self:
@@ -91,9 +87,7 @@ class Locking(Waist):
             )
         if desc.lock is not None:
             self._describe(desc.unlocked())
-            for value in self._entries.values():
-                if not isinstance(value, Tensor):
-                    value._hold(-1)
+            self._hold_below(-1)
         return self
 
     def locked(self) -> LockScope[Self]:

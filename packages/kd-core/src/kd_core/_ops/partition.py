@@ -10,7 +10,7 @@ with its index expanded, takes 2500.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import Batch, BatchFn, DealFn
+    from kd_core._types import Batch, BatchFn, DealFn, Entry
 
 W = TypeVar("W", bound=Waist)
 
@@ -169,12 +169,8 @@ class Partition(Waist):
                 f"the source of `scatter` must be as large as the index {tuple(index.shape)}, but "
                 f"its batch_size is {other}."
             )
-        return self._zip_all(
-            src,
-            lambda mine, theirs: [
-                leaf.scatter(at, _rows(index, leaf, ndim), new)
-                for leaf, new in zip(mine, theirs, strict=True)
-            ],
+        return self._zip_each(
+            cast("Entry", src), lambda leaf, new: leaf.scatter(at, _rows(index, leaf, ndim), new)
         )
 
     def masked_select(self, mask: Tensor) -> Self:
@@ -220,12 +216,9 @@ class Partition(Waist):
                     f"`where` takes a container of the same batch_size {batch}, but "
                     f"{other._desc.batch} came."
                 )
-            return self._zip_all(
-                other,
-                lambda mine, theirs: [
-                    torch.where(_behind(condition, leaf), leaf, new)
-                    for leaf, new in zip(mine, theirs, strict=True)
-                ],
+            return self._zip_each(
+                cast("Entry", other),
+                lambda leaf, new: torch.where(_behind(condition, leaf), leaf, new),
             )
         if isinstance(other, Tensor):
             _check_leading(other, batch, "a tensor")

@@ -14,7 +14,7 @@ from kd_core import _registry
 from kd_core._errors import InvalidArgument, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of
 from kd_core._leaves import copy_pairs, find_entry, writable_source
-from kd_core._waist import Waist
+from kd_core._waist import Waist, level_at
 
 if TYPE_CHECKING:
     from typing import Self
@@ -103,7 +103,7 @@ class Structure(Waist):
 
     def replace(self, source: Source) -> Self:
         """Make a shallow copy in which the entries of `source` take the place of the old ones."""
-        return self._map_each(_same).update(source)
+        return self._shallow().update(source)
 
     def select(self, *keys: NestedKey, strict: bool = True, inplace: bool = False) -> Self:
         """Keep only some keys; tensors are shared.
@@ -172,7 +172,7 @@ class Structure(Waist):
             self._del_entry(source[0])
             self._set_entry(target[0], entry)
             return self
-        level = self._level(source[:-1])
+        level = level_at(self, source[:-1])
         level._check_unlocked(f"rename {format_key(old)}")
         if source[:-1] == target[:-1]:
             level._del_entry(source[-1])
@@ -372,10 +372,6 @@ def _parted(key: NestedKey) -> tuple[str, Path]:
     return path[0], path[1:]
 
 
-def _same(leaf: Tensor) -> Tensor:
-    return leaf
-
-
 def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
     """Whether an update takes `key`, and which paths below it."""
     if only is None:
@@ -402,7 +398,7 @@ def _stage_update(
             _stage_update(current, inner, (*path, key), rule, stage)
             continue
         if how.inplace and isinstance(current, Tensor):
-            stage.append(_staged_write((*path, key), current, value))
+            stage.append(_staged_write(level, (*path, key), current, value))
             continue
         level._check_unlocked(f"update {format_key((*path, key))}")
         entry = level._admit(key, value)
@@ -415,9 +411,15 @@ def _staged_set(level: Waist, key: str, entry: Entry) -> Callable[[], None]:
     return lambda: level._set_entry(key, entry)
 
 
-def _staged_write(path: Path, current: Tensor, value: object) -> Callable[[], None]:
+def _staged_write(level: Waist, path: Path, current: Tensor, value: object) -> Callable[[], None]:
     source = writable_source(path, current, value)
-    return lambda: cast(None, current.copy_(source))
+
+    def write() -> None:
+        current.copy_(source)
+        if not level._owns_leaves:
+            level._take_back({path[-1]: current})
+
+    return write
 
 
 def _stage_writes(
@@ -436,4 +438,4 @@ def _stage_writes(
             inner = _source_items(value, "update_")
             _stage_writes(current, inner, (*path, key), below, stage)
         else:
-            stage.append(_staged_write((*path, key), cast(Tensor, current), value))
+            stage.append(_staged_write(level, (*path, key), cast(Tensor, current), value))
