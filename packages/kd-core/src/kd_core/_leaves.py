@@ -14,7 +14,7 @@ The foreach kernels that take such a list stand in `_kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import torch

@@ -22,7 +22,7 @@ containers of one), `_shallow` (a copy that shares tensors), `_hold` (locks of e
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch import Tensor

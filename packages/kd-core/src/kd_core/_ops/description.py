@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -95,9 +96,7 @@ class Description(Waist):
         if batch_dims is not None and batch_dims < 0:
             raise InvalidValue(f"batch_dims must be 0 or more, but {batch_dims} came.")
         self._check_unlocked("change the batch size")
-        leaves: list[Tensor] = []
-        self._collect(leaves)
-        desc = self._desc.with_batch(common_batch(leaves, batch_dims))
+        desc = self._desc.with_batch(common_batch(list(_leaves(self)), batch_dims))
         _grow_children(self, desc)
         self._describe(desc)
         return self
@@ -117,3 +116,12 @@ def _grow_children(level: Waist, desc: Descriptor) -> None:
             value._describe(own)
         if isinstance(value, Waist):
             _grow_children(value, own)
+
+
+def _leaves(level: Waist) -> Iterator[Tensor]:
+    """All leaves, with the whole batch in front."""
+    for value in level._entries.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Waist):
+            yield from _leaves(value)
