@@ -75,7 +75,9 @@ class Node(Protocol):
         """Count `count` more enclosing containers that are locked."""
 
 
-Source: TypeAlias = "Mapping[str, object] | Mapping[NestedKey, object] | Node"
+Source: TypeAlias = (
+    "Mapping[str, object] | Mapping[tuple[str, ...], object] | Mapping[NestedKey, object] | Node"
+)
 """Where an update takes its entries from: a mapping, or a container."""
 
 Entry: TypeAlias = "Tensor | Node"
