@@ -23,7 +23,11 @@ def build_network() -> ProbabilisticTensorDictSequential:
     )
     posterior = nn.Sequential(nn.Linear(128, 2 * LATENT), NormalParamExtractor())
     decoder = nn.Sequential(
-        nn.Linear(LATENT, 128), nn.ReLU(), nn.Linear(128, 64), nn.Sigmoid(), nn.Unflatten(-1, (8, 8))
+        nn.Linear(LATENT, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+        nn.Sigmoid(),
+        nn.Unflatten(-1, (8, 8)),
     )
     return ProbabilisticTensorDictSequential(
         TensorDictModule(encoder, in_keys=["image"], out_keys=["hidden"]),

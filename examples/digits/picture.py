@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
-from shipping import Shipped
 
 from kd_core import TensorDict
+from shipping import Shipped
 
 GOOD, BAD, INK = "#2a7f62", "#c8443b", "#22333b"
 

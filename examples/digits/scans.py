@@ -1,9 +1,9 @@
 """The scans: 1 797 real handwritten digits of 8 x 8 pixels, 360 of them held out."""
 
+import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-import torch
 from kd_core import TensorDict
 
 HELD_OUT = 360

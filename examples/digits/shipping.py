@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import kd_export
-import torch
 from kd_core import TensorDict
 from kd_nn import TensorDictModuleBase
 
@@ -45,7 +45,13 @@ def score_eager(network: TensorDictModuleBase, scans: TensorDict) -> Shipped:
     weights = sum(p.numel() * p.element_size() for p in network.parameters())
     seconds = float(np.median(times))
     return Shipped(
-        "eager", weights, 0.0, seconds, accuracy(logits, scans), logits, scored["out", "image"].numpy()
+        "eager",
+        weights,
+        0.0,
+        seconds,
+        accuracy(logits, scans),
+        logits,
+        scored["out", "image"].numpy(),
     )
 
 

@@ -1,12 +1,12 @@
 """Training: cross entropy of the digit, error of the reconstruction, and a prior on `z`."""
 
-from rich.progress import Progress
-
 import torch
+from rich.progress import Progress
+from torch.nn import functional as F
+
 from kd_core import TensorDict
 from kd_nn import TensorDictModuleBase
 from kd_probabilistic import set_interaction_type
-from torch.nn import functional as F
 
 EPOCHS = 60
 BATCH = 128
@@ -17,7 +17,8 @@ PICTURE_WEIGHT = 0.5
 def loss_of(scored: TensorDict) -> torch.Tensor:
     """The loss of a batch that went through the network, a scalar.
 
-    The prior is the KL divergence of N(loc, scale) from N(0, 1) (Kingma and Welling 2013, appendix B).
+    The prior is the KL divergence of N(loc, scale) from N(0, 1) (Kingma and Welling 2013,
+    appendix B).
     """
     digit = F.cross_entropy(scored["logits"], scored["label"])
     picture = (scored["out", "image"] - scored["image"]).square().sum((-2, -1)).mean()

@@ -2,8 +2,8 @@
 
     python unaided.py digits.onnx scans.npz scores.npz
 
-This is what a deployment looks like: for `.pt2` torch and nothing else, for `.onnx` numpy and onnxruntime and
-nothing else (torch is blocked too). It prints the time of one call as JSON.
+This is what a deployment looks like: for `.pt2` torch and nothing else, for `.onnx` numpy and
+onnxruntime and nothing else (torch is blocked too). It prints the time of one call as JSON.
 """
 
 import importlib.abc
@@ -27,7 +27,7 @@ class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
             raise ImportError(f"`{name}` is blocked: this program must run without it")
-        return None
+        return
 
 
 def runner_of(path):
