@@ -1,13 +1,12 @@
-"""From nothing to a verified artefact with a picture: train, export, verify, run unaided."""
+"""From nothing to a verified artefact: train, select, export, verify, run unaided, draw."""
 
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
-
 from network import build_network
 from picture import draw_report
+from rich.console import Console
+from rich.table import Table
 from scans import load_scans
 from shipping import Shipped, score_eager, ship
 from training import train

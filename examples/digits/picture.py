@@ -102,6 +102,8 @@ def draw_loss(axes: Axes, history: list[float]) -> None:
     """Draw the mean loss of each epoch."""
     axes.plot(range(1, len(history) + 1), history, color=GOOD, linewidth=2)
     axes.set(xlabel="epoch", ylabel="loss (log scale)", yscale="log", xlim=(1, len(history)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "235" else "")
     axes.set_title("training loss")
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

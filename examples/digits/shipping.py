@@ -41,18 +41,10 @@ def score_eager(network: TensorDictModuleBase, scans: TensorDict) -> Shipped:
             start = time.perf_counter()
             network(one)
             times.append(time.perf_counter() - start)
-    logits = scored["logits"].numpy()
+    logits, pictures = scored["logits"].numpy(), scored["out", "image"].numpy()
     weights = sum(p.numel() * p.element_size() for p in network.parameters())
     seconds = float(np.median(times))
-    return Shipped(
-        "eager",
-        weights,
-        0.0,
-        seconds,
-        accuracy(logits, scans),
-        logits,
-        scored["out", "image"].numpy(),
-    )
+    return Shipped("eager", weights, 0.0, seconds, accuracy(logits, scans), logits, pictures)
 
 
 def ship(
@@ -64,7 +56,7 @@ def ship(
         The row of the table, and the report of the verification.
     """
     kd_export.save(network, path, scans.select("image")[:8])
-    report = kd_export.verify(path, network, batch_sizes=BATCH_SIZES)
+    report = kd_export.verify(path, network, batch_sizes=BATCH_SIZES, trusted=True)
     program, scores = path.parent / "scans.npz", path.with_suffix(path.suffix + ".npz")
     np.savez(program, image=scans["image"].numpy())
     answer = subprocess.run(

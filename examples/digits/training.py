@@ -17,8 +17,8 @@ PICTURE_WEIGHT = 0.5
 def loss_of(scored: TensorDict) -> torch.Tensor:
     """The loss of a batch that went through the network, a scalar.
 
-    The prior is the KL divergence of N(loc, scale) from N(0, 1) (Kingma and Welling 2013,
-    appendix B).
+    The prior is the KL divergence of N(loc, scale) from N(0, 1): Kingma and Welling 2013,
+    appendix B.
     """
     digit = F.cross_entropy(scored["logits"], scored["label"])
     picture = (scored["out", "image"] - scored["image"]).square().sum((-2, -1)).mean()

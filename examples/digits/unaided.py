@@ -11,26 +11,28 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+Runner = Callable[[np.ndarray], Sequence[np.ndarray]]
 KD = {"kd_core", "kd_nn", "kd_probabilistic", "kd_export"}
 
 
 class Blocked(importlib.abc.MetaPathFinder):
     """Makes the named packages impossible to import."""
 
-    def __init__(self, names):
+    def __init__(self, names: set[str]) -> None:
         self.names = names
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Refuse a blocked name, and leave any other to the next finder."""
         if name.partition(".")[0] in self.names:
             raise ImportError(f"`{name}` is blocked: this program must run without it")
-        return
 
 
-def runner_of(path):
+def runner_of(path: Path) -> Runner:
     """A function from images (n, 8, 8) to logits (n, 10) and reconstructions (n, 8, 8)."""
     if path.suffix == ".onnx":
         sys.meta_path.insert(0, Blocked(KD | {"torch"}))
@@ -44,15 +46,15 @@ def runner_of(path):
     torch.set_num_threads(1)
     model = torch.export.load(path).module()
 
-    def run(image):
+    def run(image: np.ndarray) -> Sequence[np.ndarray]:
         with torch.no_grad():
-            logits, picture = model(torch.from_numpy(image))
-        return logits.numpy(), picture.numpy()
+            scored = model(image=torch.from_numpy(image))
+        return scored["logits"].numpy(), scored["out.image"].numpy()
 
     return run
 
 
-def time_of_call(run, image):
+def time_of_call(run: Runner, image: np.ndarray) -> float:
     """Median seconds of a call with one scan."""
     times = []
     for _ in range(200):
@@ -62,7 +64,7 @@ def time_of_call(run, image):
     return statistics.median(times)
 
 
-def main(program, scans, scores):
+def main(program: str, scans: str, scores: str) -> None:
     """Score all scans and say how long one call takes."""
     run = runner_of(Path(program))
     images = np.load(scans)["image"]
