@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import torch
-from network import build_network
-from picture import draw_report
 from rich.console import Console
 from rich.table import Table
+
+from network import build_network
+from picture import draw_report
 from scans import load_scans
 from shipping import Shipped, score_eager, ship
 from training import train

@@ -60,3 +60,11 @@ def test_every_fragment_has_a_package_a_kind_and_one_line() -> None:
     for path in fragments:
         assert shape.fullmatch(path.relative_to(folder).as_posix()), path
         assert len(path.read_text(encoding="utf-8").splitlines()) == 1, path
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(python3 -m pip install nox && nox -s \w+)", readme, re.MULTILINE)
+    assert len(commands) == 2
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert [command for command in commands if f"bash -c '{command}'" not in script] == []
