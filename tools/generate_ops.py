@@ -1,7 +1,7 @@
-"""Write the pointwise methods of containers from their table.
+"""Write the pointwise methods and the reductions of containers from their table.
 
     python tools/generate_ops.py            write
-    python tools/generate_ops.py --check    only compare; 1 where the file is stale
+    python tools/generate_ops.py --check    only compare; 1 where a file is stale
 
 The result is plain typed Python, committed, so that mypy, tracebacks and documentation see methods.
 """
@@ -15,13 +15,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kd_core._ops.table import BinaryRow, CastRow, UnaryRow
+    from kd_core._ops.table import BinaryRow, CastRow, ReductionRow, UnaryRow
 
 OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops"
-TARGET = OPS / "pointwise.py"
 WIDTH = 100
 
-HEADER = '''"""Pointwise operations: one typed method per row of `table.py`.
+POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What an operand
 may be, and how leaves are paired, stands in `_operands`.
@@ -54,7 +53,48 @@ if TYPE_CHECKING:
     from kd_core._operands import Operand
 '''
 
+REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
+
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What `dim` and
+`reduce` mean stands in `_reductions`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+
+from kd_core._reductions import logsumexp, norm, prod, reduced
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch import Tensor
+
+    from kd_core._reductions import Dim
+'''
+
 CLASSES = {
+    "Reductions": """Reductions to one value.
+
+    Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch
+    dimensions, or is `"feature"` for all dimensions behind them; `keepdim` keeps those reduced with
+    size 1. `reduce=True` takes all leaves as one tensor, and gives one.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(3), "b": torch.ones(3, 2)}, [3])
+        >>> td.sum().to_dict()
+        {'a': tensor(3.), 'b': tensor(6.)}
+        >>> td.sum(0)["b"], td.mean(0, keepdim=True).batch_size
+        (tensor([3., 3.]), torch.Size([1]))
+        >>> td.sum(dim="feature")["b"], td.sum(reduce=True)
+        (tensor([2., 2., 2.]), tensor(9.))
+    """,
     "Unary": """Functions of one tensor, applied to every leaf.
 
     Example:
@@ -284,11 +324,42 @@ def casts(rows: Sequence["CastRow"]) -> Iterator[str]:
         yield method(row.name, "", text, f"return cast_leaves(self, torch.{row.dtype})")
 
 
-def generated() -> str:
-    """Write the whole module."""
+def reductions(rows: Sequence["ReductionRow"]) -> Iterator[str]:
+    """Write the reductions: `reduce` tells whether a container or a tensor comes out."""
+    for row in rows:
+        function = row.function or f"torch.{row.name}"
+        option, body = "", [f"return reduced(self, {function}, dim, keepdim, reduce)"]
+        if row.option is not None:
+            name, kind, default = row.option
+            option = f"        {name}: {kind} = {default},\n"
+            test = "is not None" if default == "None" else f"!= {default}"
+            bound = f"partial({function}, {name}={name})"
+            body[:0] = [
+                f"if {name} {test}:",
+                f"    return reduced(self, {bound}, dim, keepdim, reduce)",
+            ]
+        for reduce, result in (("[False] = False", "Self"), ("[True]", "Tensor")):
+            yield "\n    @overload" + signature(
+                row.name, option, f"Literal{reduce}", result, " ..."
+            )
+        yield signature(row.name, option, "bool = False", "Self | Tensor", "")
+        yield f'        """Give {row.text}: `torch.{row.name}`."""\n'
+        yield "".join(f"{wrapped(line)}\n" for line in body)
+
+
+def signature(name: str, option: str, reduce: str, result: str, end: str) -> str:
+    """Write the head of a reduction, one argument a line."""
+    shared = "        self,\n        dim: Dim = None,\n        keepdim: bool = False,\n        *,\n"
+    return (
+        f"\n    def {name}(\n{shared}{option}        reduce: {reduce},\n    ) -> {result}:{end}\n"
+    )
+
+
+def generated() -> dict[Path, str]:
+    """Write both modules."""
     table = load_table()
-    parts = (
-        HEADER,
+    pointwise = (
+        POINTWISE,
         class_of("Unary", unary(table.UNARY)),
         class_of("UnaryInPlace", unary_in_place(table.UNARY)),
         class_of("Arithmetic", binary(table.ARITHMETIC)),
@@ -298,21 +369,23 @@ def generated() -> str:
         class_of("Comparisons", binary(table.COMPARISONS)),
         class_of("Casts", casts(table.CASTS)),
     )
-    return "".join(parts)
+    reduction = (REDUCTION, class_of("Reductions", reductions(table.REDUCTIONS)))
+    return {OPS / "pointwise.py": "".join(pointwise), OPS / "reduction.py": "".join(reduction)}
 
 
 def main() -> int:
-    """Write the file, or compare it."""
+    """Write the files, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
-    text = generated()
-    if parser.parse_args().check:
-        fresh = TARGET.read_text(encoding="utf-8") == text
-        if not fresh:
-            print(f"{TARGET.name} is stale: run `nox -s generate`")
-        return 0 if fresh else 1
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+    check = parser.parse_args().check
+    stale = 0
+    for path, text in generated().items():
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path.name} is stale: run `nox -s generate`")
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

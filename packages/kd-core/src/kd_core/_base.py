@@ -7,8 +7,10 @@ from typing import TypeGuard
 
 from kd_core import _dispatch, _registry
 from kd_core._ops.access import Access
+from kd_core._ops.apply import Apply
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
+from kd_core._ops.extremes import Extrema
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
@@ -23,6 +25,7 @@ from kd_core._ops.pointwise import (
     Unary,
     UnaryInPlace,
 )
+from kd_core._ops.reduction import Reductions
 from kd_core._ops.shape import Shape
 from kd_core._ops.structure import Structure
 from kd_core._repr import describe_node
@@ -46,6 +49,9 @@ class TensorDictBase(
     LogicInPlace,
     Comparisons,
     Casts,
+    Reductions,
+    Extrema,
+    Apply,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kd_core import _dispatch
 from kd_core._base import is_tensor_collection
 from kd_core._errors import InvalidArgument
-from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
+from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
 from kd_core._waist import Waist
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -22,6 +22,8 @@ _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "
 
 def _list_rows() -> None:
     """Enter the rows of the pointwise table: the functions, and what operators of tensors call."""
+    for reduction in REDUCTIONS:
+        _dispatch.METHODS[getattr(torch, reduction.name)] = (reduction.name, None)
     for unary in UNARY:
         _dispatch.METHODS[getattr(torch, unary.name)] = (unary.name, None)
     for row in (*ARITHMETIC, *LOGIC, *COMPARISONS):
@@ -44,11 +46,7 @@ _list_methods(
     "moveaxis tile repeat_interleave roll flip"
 )
 _list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
-_dispatch.METHODS.update(
-    {
-        torch.clone: ("clone", None),
-    }
-)
+_list_methods("all any clone cumprod cumsum max min")
 
 
 def _where(condition: Tensor, input: object, other: object) -> object:

@@ -42,6 +42,19 @@ class BinaryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ReductionRow:
+    """A reduction to one value: `torch.<name>`, or `function` where that says more.
+
+    `option` is a keyword of the function with its type and default.
+    """
+
+    name: str
+    text: str
+    function: str | None = None
+    option: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CastRow:
     """A cast of all leaves to one dtype: `td.<name>()` is `td.to(torch.<dtype>)`."""
 
@@ -163,6 +176,23 @@ COMPARISONS: Final = (
     BinaryRow("le", "whether values are less or equal", operator="le", in_place=False),
     BinaryRow("gt", "whether values are greater", operator="gt", in_place=False),
     BinaryRow("ge", "whether values are greater or equal", operator="ge", in_place=False),
+)
+
+_DTYPE: Final = ("dtype", "torch.dtype | None", "None")
+_CORRECTION: Final = ("correction", "float", "1")
+
+REDUCTIONS: Final = (
+    ReductionRow("sum", "the sum", option=_DTYPE),
+    ReductionRow("nansum", "the sum, NaN taken as zero", option=_DTYPE),
+    ReductionRow("mean", "the mean", option=_DTYPE),
+    ReductionRow("nanmean", "the mean of what is not NaN", option=_DTYPE),
+    ReductionRow("prod", "the product", "prod", option=_DTYPE),
+    ReductionRow("var", "the variance", option=_CORRECTION),
+    ReductionRow("std", "the standard deviation", option=_CORRECTION),
+    ReductionRow("amin", "the smallest value"),
+    ReductionRow("amax", "the largest value"),
+    ReductionRow("logsumexp", "the logarithm of the sum of exponentials", "logsumexp"),
+    ReductionRow("norm", "the vector norm", "norm", option=("ord", "float", "2")),
 )
 
 CASTS: Final = (

@@ -1,0 +1,243 @@
+"""Calling a function on every leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._admission import admit
+from kd_core._descriptor import Descriptor, describe
+from kd_core._errors import InvalidArgument
+from kd_core._keys import format_key
+from kd_core._leaves import all_fit, entries_of, key_sets_differ, name_of_leaf, writable_source
+from kd_core._shapes import batch_of
+from kd_core._types import NO_DEFAULT
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import BatchSize, DeviceLike, Entries, Entry, NestedKey, NoDefault
+
+    Path: TypeAlias = tuple[str, ...]
+    Call: TypeAlias = Callable[[Path, list[object]], object]
+
+
+class Apply(Waist):
+    """Calling a function on every leaf."""
+
+    __slots__ = ()
+
+    def apply(
+        self,
+        fn: Callable[..., object],
+        *others: Waist,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        inplace: bool = False,
+        default: object = NO_DEFAULT,
+        filter_empty: bool = False,
+    ) -> Self:
+        """Call a function on every leaf, and collect what it gives.
+
+        Non-tensor entries are passed through. A leaf for which `fn` gives `None` is dropped.
+
+        Args:
+            fn: called as `fn(leaf, *leaves of others)`.
+            others: containers with the same keys; more positional arguments of `fn`.
+            batch_size: the batch size of the result and of all containers in it; needed where `fn`
+                changes leading dimensions.
+            device: the device of the result.
+            inplace: put the results into this container, which must not be locked, and return it.
+            default: what stands for a leaf that one of `others` lacks; without it, an error.
+            filter_empty: leave out nested containers of which nothing is left.
+
+        Raises:
+            ShapeMismatch: if a result does not start with the batch size.
+            KeySetMismatch: if the keys of another container differ, and there is no `default`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 3)}}, [2])
+            >>> td.apply(lambda x: x + 1)["a"]
+            tensor([2., 2.])
+            >>> td.apply(lambda x, y: x - y, td)["b", "c"].sum()
+            tensor(0.)
+            >>> td.apply(lambda x: x.mean(), batch_size=[])["b", "c"]
+            tensor(0.)
+        """
+        target = _target(self, batch_size, device)
+        if not others and not filter_empty:
+            result = _each(self, fn, target, ())
+            return cast("Self", _finish(self, result, True)) if inplace else cast("Self", result)
+
+        def call(path: Path, leaves: list[object]) -> object:
+            return fn(*leaves)
+
+        walk = _Walk(call, default, filter_empty, target)
+        return cast("Self", _finish(self, walk.level(self, others, ()), inplace))
+
+    def named_apply(
+        self,
+        fn: Callable[..., object],
+        *others: Waist,
+        nested_keys: bool = False,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        inplace: bool = False,
+        default: object = NO_DEFAULT,
+        filter_empty: bool = False,
+    ) -> Self:
+        """Call a function on the name and the value of every leaf; see `apply`.
+
+        Args:
+            fn: called as `fn(name, leaf, *leaves of others)`.
+            others: containers with the same keys.
+            nested_keys: give the whole path of a nested leaf, a tuple; else its last key.
+            batch_size: the batch size of the result.
+            device: the device of the result.
+            inplace: put the results into this container.
+            default: what stands for a leaf that one of `others` lacks.
+            filter_empty: leave out nested containers of which nothing is left.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> names = []
+            >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0}})
+            >>> td.named_apply(lambda name, x: names.append(name), nested_keys=True).is_empty()
+            True
+            >>> names
+            ['a', ('b', 'c')]
+        """
+
+        def call(path: Path, leaves: list[object]) -> object:
+            name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
+            return fn(name, *leaves)
+
+        walk = _Walk(call, default, filter_empty, _target(self, batch_size, device))
+        return cast("Self", _finish(self, walk.level(self, others, ()), inplace))
+
+    def apply_(self, fn: Callable[..., object], *others: Waist) -> Self:
+        """Call a function on every leaf and write what it gives into the leaf; return self.
+
+        A result that is the leaf itself, or `None`, is not written. Results are checked before the
+        first is written; allowed on a locked container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> a = torch.zeros(2)
+            >>> TensorDict({"a": a}, [2]).lock_().apply_(lambda x: x + 1)["a"] is a, a
+            (True, tensor([1., 1.]))
+        """
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        columns = [leaves]
+        for other in others:
+            theirs: list[Tensor] = []
+            self._collect_pair(cast("Entry", other), [], theirs, ())
+            columns.append(theirs)
+        results = [fn(*row) for row in zip(*columns, strict=True)]
+        writes = [
+            (leaf, writable_source(name_of_leaf(self._entries, leaf) or ("...",), leaf, result))
+            for leaf, result in zip(leaves, results, strict=True)
+            if result is not None and result is not leaf
+        ]
+        for leaf, source in writes:
+            leaf.copy_(source)
+        return self
+
+
+def _each(td: Waist, fn: Callable[..., object], target: Descriptor | None, path: Path) -> Waist:
+    """The way of `apply` without other containers: one check of all results of a level."""
+    desc = td._desc.unlocked() if target is None else target
+    entries: dict[str, Entry] = {}
+    results: dict[str, object] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = results[key] = cast(Tensor, fn(value))
+        elif isinstance(value, Waist):
+            entries[key] = cast("Entry", _each(value, fn, target, (*path, key)))
+        else:
+            entries[key] = value if target is None else value._with_descriptor(target)
+    if not all_fit(results, desc):
+        for key, found in results.items():
+            if found is None:
+                del entries[key]
+            else:
+                entries[key] = admit(key, found, desc, path)
+    return td._like(entries, desc)
+
+
+class _Walk:
+    """One pass over the levels of a container."""
+
+    def __init__(
+        self, call: Call, default: object, filter_empty: bool, target: Descriptor | None
+    ) -> None:
+        self.call, self.default = call, default
+        self.filter_empty, self.target = filter_empty, target
+
+    def level(self, td: Waist, others: tuple[object, ...], path: Path) -> Waist:
+        desc = td._desc.unlocked() if self.target is None else self.target
+        mine = td._entries
+        theirs = [self._entries_beside(mine, other, path) for other in others]
+        entries: dict[str, Entry] = {}
+        for key, value in mine.items():
+            beside = [level.get(key, self.default) for level in theirs]
+            found = self._entry(value, beside, (*path, key))
+            if found is not None:
+                entries[key] = admit(key, found, desc, path)
+        return td._like(entries, desc)
+
+    def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
+        if isinstance(value, Tensor):
+            return self.call(path, [value, *beside])
+        if not isinstance(value, Waist):
+            return value if self.target is None else value._with_descriptor(self.target)
+        inner = self.level(value, tuple(beside), path)
+        return None if self.filter_empty and not inner._entries else inner
+
+    def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
+        if other is self.default:
+            return {}
+        theirs = entries_of(other) if isinstance(other, Waist) else None
+        if theirs is None:
+            raise InvalidArgument(
+                f"expected a container beside {format_key(path) if path else 'the first'}, but a "
+                f"`{type(other).__name__}` came."
+            )
+        if self.default is NO_DEFAULT and mine.keys() != theirs.keys():
+            raise key_sets_differ(mine, theirs, path)
+        return theirs
+
+
+def _target(
+    td: Waist, batch_size: BatchSize | None, device: DeviceLike | NoDefault | None
+) -> Descriptor | None:
+    """The descriptor of all levels of the result; `None`: each keeps its own."""
+    if batch_size is None and device is NO_DEFAULT:
+        return None
+    batch = td._desc.batch if batch_size is None else batch_of(batch_size)
+    if device is NO_DEFAULT:
+        return describe(batch, td._desc.device)
+    return describe(batch, None if device is None else torch.device(cast("DeviceLike", device)))
+
+
+def _finish(td: Waist, result: Waist, inplace: bool) -> Waist:
+    """Put the result into the container where asked to."""
+    if not inplace:
+        return result
+    td._check_unlocked("put results of a function into the container")
+    if result._desc is not td._desc.unlocked():
+        td._describe(result._desc)
+    for key in list(td._entries):
+        if key not in result._entries:
+            td._del_entry(key)
+    for key, value in result._entries.items():
+        td._set_entry(key, value)
+    return td

@@ -1,0 +1,392 @@
+"""Reductions to one value: one typed method per row of `table.py`.
+
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What `dim` and
+`reduce` mean stands in `_reductions`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+
+from kd_core._reductions import logsumexp, norm, prod, reduced
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch import Tensor
+
+    from kd_core._reductions import Dim
+
+
+class Reductions(Waist):
+    """Reductions to one value.
+
+    Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch
+    dimensions, or is `"feature"` for all dimensions behind them; `keepdim` keeps those reduced with
+    size 1. `reduce=True` takes all leaves as one tensor, and gives one.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(3), "b": torch.ones(3, 2)}, [3])
+        >>> td.sum().to_dict()
+        {'a': tensor(3.), 'b': tensor(6.)}
+        >>> td.sum(0)["b"], td.mean(0, keepdim=True).batch_size
+        (tensor([3., 3.]), torch.Size([1]))
+        >>> td.sum(dim="feature")["b"], td.sum(reduce=True)
+        (tensor([2., 2., 2.]), tensor(9.))
+    """
+
+    __slots__ = ()
+
+    @overload
+    def sum(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def sum(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def sum(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the sum: `torch.sum`."""
+        if dtype is not None:
+            return reduced(self, partial(torch.sum, dtype=dtype), dim, keepdim, reduce)
+        return reduced(self, torch.sum, dim, keepdim, reduce)
+
+    @overload
+    def nansum(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def nansum(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def nansum(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the sum, NaN taken as zero: `torch.nansum`."""
+        if dtype is not None:
+            return reduced(self, partial(torch.nansum, dtype=dtype), dim, keepdim, reduce)
+        return reduced(self, torch.nansum, dim, keepdim, reduce)
+
+    @overload
+    def mean(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def mean(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def mean(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the mean: `torch.mean`."""
+        if dtype is not None:
+            return reduced(self, partial(torch.mean, dtype=dtype), dim, keepdim, reduce)
+        return reduced(self, torch.mean, dim, keepdim, reduce)
+
+    @overload
+    def nanmean(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def nanmean(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def nanmean(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the mean of what is not NaN: `torch.nanmean`."""
+        if dtype is not None:
+            return reduced(self, partial(torch.nanmean, dtype=dtype), dim, keepdim, reduce)
+        return reduced(self, torch.nanmean, dim, keepdim, reduce)
+
+    @overload
+    def prod(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def prod(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def prod(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the product: `torch.prod`."""
+        if dtype is not None:
+            return reduced(self, partial(prod, dtype=dtype), dim, keepdim, reduce)
+        return reduced(self, prod, dim, keepdim, reduce)
+
+    @overload
+    def var(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def var(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def var(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the variance: `torch.var`."""
+        if correction != 1:
+            return reduced(self, partial(torch.var, correction=correction), dim, keepdim, reduce)
+        return reduced(self, torch.var, dim, keepdim, reduce)
+
+    @overload
+    def std(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def std(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def std(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        correction: float = 1,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the standard deviation: `torch.std`."""
+        if correction != 1:
+            return reduced(self, partial(torch.std, correction=correction), dim, keepdim, reduce)
+        return reduced(self, torch.std, dim, keepdim, reduce)
+
+    @overload
+    def amin(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def amin(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def amin(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the smallest value: `torch.amin`."""
+        return reduced(self, torch.amin, dim, keepdim, reduce)
+
+    @overload
+    def amax(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def amax(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def amax(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the largest value: `torch.amax`."""
+        return reduced(self, torch.amax, dim, keepdim, reduce)
+
+    @overload
+    def logsumexp(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def logsumexp(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def logsumexp(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the logarithm of the sum of exponentials: `torch.logsumexp`."""
+        return reduced(self, logsumexp, dim, keepdim, reduce)
+
+    @overload
+    def norm(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        ord: float = 2,
+        reduce: Literal[False] = False,
+    ) -> Self: ...
+
+    @overload
+    def norm(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        ord: float = 2,
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def norm(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        ord: float = 2,
+        reduce: bool = False,
+    ) -> Self | Tensor:
+        """Give the vector norm: `torch.norm`."""
+        if ord != 2:
+            return reduced(self, partial(norm, ord=ord), dim, keepdim, reduce)
+        return reduced(self, norm, dim, keepdim, reduce)

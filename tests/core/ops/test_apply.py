@@ -1,0 +1,105 @@
+"""Calling functions on leaves."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import KeySetMismatch, Locked, NestedKey, NonTensorData, ShapeMismatch, TensorDict
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    return TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3, 2)}, "note": "text"}, [3])
+
+
+def sizes(td: TensorDict, key: str | None = None) -> tuple[int, ...]:
+    """The batch size of the container, or of the node at a key."""
+    node: object = td if key is None else td.get(key)
+    assert isinstance(node, TensorDict | NonTensorData)
+    return tuple(node.batch_size)
+
+
+def test_every_leaf_is_passed(td: TensorDict) -> None:
+    result = td.apply(lambda x: x + 1)
+    assert result["n", "b"].tolist() == [[2, 2]] * 3
+    assert result["note"] == "text"
+    assert [sizes(result), sizes(result, "n")] == [(3,), (3,)]
+    assert td["a"].tolist() == [1, 1, 1]
+
+
+def test_others_are_matched_by_key(td: TensorDict) -> None:
+    result = td.apply(lambda x, y, z: x + y * z, td * 2, td * 3)
+    assert result["a"].tolist() == [7, 7, 7]
+
+
+def test_keys_of_others_must_match(td: TensorDict) -> None:
+    with pytest.raises(KeySetMismatch, match="first container alone has `n`"):
+        td.apply(torch.add, td.exclude("n"))
+
+
+def test_a_default_stands_for_what_others_lack(td: TensorDict) -> None:
+    result = td.apply(lambda x, y: x if y is None else x + y, td.exclude("n"), default=None)
+    assert result["a"].tolist() == [2, 2, 2]
+    assert result["n", "b"].sum() == 6
+
+
+@pytest.mark.parametrize("filter_empty", [False, True])
+def test_none_drops_the_leaf(filter_empty: bool, td: TensorDict) -> None:
+    result = td.apply(lambda x: x if x.ndim == 1 else None, filter_empty=filter_empty)
+    assert "a" in result
+    assert ("n" in result) is not filter_empty
+    assert ("n", "b") not in result.keys(True)
+
+
+def test_a_new_batch_size_holds_at_every_level(td: TensorDict) -> None:
+    result = td.apply(lambda x: x[:2], batch_size=[2])
+    assert [sizes(result), sizes(result, "n"), sizes(result, "note")] == [(2,)] * 3
+
+
+def test_a_result_that_does_not_fit_is_named(td: TensorDict) -> None:
+    with pytest.raises(ShapeMismatch, match=r"\(3,\) does not fit entry `\('n', 'b'\)`.*\(2, 3\)"):
+        td.apply(lambda x: x.T if x.ndim == 2 else x)
+
+
+def test_numbers_become_tensors() -> None:
+    td = TensorDict({"a": torch.ones(3), "b": torch.ones(2)})
+    assert isinstance(td.apply(lambda x: x.shape[0])["a"], Tensor)
+
+
+def test_device(td: TensorDict) -> None:
+    assert td.apply(lambda x: x, device="meta")["n", "b"].device.type == "meta"
+    assert td.to_dict()["note"] == "text"
+    assert TensorDict({"a": 1}, device="cpu").apply(lambda x: x, device=None).device is None
+
+
+def test_in_place_keeps_the_container(td: TensorDict) -> None:
+    assert td.apply(lambda x: x + 1 if x.ndim == 1 else None, inplace=True) is td
+    assert td["a"].tolist() == [2, 2, 2]
+    assert ("n", "b") not in td.keys(True)
+    with pytest.raises(Locked, match="results of a function"):
+        td.lock_().apply(lambda x: x, inplace=True)
+
+
+def test_names(td: TensorDict) -> None:
+    names: list[NestedKey] = []
+    td.named_apply(lambda name, x: names.append(name), nested_keys=True)
+    td.named_apply(lambda name, x, y: names.append(name), td)
+    assert names == ["a", ("n", "b"), "a", "b"]
+
+
+def test_writing_into_leaves(td: TensorDict) -> None:
+    a = td["a"]
+    td.lock_().apply_(lambda x: x * 2).apply_(lambda x: x.add_(1)).apply_(lambda x: None)
+    td.apply_(lambda x, y: x + y, td)
+    assert td["a"] is a
+    assert a.tolist() == [6, 6, 6]
+
+
+def test_a_failing_write_changes_nothing(td: TensorDict) -> None:
+    with pytest.raises(ShapeMismatch, match=r"shape \(5,\) to `\('n', 'b'\)`"):
+        td.apply_(lambda x: x + 1 if x.ndim == 1 else torch.ones(5))
+    assert td["a"].tolist() == [1, 1, 1]
+
+
+def test_a_locked_container_gives_an_unlocked_result(td: TensorDict) -> None:
+    assert not td.lock_().apply(lambda x: x).is_locked

@@ -1,0 +1,63 @@
+"""Extreme values with their places, truth, and running sums."""
+
+import pytest
+import torch
+
+from kd_core import InvalidArgument, OutOfRange, TensorDict
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    return TensorDict({"a": torch.rand(3, 4), "n": {"b": torch.rand(3, 4, 2)}}, [3, 4])
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_along_a_batch_dimension(name: str, dim: int, keepdim: bool, td: TensorDict) -> None:
+    values, indices = getattr(td, name)(dim, keepdim)
+    for key in ("a", ("n", "b")):
+        expected = getattr(torch, name)(td[key], dim % 2, keepdim)
+        assert torch.equal(values[key], expected.values)
+        assert torch.equal(indices[key], expected.indices)
+    assert values.batch_size == indices.batch_size == values["a"].shape
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_over_everything(name: str, td: TensorDict) -> None:
+    whole = getattr(td, name)()
+    assert whole.batch_size == ()
+    assert whole["n", "b"] == getattr(td["n", "b"], name)()
+    assert getattr(td, name)(reduce=True) == getattr(torch, name)(
+        torch.stack([whole["a"], whole["n", "b"]])
+    )
+
+
+@pytest.mark.parametrize("dim", ["feature", (0, 1)])
+def test_places_need_one_dimension(dim: object, td: TensorDict) -> None:
+    with pytest.raises(InvalidArgument, match=r"one batch dimension.*`amin` or `amax`"):
+        td.max(dim)  # type: ignore[call-overload]
+
+
+def test_truth_of_all_leaves() -> None:
+    td = TensorDict({"a": torch.tensor([True, False]), "b": torch.tensor([True, True])}, [2])
+    assert td.any() is True
+    assert td.all() is False
+    assert (td == td).all() is True
+    assert (td != td).any() is False
+    assert TensorDict().all() is True
+    assert TensorDict().any() is False
+
+
+def test_truth_along_dimensions(td: TensorDict) -> None:
+    mask = td > 0.5
+    assert torch.equal(mask.all(0)["a"], mask["a"].all(0))
+    assert torch.equal(mask.any((0, 1), keepdim=True)["a"], mask["a"].any().reshape(1, 1))
+    assert torch.equal(mask.all(dim="feature")["n", "b"], mask["n", "b"].all(-1))
+
+
+def test_running_sums_and_products(td: TensorDict) -> None:
+    assert torch.equal(td.cumsum(1)["n", "b"], td["n", "b"].cumsum(1))
+    assert torch.equal(td.cumprod(-1)["n", "b"], td["n", "b"].cumprod(1))
+    with pytest.raises(OutOfRange, match="dimension 2"):
+        td.cumsum(2)
