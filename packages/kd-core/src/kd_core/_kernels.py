@@ -48,7 +48,17 @@ def use_foreach(leaves: Sequence[Tensor]) -> bool:
         return False
     if is_compiling() or _vmap_level() is not None:
         return False
-    return _PLAIN.issuperset(map(type, leaves))
+    return _PLAIN.issuperset(map(type, leaves)) and not _autograd_refuses(leaves)
+
+
+def _autograd_refuses(leaves: Sequence[Tensor]) -> bool:
+    """Tell whether integers stand beside leaves that need gradients: an autograd foreach fails."""
+    if not torch.is_grad_enabled():
+        return False
+    dtypes = set(map(_dtype_of, leaves))
+    if all(dtype.is_floating_point for dtype in dtypes):
+        return False
+    return any(leaf.requires_grad for leaf in leaves)
 
 
 def run(leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None) -> list[Tensor]:

@@ -1,0 +1,11 @@
+"""What the author of a container kind outside of this package needs, beside `TensorDictBase`.
+
+A kind implements the primitives that `kd_core._waist` lists. Their signatures speak of the names
+below; everything else in this package stays private.
+"""
+
+from kd_core._descriptor import Descriptor as Descriptor
+from kd_core._descriptor import describe as describe
+from kd_core._registry import register as register
+from kd_core._tensordict import make_dense as make_dense
+from kd_core._types import Entry as Entry

@@ -1,0 +1,132 @@
+"""`TensorDictParams`: a container that is an `nn.Module`.
+
+Each level is a module, its parameters, buffers and sub-modules are the entries, and nothing is kept
+twice. So everything that torch does to modules (moving, optimising, `state_dict`, DDP, copies)
+works on it without a line of code here, and dotted names come out as those of the module that the
+container was made from. What is computed from it (`params + 1`, `params.data`) is a plain
+`TensorDict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self, cast
+
+from torch import Tensor, nn
+
+from kd_core import TensorDict, TensorDictBase
+from kd_core.extending import Descriptor, Entry, describe, make_dense, register
+
+
+class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # casts work in place
+    """A container of parameters and buffers that is an `nn.Module`.
+
+    Floating-point tensors become parameters, others buffers. `float`, `double`, `half`, `bfloat16`,
+    `to`, `requires_grad_`, `state_dict` and their kin are those of a module: they work in place.
+
+    Args:
+        parameters: A container or mapping of tensors, nested as they shall be.
+        no_convert: Register tensors that are no `nn.Parameter` as buffers instead.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> params = TensorDictParams(TensorDict.from_module(net).clone())
+        >>> list(params.state_dict()) == list(net.state_dict())
+        True
+        >>> with params.to_module(net):
+        ...     net(torch.ones(2)).sum().backward()
+        >>> params["0", "weight"].grad is None, net[0].weight.grad is None
+        (False, True)
+    """
+
+    def __init__(
+        self,
+        parameters: TensorDictBase | Mapping[str, object] | None = None,
+        *,
+        no_convert: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        source = TensorDict({}) if parameters is None else parameters
+        if not isinstance(source, TensorDictBase):
+            source = TensorDict(source)
+        self._descriptor = describe(tuple(source.batch_size), source.device)
+        self._data: dict[str, Entry] = {}
+        self.no_convert = no_convert
+        for key, value in source._entries.items():
+            self._set_entry(key, value)
+
+    @classmethod
+    def of_module(cls, module: nn.Module) -> Self:
+        """Hold the parameters and buffers of a module, each as what it is there.
+
+        Args:
+            module: The module, which keeps its tensors: they are shared.
+
+        Example:
+            >>> norm = nn.BatchNorm1d(3)
+            >>> params = TensorDictParams.of_module(norm)
+            >>> [name for name, _ in params.named_buffers()]
+            ['running_mean', 'running_var', 'num_batches_tracked']
+        """
+        return cls(TensorDict.from_module(module), no_convert=True)
+
+    @property
+    def _entries(self) -> Mapping[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for store in (self._parameters, self._buffers):
+            entries.update((key, leaf) for key, leaf in store.items() if leaf is not None)
+        entries.update(cast("dict[str, Entry]", self._modules))
+        entries.update(self._data)
+        return entries
+
+    @property
+    def _desc(self) -> Descriptor:
+        return self._descriptor
+
+    def _describe(self, desc: Descriptor) -> None:
+        self._descriptor = desc
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        if isinstance(value, Tensor):
+            store, entry = self._home_of(value)
+        elif isinstance(value, TensorDictBase):
+            store, entry = self._modules, value
+            if not isinstance(value, TensorDictParams):
+                entry = TensorDictParams(value, no_convert=self.no_convert)
+        else:
+            store, entry = self._data, value
+        if key in self._entries:
+            self._del_entry(key)
+        cast("dict[str, object]", store)[key] = entry
+
+    def _home_of(self, value: Tensor) -> tuple[object, Tensor]:
+        """Return the dict that a tensor belongs to, and the tensor as it belongs there."""
+        if isinstance(value, nn.Parameter):
+            return self._parameters, value
+        is_number = value.is_floating_point() or value.is_complex()
+        if self.no_convert or not is_number or isinstance(value, nn.Buffer):
+            return self._buffers, value
+        return self._parameters, nn.Parameter(value.detach())
+
+    def _del_entry(self, key: str) -> None:
+        for store in (self._parameters, self._buffers, self._modules, self._data):
+            if key in store:
+                del cast("dict[str, object]", store)[key]
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> TensorDict:  # type: ignore[override]  # results are plain
+        return make_dense(entries, desc)
+
+    def _with_descriptor(self, desc: Descriptor) -> TensorDict:  # type: ignore[override]  # results are plain
+        return make_dense(dict(self._entries), self._desc)._with_descriptor(desc)
+
+    def __hash__(self) -> int:
+        # torch keeps modules in sets; a container compares by element.
+        return id(self)
+
+    float = nn.Module.float
+    double = nn.Module.double
+    half = nn.Module.half
+    bfloat16 = nn.Module.bfloat16
+
+
+register("params_of", TensorDictParams.of_module)
