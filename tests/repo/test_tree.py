@@ -18,7 +18,16 @@ def test_every_module_has_a_noun() -> None:
 
 
 def test_modules_are_private_unless_meant_for_import() -> None:
-    public = {"testing", "distributed", "convert", "fx", "distributions", "backends", "cli"}
+    public = {
+        "backends",
+        "cli",
+        "convert",
+        "distributed",
+        "distributions",
+        "extending",
+        "fx",
+        "testing",
+    }
     strangers = set()
     for path in source_files():
         parts = path.with_suffix("").parts

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from kd_core._descriptor import Descriptor
     from kd_core._types import Entry, Node
 
@@ -21,8 +23,11 @@ nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node
 wrap_data: Callable[[object, Descriptor], Node]
 """Wrap a value that is no tensor; set by `_non_tensor`."""
 
+params_of: Callable[[nn.Module], Node]
+"""Make a container of a module's parameters that is a module itself; set by a sibling package."""
 
-def register(role: str, factory: Callable[..., Node]) -> None:
+
+def register(role: str, factory: Callable[..., object]) -> None:
     """Fill one of the roles above."""
     globals()[role] = factory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from kd_core import _registry
 from kd_core._admission import admit, check_key
 from kd_core._dense import Dense
 from kd_core._descriptor import Descriptor, describe
-from kd_core._errors import InvalidArgument, KeyCollision, listed
+from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
 from kd_core._leaves import all_fit, leaf_fits
 from kd_core._module_state import module_entries
 from kd_core._shapes import batch_of
@@ -21,6 +21,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._base import TensorDictBase
     from kd_core._types import BatchSize, DeviceLike, Entry, NestedKey, Node, Source
 
 
@@ -140,8 +141,20 @@ class TensorDict(Dense):
             td.auto_batch_size_(batch_dims)
         return td
 
+    @overload
     @classmethod
-    def from_module(cls, module: nn.Module, *, lock: bool = False) -> Self:
+    def from_module(
+        cls, module: nn.Module, as_module: Literal[False] = False, *, lock: bool = False
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, as_module: bool, *, lock: bool = False
+    ) -> TensorDictBase: ...
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, as_module: bool = False, *, lock: bool = False
+    ) -> TensorDictBase:
         """Collect the parameters and buffers of a module, nested like its sub-modules.
 
         The entries are the module's own tensors, parameters included; a sub-module that stands
@@ -149,6 +162,7 @@ class TensorDict(Dense):
 
         Args:
             module: the module; it is not changed.
+            as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
             lock: lock the container.
 
         Example:
@@ -161,11 +175,24 @@ class TensorDict(Dense):
             >>> with params.clone().to_module(net):
             ...     out = net(torch.ones(1, 2))
         """
+        if as_module:
+            params = _params_of(module)
+            return params.lock_() if lock else params
         td = cls.__new__(cls)
         td._entries = module_entries(module)
         td._desc = describe(())
         td._nested = True
         return td.lock_() if lock else td
+
+
+def _params_of(module: nn.Module) -> TensorDictBase:
+    make = getattr(_registry, "params_of", None)
+    if make is None:
+        raise MissingDependency(
+            "`as_module=True` makes a `kd_nn.TensorDictParams`: install it with "
+            "`pip install kd-nn`, and `import kd_nn` first."
+        )
+    return cast("TensorDictBase", make(module))
 
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:

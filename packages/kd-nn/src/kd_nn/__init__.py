@@ -18,6 +18,7 @@ from kd_nn._mappings import inv_softplus as inv_softplus
 from kd_nn._mappings import mappings as mappings
 from kd_nn._module import TensorDictModule as TensorDictModule
 from kd_nn._module_base import TensorDictModuleBase as TensorDictModuleBase
+from kd_nn._params import TensorDictParams as TensorDictParams
 from kd_nn._sequential import TensorDictSequential as TensorDictSequential
 from kd_nn._skip_existing import set_skip_existing as set_skip_existing
 from kd_nn._skip_existing import skip_existing as skip_existing

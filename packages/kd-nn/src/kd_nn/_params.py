@@ -18,7 +18,7 @@ from kd_core import TensorDict, TensorDictBase
 from kd_core.extending import Descriptor, Entry, describe, make_dense, register
 
 
-class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # casts work in place
+class TensorDictParams(TensorDictBase, nn.Module):
     """A container of parameters and buffers that is an `nn.Module`.
 
     Floating-point tensors become parameters, others buffers. `float`, `double`, `half`, `bfloat16`,
@@ -29,6 +29,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # cast
         no_convert: Register tensors that are no `nn.Parameter` as buffers instead.
 
     Example:
+        >>> import torch
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
         >>> params = TensorDictParams(TensorDict.from_module(net).clone())
         >>> list(params.state_dict()) == list(net.state_dict())
@@ -87,20 +88,19 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # cast
         self._descriptor = desc
 
     def _set_entry(self, key: str, value: Entry) -> None:
-        if isinstance(value, Tensor):
-            store, entry = self._home_of(value)
-        elif isinstance(value, TensorDictBase):
-            store, entry = self._modules, value
-            if not isinstance(value, TensorDictParams):
-                entry = TensorDictParams(value, no_convert=self.no_convert)
-        else:
-            store, entry = self._data, value
+        store, entry = self._home_of(value)
         if key in self._entries:
             self._del_entry(key)
         cast("dict[str, object]", store)[key] = entry
 
-    def _home_of(self, value: Tensor) -> tuple[object, Tensor]:
-        """Return the dict that a tensor belongs to, and the tensor as it belongs there."""
+    def _home_of(self, value: Entry) -> tuple[object, Entry]:
+        """Return the dict that an entry belongs to, and the entry as it belongs there."""
+        if isinstance(value, TensorDictParams):
+            return self._modules, value
+        if isinstance(value, TensorDictBase):
+            return self._modules, TensorDictParams(value, no_convert=self.no_convert)
+        if not isinstance(value, Tensor):
+            return self._data, value
         if isinstance(value, nn.Parameter):
             return self._parameters, value
         is_number = value.is_floating_point() or value.is_complex()
@@ -113,14 +113,16 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # cast
             if key in store:
                 del cast("dict[str, object]", store)[key]
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> TensorDict:  # type: ignore[override]  # results are plain
-        return make_dense(entries, desc)
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        # A plain container: what is computed from parameters is no parameter.
+        return cast("Self", make_dense(entries, desc))
 
-    def _with_descriptor(self, desc: Descriptor) -> TensorDict:  # type: ignore[override]  # results are plain
-        return make_dense(dict(self._entries), self._desc)._with_descriptor(desc)
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        plain = make_dense(dict(self._entries), self._desc)
+        return cast("Self", plain._with_descriptor(desc))
 
-    def __hash__(self) -> int:
-        # torch keeps modules in sets; a container compares by element.
+    def __hash__(self) -> int:  # type: ignore[override]  # a container compares by element
+        # torch keeps modules in sets.
         return id(self)
 
     float = nn.Module.float

@@ -1,0 +1,143 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from kd_core import TensorDict
+from kd_nn import TensorDictParams
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def first_of(net: nn.Sequential) -> nn.Linear:
+    layer = net[0]
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def test_state_dict_has_the_names_of_the_module_and_loads_both_ways() -> None:
+    net, other = network(), network()
+    params = TensorDictParams.of_module(net)
+    assert list(params.state_dict()) == list(net.state_dict())
+    first_of(other).reset_parameters()
+    other.load_state_dict(params.state_dict())
+    assert torch.equal(first_of(other).weight, first_of(net).weight)
+    first_of(other).reset_parameters()
+    params.load_state_dict(other.state_dict())
+    assert torch.equal(first_of(other).weight, first_of(net).weight)
+
+
+def test_of_module_shares_tensors_and_keeps_buffers_buffers() -> None:
+    net = network()
+    for params in (TensorDictParams.of_module(net), TensorDict.from_module(net, as_module=True)):
+        assert isinstance(params, TensorDictParams)
+        assert params["0", "weight"] is net[0].weight
+        assert [name for name, _ in params.named_buffers()] == [n for n, _ in net.named_buffers()]
+
+
+def test_floating_leaves_become_parameters_bfloat16_too() -> None:
+    params = TensorDictParams(
+        {"w": {"half": torch.zeros(2, dtype=torch.bfloat16)}, "count": torch.arange(2)}
+    )
+    assert isinstance(params["w", "half"], nn.Parameter)
+    assert [name for name, _ in params.named_parameters()] == ["w.half"]
+    assert [name for name, _ in params.named_buffers()] == ["count"]
+
+
+def test_no_convert_registers_plain_tensors_as_buffers() -> None:
+    params = TensorDictParams(
+        {"w": torch.zeros(2), "p": nn.Parameter(torch.zeros(1))}, no_convert=True
+    )
+    assert [name for name, _ in params.named_parameters()] == ["p"]
+
+
+@pytest.mark.parametrize(
+    "operation", [lambda p: p + 1, lambda p: p.clone(), lambda p: p.copy(), lambda p: -p]
+)
+def test_results_are_plain_containers(operation) -> None:  # type: ignore[no-untyped-def]
+    result = operation(TensorDictParams({"a": torch.ones(2), "b": {"c": torch.ones(2)}}))
+    assert type(result) is type(result["b"]) is TensorDict
+
+
+def test_optimizer_updates_the_leaves_that_a_module_computed_with() -> None:
+    net = network()
+    params = TensorDictParams.of_module(copy.deepcopy(net))
+    optimizer = torch.optim.SGD(params.parameters(), lr=0.1)
+    with params.to_module(net):
+        loss = net(torch.randn(4, 2)).sum()
+    loss.backward()
+    optimizer.step()
+    assert net[0].weight.grad is None
+    assert not torch.equal(params["0", "weight"], first_of(net).weight)
+
+
+def test_parameters_belong_to_the_module_that_holds_the_container() -> None:
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.params = TensorDictParams.of_module(network())
+
+    agent = Agent().double()
+    assert "params.0.weight" in agent.state_dict()
+    assert agent.params["0", "weight"].dtype is torch.float64
+    assert len(list(agent.modules())) == 5
+
+
+def test_casts_are_in_place_as_in_a_module() -> None:
+    params = TensorDictParams.of_module(network())
+    weight = params["0", "weight"]
+    assert params.double() is params
+    assert params["0", "weight"] is weight
+    assert weight.dtype is torch.float64
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_copies_are_independent_and_of_the_same_kind(copied) -> None:  # type: ignore[no-untyped-def]
+    params = TensorDictParams.of_module(network())
+    again = copied(params)
+    assert isinstance(again, TensorDictParams)
+    assert torch.equal(again["0", "weight"], params["0", "weight"])
+    assert again["0", "weight"] is not params["0", "weight"]
+    assert isinstance(again["0", "weight"], nn.Parameter)
+
+
+def test_writing_an_entry_registers_it_and_deleting_removes_it() -> None:
+    params = TensorDictParams({"a": torch.ones(2)})
+    params["b", "c"] = torch.zeros(3)
+    params["a"] = torch.arange(2)
+    assert [name for name, _ in params.named_parameters()] == ["b.c"]
+    assert [name for name, _ in params.named_buffers()] == ["a"]
+    del params["b"]
+    assert list(params.keys()) == ["a"]
+
+
+def test_lock_forbids_new_entries() -> None:
+    params = TensorDictParams({"a": {"b": torch.ones(2)}}).lock_()
+    with pytest.raises(RuntimeError, match="locked"):
+        params["a", "c"] = torch.ones(1)
+    with pytest.raises(RuntimeError, match="locked"):
+        params.get("a").unlock_()  # type: ignore[union-attr]
+
+
+def test_vmap_over_stacked_parameters() -> None:
+    net = nn.Linear(2, 1)
+    states = [TensorDict.from_module(nn.Linear(2, 1)) for _ in range(3)]
+    stacked = {
+        name: torch.stack([state[name].detach() for state in states]) for name in ("weight", "bias")
+    }
+    params = TensorDictParams(TensorDict(stacked, [3]))
+
+    def call(params: TensorDictParams, x: torch.Tensor) -> torch.Tensor:
+        with params.to_module(net):
+            out: torch.Tensor = net(x)
+        return out
+
+    x = torch.ones(2)
+    out = torch.vmap(call, (0, None))(params, x)
+    expected = torch.stack([torch.mv(s["weight"], x) + s["bias"] for s in states])
+    torch.testing.assert_close(out, expected)
