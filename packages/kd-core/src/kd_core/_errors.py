@@ -10,6 +10,7 @@
     +-- InvalidValue       (ValueError)    an argument of the right type, but out of range
     +-- InvalidArgument    (TypeError)     an argument of the wrong type
     +-- UnsupportedFunction(TypeError)     a torch function without a meaning for containers
+    +-- UnknownField       (AttributeError, TypeError)  a name that a tensor class has not declared
     +-- OutOfRange         (IndexError)    an index beyond the batch size
     +-- Locked             (RuntimeError)  a change of structure of a locked container
     +-- MissingDependency  (ImportError)   an optional package that is not installed
@@ -65,6 +66,10 @@ class InvalidArgument(KdError, TypeError):
 
 class UnsupportedFunction(KdError, TypeError):
     """A torch function that has no meaning for containers."""
+
+
+class UnknownField(KdError, AttributeError, TypeError):
+    """A name that is no field of a tensor class."""
 
 
 class OutOfRange(KdError, IndexError):

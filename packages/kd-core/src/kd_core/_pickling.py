@@ -10,6 +10,7 @@ import torch
 
 from kd_core import _registry
 from kd_core._dense import restore
+from kd_core._lazy_stack import restore_stack
 from kd_core._non_tensor import NonTensorData
 
 
@@ -17,5 +18,5 @@ def _allow(cls: type) -> None:
     torch.serialization.add_safe_globals([cls])
 
 
-torch.serialization.add_safe_globals([restore, NonTensorData])
+torch.serialization.add_safe_globals([restore, restore_stack, NonTensorData])
 _registry.on_new_kind(_allow)
