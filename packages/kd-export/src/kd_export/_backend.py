@@ -71,7 +71,7 @@ class Backend(Protocol):
         executes: Whether opening a file runs code that the file holds.
 
     Example:
-        >>> from kd_export.backends.onnx import backend
+        >>> from kd_export._backends.onnx import backend
         >>> backend.name, backend.suffixes, backend.executes
         ('ONNX', ('.onnx',), False)
     """
@@ -94,8 +94,8 @@ class Backend(Protocol):
 
 
 _known: dict[str, str | Backend] = {
-    ".pt2": "kd_export.backends.pt2:backend",
-    ".onnx": "kd_export.backends.onnx:backend",
+    ".pt2": "kd_export._backends.pt2:backend",
+    ".onnx": "kd_export._backends.onnx:backend",
 }
 
 
@@ -106,7 +106,7 @@ def register_backend(backend: Backend) -> None:
     named for the suffix (``".tvm"``) and pointing at the backend object.
 
     Example:
-        >>> from kd_export.backends.onnx import backend
+        >>> from kd_export._backends.onnx import backend
         >>> register_backend(backend)
         >>> backends()[".onnx"]
         'ONNX'
@@ -119,7 +119,7 @@ def backends() -> Mapping[str, str]:
     """Give the known suffixes and what serves each.
 
     >>> backends()[".onnx"]
-    'kd_export.backends.onnx:backend'
+    'kd_export._backends.onnx:backend'
     """
     found = {point.name: point.value for point in entry_points(group="kd_export.backends")}
     for suffix, entry in _known.items():

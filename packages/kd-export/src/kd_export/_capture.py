@@ -30,7 +30,7 @@ from ._errors import (
     NotExportable,
     Specialized,
 )
-from ._example import bounds, prepare, read_example, shared_dims
+from ._example import bounds, prepare, read_example
 from ._fixups import mend
 from ._program import KeyedProgram
 from ._schema import Entry, Schema, check_json
@@ -56,10 +56,11 @@ def capture(
     assert isinstance(stored, dict)
     frozen, in_keys, out_keys = prepare(module, inputs, outputs)
     tensors = read_example(example, in_keys)
-    batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else None
-    shapes = resolve(dynamic, tensors, batch_dims or None)
+    # Without a container nobody said that results have a batch size too: then there is none.
+    batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else 0
+    shapes = resolve(dynamic, tensors, batch_dims)
     tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
-    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=shared_dims(tensors, batch_dims))
+    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims)
     with frozen_modes(frozen, mode):
         program = _trace(flat, tensors, shapes, strict)
     wires = tuple(map(wire_name, out_keys))
@@ -69,6 +70,7 @@ def capture(
         inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),
         outputs=tuple(_outputs(program, out_keys, names)),
         axes=shapes.axes,
+        batch_dims=batch_dims,
         mode=mode,
         metadata=stored,
         versions={"kd-export": __version__, "torch": torch.__version__},
@@ -112,9 +114,8 @@ def reference_module(module: nn.Module, schema: Schema) -> Reference:
     in_keys = [entry.key for entry in schema.inputs]
     out_keys = [entry.key for entry in schema.outputs]
     frozen, _, _ = prepare(module, in_keys, out_keys)
-    leading = {entry.shape[:1] for entry in schema.inputs}
-    batch_dims = int(len(leading) == 1 and () not in leading)
-    return Reference(FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims), schema.mode)
+    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=schema.batch_dims)
+    return Reference(flat, schema.mode)
 
 
 def _trace(

@@ -48,7 +48,7 @@ class DynamicShapes:
 
 
 def resolve(
-    dynamic: Dynamic[Name], tensors: Mapping[Key, Tensor], batch_dims: int | None
+    dynamic: Dynamic[Name], tensors: Mapping[Key, Tensor], batch_dims: int
 ) -> DynamicShapes:
     """Understand the argument ``dynamic``.
 
@@ -56,8 +56,7 @@ def resolve(
         dynamic: ``"batch"``, ``None``, or a mapping from axis names to ranges, from keys to the
             named dimensions of an input, or both.
         tensors: The example, by key.
-        batch_dims: The number of batch dimensions of the example container, or ``None`` when the
-            example was a dictionary.
+        batch_dims: The number of batch dimensions of the example container; 0 if there is none.
     """
     if dynamic is None:
         return DynamicShapes({}, {})
@@ -107,7 +106,7 @@ def _sort_out(
 
 
 def _leading(
-    axis: str, tensors: Mapping[Key, Tensor], batch_dims: int | None
+    axis: str, tensors: Mapping[Key, Tensor], batch_dims: int
 ) -> dict[Key, dict[int, str]]:
     """Name the leading dimension of all inputs, which must then be of one size."""
     sizes = {key: tensor.shape[0] for key, tensor in tensors.items() if tensor.dim()}

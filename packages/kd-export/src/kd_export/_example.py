@@ -122,16 +122,6 @@ def _tensor(key: Key, value: object) -> Tensor:
     return value.detach().contiguous()
 
 
-def shared_dims(tensors: Mapping[Key, Tensor], batch_dims: int | None) -> int:
-    """Count the leading dimensions that all inputs share, as batch size of the container."""
-    if batch_dims is not None:
-        return batch_dims
-    return int(
-        len({tensor.shape[:1] for tensor in tensors.values() if tensor.dim()}) == 1
-        and all(tensor.dim() for tensor in tensors.values())
-    )
-
-
 def bounds(tensor: Tensor) -> tuple[Number, Number]:
     """Give the range that test inputs are drawn from: that of the example."""
     if tensor.dtype is torch.bool or tensor.is_complex():

@@ -16,7 +16,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputSpec, TensorArgument
 
 from ._errors import NotExportable
-from ._wire import wire_key
 
 _DROPOUTS = (
     torch.ops.aten.dropout.default,
@@ -187,17 +186,11 @@ def _separate_outputs(program: ExportedProgram, outputs: tuple[str, ...]) -> Ite
     results = list(end.args[0])
     seen: set[fx.Node] = set()
     for position, result in enumerate(results):
-        name = outputs[position]
-        if not isinstance(result, fx.Node):
-            raise NotExportable(
-                f"the output `{name}` is the constant {result!r}, not a tensor.",
-                key=wire_key(name),
-                expected="Tensor",
-                got=result,
-            )
+        assert isinstance(result, fx.Node)  # `FlatModule` gives tensors alone
         if _root(result).op == "placeholder" or result in seen:
             copy = _clone(graph, result, before=end)
             results[position] = copy
+            name = outputs[position]
             yield f"the output `{name}` shares memory with an input or weight: it is copied."
         seen.add(result)
     end.args = (tuple(results),)

@@ -113,6 +113,8 @@ class Schema:
         inputs: The inputs, in the order of the file.
         outputs: The outputs, in the order of the file.
         axes: The range of each dynamic axis.
+        batch_dims: How many leading dimensions of the inputs the module takes for the batch size
+            of its container.
         mode: The interaction type that was fixed at export, or ``None``.
         metadata: What the user stored.
         versions: The versions that made the file, by name.
@@ -129,6 +131,7 @@ class Schema:
     inputs: tuple[Entry, ...]
     outputs: tuple[Entry, ...]
     axes: Mapping[str, Axis] = field(default_factory=dict)
+    batch_dims: int = 0
     mode: str | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -155,6 +158,7 @@ class Schema:
             "inputs": [_entry_data(entry) for entry in self.inputs],
             "outputs": [_entry_data(entry) for entry in self.outputs],
             "axes": {n: {"min": axis.min, "max": axis.max} for n, axis in self.axes.items()},
+            "batch_dims": self.batch_dims,
             "mode": self.mode,
             "metadata": dict(self.metadata),
             "versions": dict(self.versions),
@@ -194,6 +198,7 @@ class Schema:
             inputs=tuple(_entry(item) for item in _list(data["inputs"])),
             outputs=tuple(_entry(item) for item in _list(data["outputs"])),
             axes={name: _axis(item) for name, item in _dict(data["axes"]).items()},
+            batch_dims=_int(data["batch_dims"]),
             mode=None if data["mode"] is None else _str(data["mode"]),
             metadata=_dict(data["metadata"]),
             versions={name: _str(item) for name, item in _dict(data["versions"]).items()},

@@ -23,7 +23,7 @@ class TorchRunner:
     """Run a program as a straight-line function."""
 
     def __init__(self, lines: StraightLine, schema: Schema) -> None:
-        self._lines = lines
+        self.lines = lines
         self._schema = schema
         self.direct: Direct | None = lines.direct
 
@@ -31,7 +31,7 @@ class TorchRunner:
         self, arrays: Sequence[object], names: Sequence[str] | None = None
     ) -> Sequence[object]:
         """Run on tensors in order; ``names`` picks among the outputs."""
-        results = self._lines.core(*arrays)
+        results = self.lines.core(*arrays)
         if names is None:
             return results
         by_name = {e.name: r for e, r in zip(self._schema.outputs, results, strict=True)}

@@ -1,0 +1,132 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import Do, Keyed
+from torch import Tensor, nn
+
+import kd_export
+from kd_export import DtypeMismatch, KeyedProgram, NotExportable
+
+X = {"x": torch.ones(2, 3)}
+
+
+def export(function: Callable[..., object] | nn.Module, *outputs: str) -> KeyedProgram:
+    net = function if isinstance(function, nn.Module) else Do(function)
+    return kd_export.export(Keyed(net, ["x"], list(outputs) or ["y"]), X)
+
+
+def operators(program: KeyedProgram) -> list[str]:
+    graph = program.exported_program.graph
+    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
+ALIASES = [
+    lambda x: x,
+    lambda x: x.view(-1, 3),
+    lambda x: x[:, :2],
+    lambda x: x.t().t(),
+    lambda x: x.chunk(3, -1)[0],
+    lambda x: x.contiguous(),
+]
+
+
+@pytest.mark.parametrize("function", ALIASES)
+def test_output_never_shares_memory_with_an_input(function: Callable[[Tensor], Tensor]) -> None:
+    program = export(function)
+    x = torch.ones(4, 3)
+    result = program({"x": x})["y"]
+    result.zero_()
+    assert bool((x == 1).all())
+    assert program.diagnostics == (
+        "the output `y` shares memory with an input or weight: it is copied.",
+    )
+
+
+def test_two_outputs_never_share_memory() -> None:
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (y := x + 1), y
+
+    result = export(twice, "y", "z")({"x": torch.ones(4, 3)})
+    assert result["y"].data_ptr() != result["z"].data_ptr()
+
+
+class GiveWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + self.weight, self.weight
+
+
+def test_output_never_shares_memory_with_a_weight() -> None:
+    program = export(GiveWeight(), "y", "w")
+    program({"x": torch.ones(4, 3)})["w"].zero_()
+    assert bool((program({"x": torch.ones(4, 3)})["w"] == 1).all())
+
+
+def test_overwritten_input_is_worked_on_as_a_copy(tmp_path: Path) -> None:
+    program = export(lambda x: x.add_(1).relu_() * 2)
+    x = torch.ones(4, 3)
+    assert bool((program({"x": x})["y"] == 4).all())
+    assert bool((x == 1).all())
+    assert "overwritten" in program.diagnostics[0]
+    assert program.save(tmp_path / "model.pt2").ok
+
+
+def test_dropout_is_gone() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Dropout(0.1), nn.AlphaDropout(0.5))
+    assert operators(export(net)) == ["aten.linear.default"]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: x + torch.randn_like(x), "randn_like"),
+        (lambda x: torch.bernoulli(x), "bernoulli"),
+        (lambda x: nn.functional.dropout(x, 0.5, training=True), "dropout"),
+    ],
+)
+def test_random_numbers_are_refused(function: Callable[[Tensor], Tensor], name: str) -> None:
+    with pytest.raises(NotExportable, match=f"draws random numbers .*{name}.*mode='random'"):
+        export(function)
+
+
+def test_random_numbers_may_be_declared(tmp_path: Path) -> None:
+    module = Keyed(Do(lambda x: x + torch.randn_like(x)), ["x"], ["y"])
+    program = kd_export.export(module, X, mode="random")
+    report = program.save(tmp_path / "model.pt2")
+    assert report.ok
+    assert "random" in report.rows[0].note
+    assert kd_export.verify(tmp_path / "model.pt2", trusted=True).ok
+
+
+def test_random_draw_that_nobody_reads_is_gone() -> None:
+    def forward(x: Tensor) -> Tensor:
+        torch.rand_like(x)
+        return x + 1
+
+    assert operators(export(forward)) == ["aten.add.Tensor"]
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+def test_state_is_refused_by_name() -> None:
+    with pytest.raises(NotExportable, match=r"changes `net\.count` of the module.*output key"):
+        export(Counter())
+
+
+def test_output_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(DtypeMismatch, match=r"the output `z` is a .*Pass `outputs=`"):
+        export(lambda x: (x.relu(), None), "y", "z")
