@@ -1,7 +1,8 @@
 """Writing the calls of a program as Python text.
 
 A value is a local variable, a call is a line or two. Programs of the same shape have the same text,
-so compiled code is cached by text; what differs is in the namespace of the function.
+so compiled code is cached by text; what differs is in the namespace of the function. Every name in
+the text begins with an underscore, builtins too, so that an argument may have any other name.
 """
 
 import functools
@@ -20,17 +21,33 @@ from kd_nn._program import Call, Program
 
 ValuesFunction = Callable[..., tuple[object, ...]]
 
+_NAMES: dict[str, object] = {
+    "_Exception": Exception,
+    "_KeyError": KeyError,
+    "_MISSING": MISSING,
+    "_Tensor": Tensor,
+    "_len": len,
+    "_locals": locals,
+    "_tuple": tuple,
+    "_type": type,
+}
+
 
 @dataclass(slots=True)
 class Text:
     """The lines of a function and what the names in them mean."""
 
     lines: list[str] = field(default_factory=list)
-    names: dict[str, object] = field(default_factory=dict)
+    names: dict[str, object] = field(default_factory=lambda: dict(_NAMES))
 
     def add(self, depth: int, *lines: str) -> None:
         """Append lines at an indentation depth."""
         self.lines += ["    " * depth + line for line in lines]
+
+    def name(self, name: str, meaning: object) -> str:
+        """Give a name its meaning and return it."""
+        self.names[name] = meaning
+        return name
 
     def function(self, name: str) -> Callable[..., object]:
         """Define the function whose text this is."""
@@ -45,18 +62,18 @@ def _compile(text: str) -> CodeType:
 
 
 class Calls:
-    """How a call of a program is written: the step and what it wraps are looked up in the root."""
+    """How the calls of a program are written: steps are looked up in `_root`, and called."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, text: Text) -> None:
         self.program = program
-        self.names: dict[str, object] = {"Tensor": Tensor, "MISSING": MISSING}
+        self.text = text
 
     def step(self, idx: int) -> str:
         """Return the expression for the keyed module of call `idx`."""
-        text = "root"
+        expression = "_root"
         for name in self.program.calls[idx].path:
-            text += f"._modules['module']._modules[{name!r}]"
-        return text
+            expression += f"._modules['module']._modules[{name!r}]"
+        return expression
 
     def wrapped(self, idx: int) -> str:
         """Return the expression for what the keyed module of call `idx` wraps."""
@@ -64,63 +81,71 @@ class Calls:
         holder = "__dict__" if inner is None else "_modules"
         return f"{self.step(idx)}.{holder}['module']"
 
-    def value(self, idx: int, arguments: str) -> str:
+    def result(self, idx: int, arguments: list[str]) -> str:
         """Return the expression that calls what call `idx` wraps."""
-        method = self.program.calls[idx].step.__dict__.get("method")
-        return f"{self.wrapped(idx)}{'' if method is None else '.' + method}({arguments})"
+        step = self.program.calls[idx].step
+        method = step.__dict__["method"]
+        if step.__dict__["method_kwargs"]:
+            arguments = [*arguments, f"**{self.step(idx)}.__dict__['method_kwargs']"]
+        callee = self.wrapped(idx) + ("" if method is None else f".{method}")
+        return f"{callee}({', '.join(arguments)})"
 
-    def write(self, text: Text, depth: int, idx: int) -> None:
-        """Write call `idx`."""
-        call = self.program.calls[idx]
+    def write_call(self, depth: int, idx: int) -> None:
+        """Write call `idx`, skipped where the program tolerates missing inputs."""
+        call, text = self.program.calls[idx], self.text
         if self.program.tolerant and call.reads:
-            there = " and ".join(f"v{slot} is not MISSING" for slot in call.reads)
+            there = " and ".join(f"_v{slot} is not _MISSING" for slot in call.reads)
             text.add(depth, f"if {there}:")
             depth += 1
-        text.add(depth, f"step = {idx}")
-        targets = [f"_{place}" if w is None else f"v{w}" for place, w in enumerate(call.writes)]
+        text.add(depth, f"_step = {idx}")
+        targets = [f"_o{place}" if w is None else f"_v{w}" for place, w in enumerate(call.writes)]
+        if plain_module(call.step):
+            self._write_plain(depth, idx, targets)
+            return
         left = "".join(f"{target}, " for target in targets)
-        if not plain_module(call.step):
-            values = ", ".join(f"v{slot}" for slot in call.reads)
-            right = f"{self.step(idx)}.forward_values({values})"
-            text.add(depth, f"{left}= {right}" if left else right)
-            return
-        given = arguments(call)
-        if call.step.__dict__["method_kwargs"]:
-            given += f", **{self.step(idx)}.__dict__['method_kwargs']"
-        result = self.value(idx, given)
-        split = f"{self.step(idx)}.split_outputs(r)"
+        values = ", ".join(f"_v{slot}" for slot in call.reads)
+        right = f"{self.step(idx)}.forward_values({values})"
+        text.add(depth, f"{left}= {right}" if left else right)
+
+    def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
+        text = self.text
+        result = self.result(idx, arguments(self.program.calls[idx]))
+        split = f"{self.step(idx)}.split_outputs(_r)"
         if len(targets) == 1:
-            text.add(depth, f"{targets[0]} = r = {result}", "if r.__class__ is not Tensor:")
-            text.add(depth + 1, f"{left}= {split}")
+            text.add(depth, f"{targets[0]} = _r = {result}", "if _r.__class__ is not _Tensor:")
+            text.add(depth + 1, f"{targets[0]}, = {split}")
             return
+        left = "".join(f"{target}, " for target in targets)
+        text.add(depth, f"_r = {result}")
         if not targets:
-            text.add(depth, f"r = {result}", split)
+            text.add(depth, split)
             return
-        text.add(depth, f"r = {result}", f"if r.__class__ is tuple and len(r) == {len(targets)}:")
-        text.add(depth + 1, f"{left}= r")
+        text.add(depth, f"if _r.__class__ is _tuple and _len(_r) == {len(targets)}:")
+        text.add(depth + 1, f"{left}= _r")
         text.add(depth, "else:")
         text.add(depth + 1, f"{left}= {split}")
 
-    def body(self, text: Text, depth: int) -> None:
+    def write_all(self, depth: int) -> None:
         """Write all calls, with a note on what they raise."""
-        text.add(depth, "step = -1", "try:")
+        text = self.text
+        text.name("_note", Note(self.program))
+        text.add(depth, "_step = -1", "try:")
         for idx in range(len(self.program.calls)):
-            self.write(text, depth + 1, idx)
+            self.write_call(depth + 1, idx)
         text.add(depth + 1, "pass")
-        text.add(depth, "except Exception as error:")
-        text.add(depth + 1, "note(error, step, locals())", "raise")
-        self.names["note"] = Note(self.program)
+        text.add(depth, "except _Exception as _error:")
+        text.add(depth + 1, "_note(_error, _step, _locals())", "raise")
 
 
-def arguments(call: Call) -> str:
+def arguments(call: Call) -> list[str]:
     """Return the arguments of what a plain module wraps, as text."""
     spec = cast("InKeySpec", call.step.spec)
     slots: dict[NestedKey, int] = dict(zip(spec.keys, call.reads, strict=True))
-    parts = [f"v{slots[key]}" for key in spec.reads]
-    if spec.names is not None:
-        named = zip(spec.names, parts, strict=True)
-        parts = ["**{" + ", ".join(f"{name!r}: {part}" for name, part in named) + "}"]
-    return ", ".join(parts)
+    values = [f"_v{slots[key]}" for key in spec.reads]
+    if spec.names is None:
+        return values
+    named = (f"{name!r}: {value}" for name, value in zip(spec.names, values, strict=True))
+    return [f"**{{{', '.join(named)}}}"]
 
 
 def plain_module(step: nn.Module) -> bool:
@@ -141,7 +166,7 @@ class Note:
             return
         call = self.program.calls[idx]
         keys = cast("list[NestedKey]", call.step.in_keys)
-        given = {key: values.get(f"v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
+        given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
         add_step_note(error, call.place, call.step, given)
 
 
@@ -150,10 +175,9 @@ def values_function(program: Program) -> ValuesFunction:
 
     Steps are called through their modules, so hooks on what they wrap run, and tracers see calls.
     """
-    text, calls = Text(), Calls(program)
-    inputs = "".join(f", v{slot}" for _, slot in program.inputs)
-    text.add(0, f"def run(root{inputs}, /):")
-    calls.body(text, 1)
-    text.add(1, f"return ({''.join(f'v{slot}, ' for _, slot in program.outputs)})")
-    text.names.update(calls.names)
-    return cast("ValuesFunction", text.function("run"))
+    text = Text()
+    inputs = "".join(f", _v{slot}" for _, slot in program.inputs)
+    text.add(0, f"def _run(_root{inputs}, /):")
+    Calls(program, text).write_all(1)
+    text.add(1, f"return ({''.join(f'_v{slot}, ' for _, slot in program.outputs)})")
+    return cast("ValuesFunction", text.function("_run"))

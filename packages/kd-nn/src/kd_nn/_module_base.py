@@ -8,9 +8,10 @@ a patched `forward`) raises a flag that the fast call of every enclosing module 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDictBase
+from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch import Value, describe
 from kd_nn._errors import KeysNotDeclared, out_key_unknown
 from kd_nn._key_graph import KeyGraph, KeyNode
@@ -23,6 +24,7 @@ from kd_nn._key_spec import (
     parse_out_keys,
     unique,
 )
+from kd_nn._plan import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -43,7 +45,7 @@ _DECIDES_HOW_IT_RUNS = frozenset(
         "strict",
     }
 )
-_NEVER_COPIED = ("_changed", "_plan", "_resolved")
+_NEVER_COPIED = ("_changed", "_plan", "_plans_made", "_resolved")
 
 
 class KeysAttribute(property):
@@ -132,6 +134,26 @@ class TensorDictModuleBase(nn.Module):
     def __call__(self, /, *args: Value, **kwargs: Value) -> Outputs: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
+        if torch.compiler.is_dynamo_compiling():
+            return super().__call__(*args, **kwargs)
+        plan: Plan | None = self.__dict__.get("_plan")
+        if plan is None:
+            plan = self._plan_again()
+        if args and args[0].__class__ is TensorDict:
+            if kwargs or len(args) > 1:
+                return super().__call__(*args, **kwargs)
+            result = plan.container(self, args[0])
+        else:
+            try:
+                result = plan.tensors(self, *args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise
+                result = BUSY  # the arguments do not fit: the long way says why
+        if result.__class__ is not Outcome:
+            return result
+        if result is STALE:
+            self.__dict__.pop("_plan", None)
         return super().__call__(*args, **kwargs)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -314,6 +336,15 @@ class TensorDictModuleBase(nn.Module):
     def _set_out_keys_source(self, keys: Keys) -> None:
         self.__dict__["_out_keys"] = keys
         self.__dict__["_selected"] = None
+
+    def _plan_again(self) -> Plan:
+        made, wait = self.__dict__.get("_plans_made", (0, 0))
+        if wait:
+            self.__dict__["_plans_made"] = (made, wait - 1)
+            return NO_PLAN
+        self.__dict__["_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
+        plan = self.__dict__["_plan"] = make_plan(self)
+        return plan
 
     def _flag_change(self) -> None:
         flag = self.__dict__.pop("_changed", None)
