@@ -7,7 +7,7 @@ writes, never through `__init__`, because their entries were checked when the in
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -44,6 +44,10 @@ class Dense(TensorDictBase):
         if not isinstance(value, Tensor):
             self._nested = True
         self._entries[key] = value
+
+    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        # Overridden for speed: "tutorial Sequential(td)" in the benchmarks.
+        self._entries.update(leaves)
 
     def _del_entry(self, key: str) -> None:
         del self._entries[key]

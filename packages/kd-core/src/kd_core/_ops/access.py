@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, cast, overload
 
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves import find_entry, write_in_place
+from kd_core._leaves import all_fit, find_entry, walk_error, write_in_place
 from kd_core._types import NO_DEFAULT, NoDefault
 from kd_core._views import NestedItems, NestedKeys, NestedValues
 from kd_core._waist import Waist, level_at
@@ -86,6 +86,34 @@ class Access(Waist):
             self._put(key, value)
         else:
             self._store(path_of(key), value)
+        return self
+
+    def assign(self, entries: Mapping[NestedKey, object]) -> Self:
+        """Store a value at each key, replacing what is there. All or nothing.
+
+        What `set` does for one key. Unlike `update`, a container takes the place of the one that
+        was there instead of merging into it.
+
+        Args:
+            entries: values by (nested) key; no key may be the start of another one.
+
+        Raises:
+            ShapeMismatch: if a value does not fit the batch size.
+            Locked: if the container is locked.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": {"b": 0.0}, "c": 1.0})
+            >>> td.assign({"a": {"d": 2.0}, ("e", "f"): 3.0}).to_dict()
+            {'a': {'d': tensor(2.)}, 'c': tensor(1.), 'e': {'f': tensor(3.)}}
+        """
+        desc = self._desc
+        if not desc.frozen and entries.__class__ is dict and all_fit(entries, desc):
+            self._set_leaves(cast("dict[str, Tensor]", entries))
+            return self
+        staged = [_stage(self, path_of(key), value) for key, value in entries.items()]
+        for level, path, entry in staged:
+            level._store(path, entry)
         return self
 
     def set_(self, key: NestedKey, value: object) -> Self:
@@ -233,6 +261,25 @@ class Access(Waist):
 def _value(container: Waist, path: tuple[str, ...]) -> Tensor:
     entry = container._read(path)
     return cast(Tensor, entry if isinstance(entry, Tensor) else entry._item())
+
+
+def _stage(
+    container: Waist, path: tuple[str, ...], value: object
+) -> tuple[Waist, tuple[str, ...], object]:
+    """Check a value for a path: the lowest container that is there, the rest of the path, the entry.
+
+    Raises whatever storing it would raise.
+    """
+    level, depth = container, 0
+    for part in path[:-1]:
+        child = level._entries.get(part)
+        if child is None:
+            break
+        if not isinstance(child, Waist):
+            raise walk_error(path, depth + 1, child)
+        level, depth = child, depth + 1
+    level._check_unlocked(f"set {format_key(path)}")
+    return level, path[depth:], level._admit(path[-1], value)
 
 
 def _remove(container: Waist, path: tuple[str, ...]) -> None:

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from kd_core import Locked, ShapeMismatch, TensorDict
+
+X = torch.ones(2, 3)
+
+
+def test_assign_replaces_a_container() -> None:
+    td = TensorDict({"a": {"b": X}}, [2])
+    td.assign({"a": {"c": X}, ("d", "e"): X})
+    assert set(td.keys(True, True)) == {("a", "c"), ("d", "e")}
+
+
+def test_assign_of_leaves_keeps_the_others() -> None:
+    td = TensorDict({"a": X, "b": X}, [2])
+    assert td.assign({"b": -X, "c": X}) is td
+    assert list(td.keys()) == ["a", "b", "c"]
+    assert (td["b"] == -1).all()
+
+
+@pytest.mark.parametrize("wrong", ["c", ("n", "c")])
+def test_assign_that_fails_changes_nothing(wrong: str | tuple[str, ...]) -> None:
+    td = TensorDict({"a": X}, [2])
+    with pytest.raises(ShapeMismatch, match="c"):
+        td.assign({"a": -X, wrong: torch.ones(5)})
+    assert list(td.keys()) == ["a"]
+    assert (td["a"] == 1).all()
+
+
+def test_assign_through_a_leaf_or_into_a_lock_is_refused() -> None:
+    td = TensorDict({"a": X, "n": {"b": X}}, [2])
+    with pytest.raises(KeyError, match="a"):
+        td.assign({"b": X, ("a", "c"): X})
+    assert "b" not in td
+    td.lock_()
+    with pytest.raises(Locked, match="set"):
+        td.assign({"b": X})
+    with pytest.raises(Locked, match="set"):
+        td.assign({("n", "c"): X})
