@@ -128,6 +128,9 @@ class Calls:
     def write_all(self, depth: int) -> None:
         """Write all calls, with a note on what they raise."""
         text = self.text
+        if not self.program.is_sequence:
+            self.write_call(depth, 0)
+            return
         text.name("_note", Note(self.program))
         text.add(depth, "_step = -1", "try:")
         for idx in range(len(self.program.calls)):
@@ -162,8 +165,6 @@ class Note:
 
     def __call__(self, error: Exception, idx: int, values: dict[str, object]) -> None:
         """Annotate `error`, raised by call `idx`, from the local variables of the function."""
-        if not 0 <= idx < len(self.program.calls) or not self.program.containers:
-            return
         call = self.program.calls[idx]
         keys = cast("list[NestedKey]", call.step.in_keys)
         given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}

@@ -49,7 +49,7 @@ def write_entries(
     tensordict: TensorDictBase, keys: Sequence[NestedKey], values: Sequence[object]
 ) -> None:
     """Write values at keys, all or nothing."""
-    tensordict.update(dict(zip(keys, values, strict=True)))
+    tensordict.assign(dict(zip(keys, values, strict=True)))
 
 
 def destination(

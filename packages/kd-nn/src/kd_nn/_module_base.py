@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch import Value, describe
@@ -29,6 +30,7 @@ from kd_nn._plan import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, m
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
 
+_is_traced = torch.compiler.is_dynamo_compiling
 _DECIDES_HOW_IT_RUNS = frozenset(
     {
         "__call__",
@@ -134,15 +136,15 @@ class TensorDictModuleBase(nn.Module):
     def __call__(self, /, *args: Value, **kwargs: Value) -> Outputs: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
-        if torch.compiler.is_dynamo_compiling():
+        if _is_traced():
             return super().__call__(*args, **kwargs)
-        plan: Plan | None = self.__dict__.get("_plan")
-        if plan is None:
+        try:
+            plan: Plan = self.__dict__["_plan"]
+        except KeyError:
             plan = self._plan_again()
         if args and args[0].__class__ is TensorDict:
-            if kwargs or len(args) > 1:
-                return super().__call__(*args, **kwargs)
-            result = plan.container(self, args[0])
+            alone = not kwargs and len(args) == 1
+            result = plan.container(self, args[0]) if alone else BUSY
         else:
             try:
                 result = plan.tensors(self, *args, **kwargs)
@@ -364,7 +366,8 @@ def key_node(name: str, step: nn.Module) -> KeyNode:
     source = getattr(step, "out_keys_source", None)
     visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
     writes = visible if source is None or visible else ()
-    count = sum(parameter.numel() for parameter in step.parameters())
+    made = [p for p in step.parameters() if not isinstance(p, UninitializedTensorMixin)]
+    count = sum(parameter.numel() for parameter in made)
     label = getattr(step, "node_label", None)
     return KeyNode(
         name,

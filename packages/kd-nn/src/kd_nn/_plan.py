@@ -17,7 +17,7 @@ the page on performance.
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 import torch.nn.functional as F  # as everywhere
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from kd_nn._call_names import CallNames
 from kd_nn._emit import Calls, Text, plain_module
-from kd_nn._key_spec import Keys
+from kd_nn._key_spec import InKeySpec, Keys
 from kd_nn._program import Program, resolve, runs_on_values
 from kd_nn._skip_existing import anyone_skips
 
@@ -107,10 +107,14 @@ def _container_function(module: nn.Module, program: Program) -> Callable[..., ob
         for key, slot in program.outputs:
             text.add(1, f"if _v{slot} is not _MISSING:")
             text.add(2, f"_out[{key!r}] = _v{slot}")
+        text.add(1, "_td.assign(_out)")
+    elif len(program.outputs) == 1:
+        ((key, slot),) = program.outputs
+        text.add(1, f"_td.set({key!r}, _v{slot})")
     else:
         pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in program.outputs)
-        text.add(1, f"_out = {{{pairs}}}")
-    text.add(1, "_td.update(_out)", "return _td")
+        text.add(1, f"_td.assign({{{pairs}}})")
+    text.add(1, "return _td")
     return text.function("_call")
 
 
@@ -211,7 +215,8 @@ class FastCalls(Calls):
             self.text.add(2, "return _BUSY")
 
     def _watch_containers(self) -> None:
-        for place, (_, container) in enumerate(self.program.containers):
+        sequences = [self.root] if self.program.is_sequence else []
+        for place, container in enumerate([*sequences, *self.program.containers]):
             holder = container._modules["module"]
             members = {} if holder is None else holder._modules
             name = self.text.name(f"_L{place}", members)
@@ -252,8 +257,8 @@ class FastCalls(Calls):
     def _use_form(self, idx: int, module: nn.Module, name: str) -> None:
         kind = type(module)
         form = FORMS.get(kind)
-        spec = self.program.calls[idx].step.spec
-        if form is None or spec.names is not None or len(spec.reads) != 1:  # type: ignore[union-attr]
+        spec = cast("InKeySpec", self.program.calls[idx].step.spec)
+        if form is None or spec.names is not None or len(spec.reads) != 1:
             return
         forward, expression, parameters = form
         changed = kind.forward is not forward or "forward" in module.__dict__ or module._modules

@@ -61,14 +61,16 @@ class Program:
         calls: The calls that the outputs need, in order.
         outputs: Key and slot of each value that is visible outside, in order.
         tolerant: Whether a call whose input is missing is skipped; a slot is then a key.
-        containers: Path and module of every sequence whose steps the calls are, the root first.
+        is_sequence: Whether the root is a sequence; it is not kept, since it keeps the program.
+        containers: Every sequence inside the root whose steps the calls are.
     """
 
     inputs: tuple[tuple[NestedKey, int], ...]
     calls: tuple[Call, ...]
     outputs: tuple[tuple[NestedKey, int], ...]
     tolerant: bool
-    containers: tuple[tuple[tuple[str, ...], nn.Module], ...]
+    is_sequence: bool
+    containers: tuple[nn.Module, ...]
 
 
 class Unresolvable(Exception):
@@ -80,7 +82,8 @@ class _Resolver:
     tolerant: bool
     inputs: dict[NestedKey, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    containers: list[tuple[tuple[str, ...], nn.Module]] = field(default_factory=list)
+    containers: list[nn.Module] = field(default_factory=list)
+    is_sequence: bool = False
     count: int = 0
 
     def slot(self) -> int:
@@ -114,7 +117,7 @@ class _Resolver:
         if members is None:
             self._call(root, (), (), scope)
             return
-        self.containers.append(((), root))
+        self.is_sequence = True
         for idx, (name, member) in enumerate(members(root)):
             self.visit(member, (name,), (str(idx),), scope)
 
@@ -127,7 +130,7 @@ class _Resolver:
             return
         if self.tolerant or step.__dict__.get("partial_tolerant"):
             raise Unresolvable
-        self.containers.append((path, step))
+        self.containers.append(step)
         inner = dict(scope)
         for idx, (name, member) in enumerate(members(step)):
             self.visit(member, (*path, name), (*index, str(idx)), inner)
@@ -175,6 +178,7 @@ def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
         tuple(calls),
         outputs,
         resolver.tolerant,
+        resolver.is_sequence,
         tuple(resolver.containers),
     )
 
@@ -207,9 +211,16 @@ def runs_on_values(step: object) -> bool:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Return whether hooks would see a call of the module."""
+    """Return whether hooks would see a call of the module with a container.
+
+    Global backward hooks do not count: torch cannot attach them to a container, and they see what
+    the steps wrap.
+    """
+    everywhere = nn.modules.module
     return bool(
-        module._forward_hooks
+        everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

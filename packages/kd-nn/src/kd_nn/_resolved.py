@@ -74,9 +74,7 @@ class Resolved:
 
     def is_watched(self) -> bool:
         """Return whether hooks on steps, or the skipping of steps, ask for calls one by one."""
-        if anyone_skips or _global_hooks():
-            return True
-        return any(is_watched(step) for step in self.steps)
+        return bool(anyone_skips) or any(is_watched(step) for step in self.steps)
 
     def _make_function(self, sequence: StepList) -> None:
         self.program = resolve(sequence, self.graph.inputs, self.graph.outputs)
@@ -96,13 +94,3 @@ class Resolved:
             for member in members:
                 steps.append(member)
                 self._watch(member, steps)
-
-
-def _global_hooks() -> bool:
-    module = nn.modules.module
-    return bool(
-        module._global_forward_hooks
-        or module._global_forward_pre_hooks
-        or module._global_backward_hooks
-        or module._global_backward_pre_hooks
-    )
