@@ -6,6 +6,11 @@ from kd_core import _pickling as _pickling
 from kd_core import _pytree as _pytree
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import is_tensor_collection as is_tensor_collection
+from kd_core._combine import cat as cat
+from kd_core._combine import merge_tensordicts as merge_tensordicts
+from kd_core._combine import pad as pad
+from kd_core._combine import pad_sequence as pad_sequence
+from kd_core._combine import stack as stack
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import InvalidArgument as InvalidArgument
 from kd_core._errors import InvalidKey as InvalidKey

@@ -32,10 +32,10 @@ def call(
     Raises:
         UnsupportedFunction: if the function is in neither table; the message names the nearest.
     """
-    named = {} if kwargs is None else dict(kwargs)
     own = FUNCTIONS.get(func)
     if own is not None:
-        return own(*args, **named)
+        return own(*args, **kwargs) if kwargs else own(*args)
+    named = {} if kwargs is None else dict(kwargs)
     names = METHODS.get(func)
     if names is None:
         raise _unsupported(func)

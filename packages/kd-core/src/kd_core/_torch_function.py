@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kd_core import _dispatch
 from kd_core._base import is_tensor_collection
+from kd_core._combine import cat, stack
 from kd_core._errors import InvalidArgument
 from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
 from kd_core._waist import Waist
@@ -59,7 +60,15 @@ def _where(condition: Tensor, input: object, other: object) -> object:
     return other.where(~condition, cast("Tensor | float", input))
 
 
-_dispatch.FUNCTIONS[torch.where] = _where
+_dispatch.FUNCTIONS.update(
+    {
+        torch.stack: stack,
+        torch.cat: cat,
+        torch.concat: cat,
+        torch.concatenate: cat,
+        torch.where: _where,
+    }
+)
 
 
 def torch_functions() -> list[str]:
