@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kd_core import NestedKey, NonTensorData, TensorDict, TensorDictBase
+from kd_core import LazyStackedTensorDict, NestedKey, NonTensorData, TensorDict, TensorDictBase
 
 BATCH = (2, 1, 3)
 
@@ -36,6 +36,11 @@ def container(batch: tuple[int, ...] = BATCH) -> TensorDict:
 def _leaf(batch: tuple[int, ...], *trailing: int) -> Tensor:
     shape = (*batch, *trailing)
     return torch.arange(math.prod(shape)).reshape(shape)
+
+
+def lazy_container(batch: tuple[int, ...] = BATCH) -> LazyStackedTensorDict:
+    """The same rows, held by members along the second dimension."""
+    return LazyStackedTensorDict(*container(batch).unbind(1), stack_dim=1)
 
 
 def numbers(batch: tuple[int, ...] = BATCH) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.core.rows import BATCH, assert_rows, container, numbers
+from tests.core.rows import BATCH, assert_rows, container, lazy_container, numbers
 
 from kd_core import (
     InvalidArgument,
@@ -43,6 +43,14 @@ def test_cat_puts_rows_where_torch_does(join: Any, dim: int) -> None:
     parts = [td, td.narrow(dim, 0, 1), td.narrow(dim, 0, 0)]
     rows = torch.cat([n, n.narrow(dim, 0, 1), n.narrow(dim, 0, 0)], dim)
     assert_rows(join(parts, dim=dim), td, rows)
+
+
+@BOTH
+def test_lazy_stacks_become_dense(join: Any) -> None:
+    rows = (torch.stack if join is stack else torch.cat)([numbers(), numbers()])
+    got = join([lazy_container(), container()])
+    assert isinstance(got, TensorDict)
+    assert_rows(got, container(), rows)
 
 
 @pytest.mark.parametrize("count", [2, 40])

@@ -1,10 +1,11 @@
 """A batch is taken apart, and rows are picked, as on a tensor of shape `batch_size`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.core.rows import assert_rows, container, numbers
+from tests.core.rows import assert_rows, container, lazy_container, numbers
 
 from kd_core import (
     InvalidArgument,
@@ -50,14 +51,18 @@ def names(cases: list[tuple[str, tuple[Any, ...]]]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "args"), PIECES, ids=names(PIECES))
+@pytest.mark.parametrize("make", [container, lazy_container])
 @pytest.mark.parametrize("batch", [BATCH, (0, 2)])
 def test_pieces_are_those_of_a_tensor_of_row_numbers(
-    name: str, args: tuple[Any, ...], batch: tuple[int, ...]
+    make: Callable[[tuple[int, ...]], TensorDictBase],
+    name: str,
+    args: tuple[Any, ...],
+    batch: tuple[int, ...],
 ) -> None:
     if name == "split" and batch != BATCH and not isinstance(args[0], int):
         args = ([0, 0],)
     td = container(batch)
-    got = getattr(td, name)(*args)
+    got = getattr(make(batch), name)(*args)
     expected = getattr(numbers(batch), name)(*args)
     assert isinstance(got, tuple)
     assert len(got) == len(expected)
@@ -66,9 +71,12 @@ def test_pieces_are_those_of_a_tensor_of_row_numbers(
 
 
 @pytest.mark.parametrize(("name", "args"), PICKS, ids=names(PICKS))
-def test_rows_are_those_of_a_tensor_of_row_numbers(name: str, args: tuple[Any, ...]) -> None:
-    td = container(BATCH)
-    assert_rows(getattr(td, name)(*args), td, getattr(numbers(BATCH), name)(*args))
+@pytest.mark.parametrize("make", [container, lazy_container])
+def test_rows_are_those_of_a_tensor_of_row_numbers(
+    make: Callable[[tuple[int, ...]], TensorDictBase], name: str, args: tuple[Any, ...]
+) -> None:
+    got = getattr(make(BATCH), name)(*args)
+    assert_rows(got, container(BATCH), getattr(numbers(BATCH), name)(*args))
 
 
 @pytest.mark.parametrize("name", ["gather", "index_select"])
@@ -124,12 +132,14 @@ def test_gradients_flow_through_gather() -> None:
     assert grad.tolist() == [[0, 0], [2, 2], [0, 0]]
 
 
-def test_where_takes_rows_of_another_container() -> None:
-    td = container(BATCH).exclude("word")
-    other, condition = td.flip(0), numbers(BATCH) % 2 == 0
-    got = td.where(condition, other)
+@pytest.mark.parametrize("make", [container, lazy_container])
+def test_where_takes_rows_of_another_container(
+    make: Callable[[tuple[int, ...]], TensorDictBase],
+) -> None:
+    td, condition = container(BATCH), numbers(BATCH) % 2 == 0
+    got = make(BATCH).where(condition, td.flip(0))
     rows = torch.where(condition, numbers(BATCH), numbers(BATCH).flip(0))
-    assert_rows(got.set("word", "text"), td.set("word", "text"), rows)
+    assert_rows(got, td, rows)
 
 
 @pytest.mark.parametrize("other", [0, torch.zeros(5, 3, dtype=torch.int64)])

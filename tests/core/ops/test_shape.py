@@ -1,12 +1,20 @@
 """Batch dimensions are rearranged as those of a tensor of shape `batch_size`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.core.rows import assert_rows, container, numbers
+from tests.core.rows import assert_rows, container, lazy_container, numbers
 
-from kd_core import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, TensorDict
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+)
 
 CASES: list[tuple[str, tuple[Any, ...]]] = [
     ("view", (6,)),
@@ -65,10 +73,12 @@ NAMES = [f"{name}-{number}" for number, (name, _) in enumerate(CASES)]
 
 
 @pytest.mark.parametrize(("name", "args"), CASES, ids=NAMES)
-def test_rows_move_as_on_a_tensor_of_row_numbers(name: str, args: tuple[Any, ...]) -> None:
-    td = container()
-    got = getattr(td, name)(*args)
-    assert_rows(got, td, getattr(numbers(), name)(*args))
+@pytest.mark.parametrize("make", [container, lazy_container])
+def test_rows_move_as_on_a_tensor_of_row_numbers(
+    make: Callable[[], TensorDictBase], name: str, args: tuple[Any, ...]
+) -> None:
+    got = getattr(make(), name)(*args)
+    assert_rows(got, container(), getattr(numbers(), name)(*args))
 
 
 @pytest.mark.parametrize(("name", "args"), dict(CASES).items(), ids=dict(CASES))
