@@ -104,11 +104,6 @@ class Waist:
             self._check_unlocked(f"set {format_key(key)}")
         self._set_entry(key, self._admit(key, value))
 
-    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
-        """Store checked tensors; locks were checked by the caller."""
-        for key, value in leaves.items():
-            self._set_entry(key, value)
-
     def _check_unlocked(self, action: str) -> None:
         desc = self._desc
         if desc.frozen:

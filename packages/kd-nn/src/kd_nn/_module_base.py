@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch import Value, describe
@@ -366,7 +366,7 @@ def key_node(name: str, step: nn.Module) -> KeyNode:
     source = getattr(step, "out_keys_source", None)
     visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
     writes = visible if source is None or visible else ()
-    made = [p for p in step.parameters() if not isinstance(p, UninitializedTensorMixin)]
+    made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
     count = sum(parameter.numel() for parameter in made)
     label = getattr(step, "node_label", None)
     return KeyNode(

@@ -116,6 +116,11 @@ class Access(Waist):
             level._store(path, entry)
         return self
 
+    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        """Store checked tensors; locks were checked by the caller."""
+        for key, value in leaves.items():
+            self._set_entry(key, value)
+
     def set_(self, key: NestedKey, value: object) -> Self:
         """Write a value into the storage of the entry at `key`, which must exist.
 
@@ -266,9 +271,9 @@ def _value(container: Waist, path: tuple[str, ...]) -> Tensor:
 def _stage(
     container: Waist, path: tuple[str, ...], value: object
 ) -> tuple[Waist, tuple[str, ...], object]:
-    """Check a value for a path: the lowest container that is there, the rest of the path, the entry.
+    """Check a value for a path, and raise whatever storing it would raise.
 
-    Raises whatever storing it would raise.
+    Returns the lowest container that is there, the rest of the path, and the entry.
     """
     level, depth = container, 0
     for part in path[:-1]:
