@@ -1,6 +1,7 @@
 """Keyed modules: `nn.Module`s that read and write (nested) keys of a container."""
 
 from kd_nn._dispatch import dispatch as dispatch
+from kd_nn._ensemble import EnsembleModule as EnsembleModule
 from kd_nn._errors import DispatchError as DispatchError
 from kd_nn._errors import EmptySubsequence as EmptySubsequence
 from kd_nn._errors import InputMissing as InputMissing
@@ -9,6 +10,11 @@ from kd_nn._errors import KeysNotDeclared as KeysNotDeclared
 from kd_nn._errors import NotKeyed as NotKeyed
 from kd_nn._errors import OutKeyUnknown as OutKeyUnknown
 from kd_nn._errors import OutputMismatch as OutputMismatch
+from kd_nn._functional import ParametersMissing as ParametersMissing
+from kd_nn._functional import get_functional as get_functional
+from kd_nn._functional import is_functional as is_functional
+from kd_nn._functional import make_functional as make_functional
+from kd_nn._functional import repopulate_module as repopulate_module
 from kd_nn._interaction import SupportsInteraction as SupportsInteraction
 from kd_nn._key_graph import KeyGraph as KeyGraph
 from kd_nn._key_graph import KeyNode as KeyNode

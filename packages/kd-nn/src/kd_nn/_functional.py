@@ -1,0 +1,196 @@
+"""Modules that take their parameters as an argument.
+
+A functional module is the same object with another `forward`: it looks for a container of
+parameters among its arguments, exchanges its own for the time of the call, and runs. Its
+sub-modules are functional too. `make_functional` takes the parameters out; `get_functional` leaves
+them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from torch import Tensor, nn
+
+from kd_core import InvalidArgument, KdError, TensorDict, TensorDictBase, is_tensor_collection
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class ParametersMissing(KdError, TypeError):
+    """A functional module was called without parameters."""
+
+
+class FunctionalForward:
+    """The `forward` of a functional module.
+
+    Args:
+        module: The module.
+        names: The parameters and buffers of its own that were taken out of it.
+    """
+
+    __slots__ = ("module", "names")
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        self.module, self.names = module, names
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the module with the parameters among the arguments."""
+        module = self.module
+        forward = cast("Callable[..., object]", type(module).forward).__get__(module)
+        params = kwargs.pop("params", None)
+        if params is None:
+            lacking = _lacking(module)
+            if not lacking:
+                return forward(*args, **kwargs)
+            params, args = _last(module, args, lacking)
+        if not is_tensor_collection(params):
+            raise InvalidArgument(
+                f"`params` must be a container of parameters, got {type(params).__name__}."
+            )
+        with params.to_module(module):
+            return forward(*args, **kwargs)
+
+
+def _lacking(module: nn.Module) -> list[str]:
+    """Return the dotted names of what was taken out and no enclosing call has filled in."""
+    found: list[str] = []
+    for path, member in module.named_modules():
+        own = member.__dict__.get("forward")
+        for name in own.names if isinstance(own, FunctionalForward) else ():
+            if _store_of(member, name).get(name) is None:
+                found.append(f"{path}.{name}" if path else name)
+    return found
+
+
+def _last(
+    module: nn.Module, args: tuple[object, ...], lacking: list[str]
+) -> tuple[TensorDictBase, tuple[object, ...]]:
+    """Split the last positional argument off, which holds the parameters."""
+    if args and is_tensor_collection(args[-1]):
+        return args[-1], args[:-1]
+    raise ParametersMissing(
+        f"this `{type(module).__name__}` is functional and has no parameters of its own: call it "
+        f"with a container of {', '.join(f'`{name}`' for name in lacking)}, as last argument or "
+        "`params=`. `repopulate_module` puts parameters back."
+    )
+
+
+def make_functional(module: nn.Module) -> TensorDict:
+    """Take the parameters out of a module, in place, and make it and its sub-modules functional.
+
+    Afterwards `module(*args, params)` and `module(*args, params=params)` run it with a container
+    that is nested like the module; so do its sub-modules with their part of the container.
+
+    Args:
+        module: The module; it is changed.
+
+    Returns:
+        Its parameters and buffers, together.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+        >>> params = make_functional(model)
+        >>> x = torch.randn(10, 3)
+        >>> out = model(x, params=params)
+        >>> torch.equal(out, model[1](model[0](x, params["0"]), params["1"]))
+        True
+        >>> list(model.parameters())
+        []
+    """
+    params = TensorDict.from_module(module)
+    for member in module.modules():
+        known = member.__dict__.get("forward")
+        names = list(known.names) if isinstance(known, FunctionalForward) else []
+        for store in (member._parameters, member._buffers):
+            filled = [name for name, tensor in store.items() if tensor is not None]
+            names += [name for name in filled if name not in names]
+            store.update(dict.fromkeys(filled))
+        # Assigned, not written into the dict, for modules that watch their attributes.
+        member.forward = FunctionalForward(member, tuple(names))
+    return params
+
+
+def get_functional(module: M) -> M:
+    """Make a module functional in place, but leave its parameters in it.
+
+    It runs as before, and with other parameters when called with `params=` (by keyword only).
+
+    Args:
+        module: The module; it is changed.
+
+    Returns:
+        The module.
+
+    Example:
+        >>> import torch
+        >>> model = get_functional(nn.Linear(3, 4))
+        >>> ones = TensorDict({"bias": torch.ones(4)})
+        >>> bool((model(torch.ones(3), params=ones) != model(torch.ones(3))).any())
+        True
+    """
+    return repopulate_module(module, make_functional(module))
+
+
+def is_functional(module: nn.Module) -> bool:
+    """Return whether a module takes its parameters as an argument.
+
+    Example:
+        >>> is_functional(nn.Linear(1, 1)), is_functional(get_functional(nn.Linear(1, 1)))
+        (False, True)
+    """
+    return isinstance(module.__dict__.get("forward"), FunctionalForward)
+
+
+def repopulate_module(module: M, tensordict: TensorDictBase) -> M:
+    """Put parameters into a module, in place.
+
+    A tensor that takes the place of a parameter becomes one, unless it was computed from others.
+
+    Args:
+        module: The module; it is changed.
+        tensordict: Nested like the module.
+
+    Returns:
+        The module.
+
+    Raises:
+        KeyNotFound: If an entry belongs to nothing in the module; then nothing changes.
+
+    Example:
+        >>> model = nn.Linear(3, 4)
+        >>> params = make_functional(model)
+        >>> repopulate_module(model, params).weight is params["weight"]
+        True
+    """
+    with tensordict.to_module(module):
+        """Entering it has checked that every entry has its place."""
+    _fill(module, tensordict)
+    return module
+
+
+def _fill(module: nn.Module, tensordict: TensorDictBase) -> None:
+    entries: list[tuple[str, Tensor | TensorDictBase]] = [
+        (str(name), value) for name, value in tensordict.items()
+    ]
+    for key, value in entries:
+        if not isinstance(value, Tensor):
+            child = module._modules[key]
+            assert child is not None
+            _fill(child, value)
+            continue
+        store = _store_of(module, key)
+        if store is module._parameters and value.is_leaf:
+            if not isinstance(value, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=value.requires_grad)
+            setattr(module, key, value)  # recurrent layers note down what is assigned
+        else:
+            store[key] = value
+
+
+def _store_of(module: nn.Module, name: str) -> dict[str, Tensor | None]:
+    if name in module._parameters:
+        return cast("dict[str, Tensor | None]", module._parameters)
+    return module._buffers

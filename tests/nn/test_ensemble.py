@@ -1,0 +1,133 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import TensorDict
+from kd_nn import EnsembleModule, TensorDictModule, TensorDictSequential
+
+X = torch.linspace(-1, 1, 40).view(10, 4)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def keyed() -> TensorDictModule:
+    return TensorDictModule(net(), in_keys=["a"], out_keys=["b"])
+
+
+def one(module: EnsembleModule, **values: Tensor) -> Tensor:
+    output = module(**values)
+    assert isinstance(output, Tensor)
+    return output
+
+
+def test_seed_example_of_an_ensemble() -> None:
+    ensemble = EnsembleModule(keyed(), num_copies=3)
+    source = TensorDict({"a": torch.randn(10, 4)}, batch_size=[10])
+    data = ensemble(source)
+    assert data.batch_size == (3, 10)
+    assert data["a"].shape == (3, 10, 4)
+    assert data["b"].shape == (3, 10, 2)
+    assert "b" not in source.keys()  # noqa: SIM118 - iterating a container gives rows
+
+
+def test_each_copy_computes_with_its_own_part() -> None:
+    ensemble = EnsembleModule(keyed(), 3)
+    output = one(ensemble, a=X)
+    single = net()
+    for idx in range(3):
+        part = {
+            name.removeprefix("module."): value[idx]
+            for name, value in ensemble.params.state_dict().items()
+        }
+        single.load_state_dict(part)
+        torch.testing.assert_close(output[idx], single(X))
+    assert not torch.equal(output[0], output[1])
+
+
+def test_only_stacked_parameters_are_parameters() -> None:
+    module = keyed()
+    ensemble = EnsembleModule(module, 3)
+    shapes = {name: tuple(p.shape) for name, p in ensemble.named_parameters()}
+    assert shapes["params.module.0.weight"] == (3, 32, 4)
+    assert len(shapes) == len(list(module.parameters()))
+    one(ensemble, a=X).sum().backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None for p in ensemble.parameters())
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_plain_module_is_called_by_position_and_keyword() -> None:
+    ensemble = EnsembleModule(net(), 3)
+    assert ensemble.in_keys == ["input"]
+    by_position = ensemble(X)
+    assert isinstance(by_position, Tensor)
+    assert torch.equal(one(ensemble, input=X), by_position)
+
+
+def test_second_ensemble_takes_one_part_per_copy() -> None:
+    first = EnsembleModule(keyed(), 3)
+    second = EnsembleModule(TensorDictModule(nn.Linear(2, 1), ["b"], ["c"]), 3, expand_input=False)
+    sequence = TensorDictSequential(first, second)
+    data = sequence(TensorDict({"a": X}, [10]))
+    assert data["c"].shape == (3, 10, 1)
+    torch.testing.assert_close(data["c"], one(second, b=one(first, a=X)))
+
+
+def test_dropout_differs_between_copies_and_follows_the_mode() -> None:
+    torch.manual_seed(0)
+    ensemble = EnsembleModule(nn.Dropout(0.5), 2)
+    output = one(ensemble, input=torch.ones(50))
+    assert not torch.equal(output[0], output[1])
+    assert torch.equal(one(ensemble.eval(), input=torch.ones(50)), torch.ones(2, 50))
+
+
+def test_batch_statistics_belong_to_each_copy() -> None:
+    ensemble = EnsembleModule(nn.BatchNorm1d(4), 2, expand_input=False)
+    x = torch.stack([X, X + 10])
+    one(ensemble, input=x)
+    mean = dict(ensemble.named_buffers())["params.module.running_mean"]
+    torch.testing.assert_close(mean, 0.1 * x.mean(1))
+
+
+def test_part_that_cannot_be_drawn_again_is_reported() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    with pytest.warns(UserWarning, match=r"equal values in `module.0`: define `reset_parameters`"):
+        EnsembleModule(nn.Sequential(Scale()), 2)
+
+
+def test_selected_outputs_are_returned() -> None:
+    both = TensorDictModule(lambda x: (x + 1, x - 1), ["x"], ["up", "down"])
+    ensemble = EnsembleModule(both, 2).select_out_keys("down")
+    assert torch.equal(one(ensemble, x=X)[1], X - 1)
+    assert "up" not in set(ensemble(TensorDict({"x": X}, [10])).keys())
+
+
+def test_no_copy_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one copy, got num_copies=0"):
+        EnsembleModule(keyed(), 0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_ensemble_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]
+    ensemble = EnsembleModule(keyed(), 2)
+    torch.testing.assert_close(one(copied(ensemble), a=X), one(ensemble, a=X))
+
+
+def test_exported_program_has_no_vmap_calls() -> None:
+    ensemble = EnsembleModule(keyed(), 2).eval()
+    shapes = {"a": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(ensemble, (), {"a": X}, dynamic_shapes=shapes, strict=False)
+    assert "vmap" not in program.graph_module.code
+    torch.testing.assert_close(program.module()(a=X[:3]), one(ensemble, a=X[:3]))
