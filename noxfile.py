@@ -27,7 +27,7 @@ def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
     """
     wanted = [f"torch=={torch}"]
     for name in DISTRIBUTIONS:
-        wanted += ["-e", f"packages/{name}" + ("[onnx]" if name == "kd-export" else "")]
+        wanted += ["-e", f"packages/{name}" + ("[cli,onnx]" if name == "kd-export" else "")]
     for group in groups:
         wanted += ["--group", group]
     session.install(*wanted)
@@ -102,7 +102,7 @@ def release_check(session: nox.Session, distribution: str) -> None:
     session.install("--find-links", "dist", torch, str(wheel), "--group", "test")
     session.run("python", "tools/check_wheel.py", distribution, env=ENVIRONMENT)
     if distribution == "kd-export":
-        session.install(torch, f"{wheel}[onnx]")
+        session.install(torch, f"{wheel}[cli,onnx]")
     area = distribution.removeprefix("kd-")
     session.run("pytest", f"tests/{area}", *session.posargs, env=ENVIRONMENT)
 
@@ -141,7 +141,7 @@ def changelog(session: nox.Session) -> None:
 def dev(session: nox.Session) -> None:
     """Make .venv/ with everything a developer needs, all four packages editable."""
     session.run("python", "-m", "venv", ".venv", external=True)
-    wanted = [f"torch=={TORCH}", "--group", "dev", "-e", "packages/kd-export[onnx]"]
+    wanted = [f"torch=={TORCH}", "--group", "dev", "-e", "packages/kd-export[cli,onnx]"]
     for name in DISTRIBUTIONS[:-1]:
         wanted += ["-e", f"packages/{name}"]
     session.run(".venv/bin/python", "-m", "pip", "install", "--upgrade", "pip", external=True)

@@ -6,6 +6,8 @@ The pages build without a network. Set DOCS_ONLINE=1 to have names of torch and 
 import os
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 project = "kd"
 author = "The kd authors"
 copyright = "The kd authors"
@@ -33,6 +35,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 python_maximum_signature_line_length = 88
 
 if os.environ.get("DOCS_ONLINE"):
@@ -46,3 +49,21 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!kd_).*"),
     (r"py:.*", r"kd_\w+\.(.*\.)?_.*"),
 ]
+
+
+def keep_asterisks(
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Show an asterisk of a docstring as itself: shapes are written `(*batch, n)`, code or not."""
+    in_example = False
+    for number, line in enumerate(lines):
+        in_example = bool(line.strip()) and (in_example or line.lstrip().startswith(">>>"))
+        if not in_example:
+            parts = line.split("`")
+            parts[::2] = [part.replace("*", r"\*") for part in parts[::2]]
+            lines[number] = "`".join(parts)
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what Sphinx calls; before napoleon, which writes markup of its own."""
+    app.connect("autodoc-process-docstring", keep_asterisks, priority=100)
