@@ -8,13 +8,17 @@ from typing import TypeGuard
 from kd_core import _dispatch, _registry
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply
+from kd_core._ops.autograd import Autograd
+from kd_core._ops.blending import Blending
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
 from kd_core._ops.extremes import Extrema
+from kd_core._ops.filling import Filling
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
 from kd_core._ops.partition import Partition
+from kd_core._ops.placement import Placement
 from kd_core._ops.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
@@ -52,6 +56,10 @@ class TensorDictBase(
     Reductions,
     Extrema,
     Apply,
+    Blending,
+    Filling,
+    Placement,
+    Autograd,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch
+    from kd_core._types import Batch, DeviceLike
 
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
@@ -172,6 +172,19 @@ def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
         return _POOLS[device][batch]
     except (KeyError, TypeError):  # new, or a symbolic size that has no hash
         return _pooled(batch, device, _POOLS.setdefault(device, {}))
+
+
+def device_of(device: DeviceLike) -> torch.device:
+    """A device with its index, so that equal devices compare equal."""
+    found = _DEVICES.get(device) if isinstance(device, str) else None
+    if found is None:
+        found = torch.device(device)
+        if str(found) == "cuda" and torch.cuda.is_available():
+            found = torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+_DEVICES: Final = {"cpu": torch.device("cpu")}
 
 
 def restore(batch: Batch, device: torch.device | None, lock: str | None, held: int) -> Descriptor:

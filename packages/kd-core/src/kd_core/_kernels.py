@@ -41,10 +41,10 @@ _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-def use_foreach(leaves: Sequence[Tensor]) -> bool:
+def use_foreach(leaves: Sequence[object]) -> bool:
     """Tell whether a foreach kernel may, and is worth to, take these leaves at once."""
     count = len(leaves)
-    if count < FOREACH_FROM and (count < 2 or not leaves[0].is_cuda):
+    if count < FOREACH_FROM and (count < 2 or not getattr(leaves[0], "is_cuda", False)):
         return False
     if is_compiling() or _vmap_level() is not None:
         return False

@@ -30,6 +30,7 @@ from kd_core._kernels import (
     run_exact,
     run_pairs,
     run_with,
+    use_foreach,
 )
 from kd_core._keys import format_key
 from kd_core._leaves import name_of_leaf
@@ -64,8 +65,7 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
 
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, floats: bool = False) -> W:
     """Apply a function that writes into the storage of each leaf."""
-    leaves: list[Tensor] = []
-    td._collect(leaves)
+    leaves = leaves_of(td)
     _check_writable(td, leaves, None, floats)
     run(leaves, fn, kernel)
     return td
@@ -104,6 +104,7 @@ def binary_(
     kernel: Kernel | None = None,
     exact: Kernel | None = None,
     floats: bool = False,
+    casts: bool = False,
 ) -> W:
     """Apply a function that writes into the storage of each leaf; see `binary`.
 
@@ -114,13 +115,14 @@ def binary_(
         kernel: the foreach function that writes.
         exact: the same for a 0-dim tensor.
         floats: whether the function turns integers into floating point.
+        casts: whether it takes values of any dtype, as `copy_` does.
     """
     leaves: list[Tensor] = []
     if isinstance(other, Waist):
         theirs: list[Tensor] = []
         td._collect_pair(cast("Entry", other), leaves, theirs, ())
         _check_batches(td._desc.batch, other._desc.batch)
-        _check_writable(td, leaves, theirs, floats)
+        _check_writable(td, leaves, theirs, floats, casts)
         run_pairs(leaves, theirs, fn, kernel)
         return td
     td._collect(leaves)
@@ -130,7 +132,7 @@ def binary_(
         _check_writable(td, leaves, theirs, floats)
         run_pairs(leaves, theirs, fn, kernel)
         return td
-    _check_writable(td, leaves, [operand] * len(leaves), floats)
+    _check_writable(td, leaves, [operand] * len(leaves), floats, casts)
     constant = None if exact is None else exact_constant(leaves, operand)
     if constant is None:
         run_with(leaves, operand, fn, kernel)
@@ -160,10 +162,69 @@ def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = Fals
     )
 
 
-def cast_leaves(td: W, dtype: torch.dtype) -> W:
-    """Cast every leaf; the container itself is returned where all have the dtype."""
+def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
+    """Apply a function of three to every leaf and two operands.
+
+    Args:
+        td: the container.
+        fn: for one leaf and what stands for the operands there.
+        first: the first operand; `None` is passed on.
+        second: the second operand.
+        kernel: the foreach function for two lists and a number.
+    """
+    leaves, columns = _columns(td, first, second)
+    results = _run_columns(leaves, columns, fn, kernel)
+    ndim, batch = td._desc.ndim, td._desc.batch
+    for leaf, result in zip(leaves, results, strict=True):
+        if tuple(result.shape[:ndim]) != batch:
+            raise _leaves_batch(td, leaf, result)
+    return td._rebuild(iter(results))
+
+
+def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
+    """Apply a function of three that writes into the storage of each leaf; see `blend`."""
+    leaves, columns = _columns(td, first, second)
+    for column in columns:
+        _check_writable(td, leaves, column, False)
+    _run_columns(leaves, columns, fn, kernel)
+    return td
+
+
+def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
+    """The leaves, and for each operand what stands for it at each leaf."""
     leaves: list[Tensor] = []
     td._collect(leaves)
+    columns: list[list[object]] = []
+    for operand in operands:
+        column: list[Tensor] = []
+        if isinstance(operand, Waist):
+            td._collect_pair(cast("Entry", operand), [], column, ())
+            _check_batches(td._desc.batch, operand._desc.batch)
+        elif operand is not None:
+            value = _as_operand(operand)
+            if isinstance(value, Tensor) and value.ndim:
+                column = pad_to_leaves(value, leaves, td._desc.batch)
+            else:
+                columns.append([value] * len(leaves))
+                continue
+        columns.append(list(column) if column else [None] * len(leaves))
+    return leaves, columns
+
+
+def _run_columns(
+    leaves: list[Tensor], columns: list[list[object]], fn: _LeafOp, kernel: Kernel | None
+) -> list[Tensor]:
+    first, second = columns
+    if kernel is not None and use_foreach(leaves):
+        number = second[0]
+        if use_foreach(first) and isinstance(number, float | int):
+            return kernel(leaves, first, number)  # type: ignore[return-value]  # gives the leaves
+    return list(map(fn, leaves, first, second))
+
+
+def cast_leaves(td: W, dtype: torch.dtype) -> W:
+    """Cast every leaf; the container itself is returned where all have the dtype."""
+    leaves = leaves_of(td)
     for leaf in leaves:
         if leaf.dtype is not dtype:
             return td._rebuild(iter([leaf.to(dtype) for leaf in leaves]))
@@ -218,12 +279,16 @@ def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     results = run_pairs(mine, theirs, fn, kernel)
     for leaf, result in zip(mine, results, strict=True) if td._keeps_batch() else ():
         if tuple(result.shape[: desc.ndim]) != desc.batch:
-            raise ShapeMismatch(
-                f"{_name(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "
-                f"{tuple(result.shape)}, which does not start with batch_size {desc.batch}. "
-                "Expand the first container, or exchange the operands."
-            )
+            raise _leaves_batch(td, leaf, result)
     return td._rebuild(iter(results))
+
+
+def _leaves_batch(td: Waist, leaf: Tensor, result: Tensor) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"{name_in(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "
+        f"{tuple(result.shape)}, which does not start with batch_size {td._desc.batch}. "
+        "Expand the first container, or exchange the operands."
+    )
 
 
 def _check_batches(mine: Batch, theirs: Batch) -> None:
@@ -235,35 +300,47 @@ def _check_batches(mine: Batch, theirs: Batch) -> None:
 
 
 def _check_writable(
-    td: Waist, leaves: list[Tensor], operands: Sequence[object] | None, floats: bool
+    td: Waist,
+    leaves: list[Tensor],
+    operands: Sequence[object] | None,
+    floats: bool,
+    casts: bool = False,
 ) -> None:
     """Refuse what would fail for one leaf after others were written."""
     grad = torch.is_grad_enabled()
     for position, leaf in enumerate(leaves):
         if grad and leaf.requires_grad and leaf.is_leaf:
             raise InvalidValue(
-                f"{_name(td, leaf)} requires grad and is a leaf of the graph, so it cannot be "
+                f"{name_in(td, leaf)} requires grad and is a leaf of the graph, so it cannot be "
                 "written in place. Do it under `torch.no_grad()`, or use the form without `_`."
             )
         dtype, operand = leaf.dtype, None if operands is None else operands[position]
         if isinstance(operand, Tensor) and not broadcasts_to(operand.shape, leaf.shape):
             raise ShapeMismatch(
                 f"a value of shape {tuple(operand.shape)} cannot be broadcast to "
-                f"{_name(td, leaf)} of shape {tuple(leaf.shape)}, which is written in place. Use "
+                f"{name_in(td, leaf)} of shape {tuple(leaf.shape)}, which is written in place. Use "
                 "the form without `_`."
             )
-        if operand is not None:
+        if operand is not None and not casts:
             dtype = torch.result_type(leaf, cast(Tensor, operand))
         if floats and not (dtype.is_floating_point or dtype.is_complex):
             dtype = torch.get_default_dtype()
         if not torch.can_cast(dtype, leaf.dtype):
             raise InvalidValue(
-                f"{_name(td, leaf)} of {leaf.dtype} cannot take results of {dtype} in place. Use "
+                f"{name_in(td, leaf)} of {leaf.dtype} cannot take results of {dtype} in place. Use "
                 "the form without `_`, or cast the container first."
             )
 
 
-def _name(td: Waist, leaf: Tensor) -> str:
+def leaves_of(td: Waist) -> list[Tensor]:
+    """All leaves, depth first."""
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    return leaves
+
+
+def name_in(td: Waist, leaf: Tensor) -> str:
+    """The entry that a leaf is, for messages."""
     path = name_of_leaf(td._entries, leaf)
     return "a leaf" if path is None else f"entry {format_key(path)}"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, cast, overload
 
-import torch
 from torch import Tensor, nn
 
 from kd_core import _registry
 from kd_core._admission import admit, check_key
 from kd_core._dense import Dense
-from kd_core._descriptor import Descriptor, describe
+from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
 from kd_core._leaves import all_fit, leaf_fits
 from kd_core._module_state import module_entries
@@ -285,18 +284,6 @@ def _merged(source: Mapping[str, object] | Waist, entries: dict[str, object]) ->
         )
     return {**old, **entries}
 
-
-def device_of(device: DeviceLike) -> torch.device:
-    """A device with its index, so that equal devices compare equal."""
-    found = _DEVICES.get(device) if isinstance(device, str) else None
-    if found is None:
-        found = torch.device(device)
-        if str(found) == "cuda" and torch.cuda.is_available():
-            found = torch.device("cuda", torch.cuda.current_device())
-    return found
-
-
-_DEVICES = {"cpu": torch.device("cpu")}
 
 _registry.register("make_dense", make_dense)
 _registry.register("nest_mapping", _nest_mapping)

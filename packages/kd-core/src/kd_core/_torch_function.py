@@ -15,6 +15,7 @@ from kd_core import _dispatch
 from kd_core._base import is_tensor_collection
 from kd_core._combine import cat, stack
 from kd_core._errors import InvalidArgument
+from kd_core._ops.filling import fill_like
 from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
 from kd_core._waist import Waist
 
@@ -47,7 +48,10 @@ _list_methods(
     "moveaxis tile repeat_interleave roll flip"
 )
 _list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
-_list_methods("all any clone cumprod cumsum max min")
+_list_methods(
+    "all any clone cumprod cumsum max min clamp clamp_min clamp_max lerp addcmul addcdiv "
+    "masked_fill detach"
+)
 
 
 def _where(condition: Tensor, input: object, other: object) -> object:
@@ -69,6 +73,16 @@ _dispatch.FUNCTIONS.update(
         torch.where: _where,
     }
 )
+for _like in (
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+):
+    _dispatch.FUNCTIONS[_like] = fill_like(_like)
 
 
 def torch_functions() -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-import torch
 from torch import Tensor
 
 from kd_core._admission import admit
-from kd_core._descriptor import Descriptor, describe
+from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
 from kd_core._leaves import all_fit, entries_of, key_sets_differ, name_of_leaf, writable_source
@@ -225,7 +224,7 @@ def _target(
     batch = td._desc.batch if batch_size is None else batch_of(batch_size)
     if device is NO_DEFAULT:
         return describe(batch, td._desc.device)
-    return describe(batch, None if device is None else torch.device(cast("DeviceLike", device)))
+    return describe(batch, None if device is None else device_of(cast("DeviceLike", device)))
 
 
 def _finish(td: Waist, result: Waist, inplace: bool) -> Waist:

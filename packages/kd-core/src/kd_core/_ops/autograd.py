@@ -1,0 +1,107 @@
+"""Gradients: leaving the graph, asking for gradients, and reading them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from kd_core._errors import InvalidValue
+from kd_core._operands import leaves_of, name_in
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import Entry
+
+
+class Autograd(Waist):
+    """Gradients of leaves.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"w": torch.ones(2), "b": torch.ones(1)}).requires_grad_()
+        >>> (td * 3).sum(reduce=True).backward()
+        >>> td.grad["w"], td.detach().requires_grad
+        (tensor([3., 3.]), False)
+        >>> td.zero_grad().grad.is_empty()
+        True
+    """
+
+    __slots__ = ()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any leaf requires gradients."""
+        return any(leaf.requires_grad for leaf in leaves_of(self))
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Ask for gradients of every leaf, or stop it; return self.
+
+        Raises:
+            InvalidValue: if a leaf cannot have gradients; then nothing is changed.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if requires_grad and not (leaf.is_floating_point() or leaf.is_complex()):
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} of {leaf.dtype} cannot have gradients: only floating "
+                    "point and complex numbers can. `exclude` it first, or cast it."
+                )
+            if not requires_grad and not leaf.is_leaf:
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} is a result inside the graph, so it cannot stop "
+                    "requiring gradients. Use `detach()`."
+                )
+        for leaf in leaves:
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    def detach(self) -> Self:
+        """Give the container with all leaves outside the graph; storage is shared."""
+        return self._map_each(Tensor.detach)
+
+    def detach_(self) -> Self:
+        """Take all leaves out of the graph, in place; return self."""
+        for leaf in leaves_of(self):
+            leaf.detach_()
+        return self
+
+    @property
+    def data(self) -> Self:
+        """The container of the data of all leaves: outside the graph, storage shared."""
+        return self._map_each(lambda leaf: leaf.data)
+
+    @property
+    def grad(self) -> Self:
+        """The container of the gradients; a leaf that has none is left out."""
+        return cast("Self", _gradients(self))
+
+    def zero_grad(self, set_to_none: bool = True) -> Self:
+        """Drop the gradients of all leaves, or fill them with zeros; return self.
+
+        Args:
+            set_to_none: drop them; else write zeros into them.
+        """
+        for leaf in leaves_of(self):
+            if leaf.grad is None:
+                continue
+            if set_to_none:
+                leaf.grad = None
+            else:
+                leaf.grad.detach_().zero_()
+        return self
+
+
+def _gradients(td: Waist) -> Waist:
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Waist):
+            inner = _gradients(value)
+            if inner._entries:
+                entries[key] = cast("Entry", inner)
+        elif isinstance(value, Tensor) and value.grad is not None:
+            entries[key] = value.grad
+    return td._like(entries, td._desc.unlocked())

@@ -1,0 +1,96 @@
+"""Operations of a leaf with two operands: clamp, interpolate, add products."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument
+from kd_core._operands import blend, blend_
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._operands import Operand
+
+
+class Blending(Waist):
+    """Operations of a leaf with two operands.
+
+    An operand is a tensor over the batch dimensions, a container of the same keys, or, where the
+    function of torch takes one, a number.
+    Forms with `_` write into the storage of the leaves, all checked before the first is written.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> target = TensorDict({"w": torch.zeros(2), "b": torch.zeros(1)})
+        >>> online = TensorDict({"w": torch.ones(2), "b": torch.ones(1)})
+        >>> target.lerp_(online, 0.25)["w"]
+        tensor([0.2500, 0.2500])
+        >>> (online * 7).clamp(0, 5)["b"]
+        tensor([5.])
+    """
+
+    __slots__ = ()
+
+    def clamp(self, min: Operand | None = None, max: Operand | None = None) -> Self:
+        """Limit every value to a range: `torch.clamp`.
+
+        Args:
+            min: the smallest value allowed; `None`: no limit.
+            max: the largest value allowed; `None`: no limit.
+        """
+        _check_limits(min, max)
+        return blend(self, torch.clamp, min, max)
+
+    def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
+        """Limit every value to a range, in place; return self."""
+        _check_limits(min, max)
+        return blend_(self, torch.Tensor.clamp_, min, max)
+
+    def clamp_min(self, min: Operand) -> Self:
+        """Raise every value to at least `min`."""
+        return blend(self, torch.clamp, min, None)
+
+    def clamp_max(self, max: Operand) -> Self:
+        """Lower every value to at most `max`."""
+        return blend(self, torch.clamp, None, max)
+
+    def lerp(self, end: Operand, weight: Operand) -> Self:
+        """Interpolate: `leaf + weight * (end - leaf)`, as `torch.lerp`.
+
+        Args:
+            end: what a weight of 1 gives.
+            weight: how far to go.
+        """
+        return blend(self, torch.lerp, end, weight, torch._foreach_lerp)
+
+    def lerp_(self, end: Operand, weight: Operand) -> Self:
+        """Interpolate in place; return self."""
+        return blend_(self, torch.Tensor.lerp_, end, weight, torch._foreach_lerp_)
+
+    def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
+        """Add a product: `leaf + value * tensor1 * tensor2`, as `torch.addcmul`."""
+        return blend(self, partial(torch.addcmul, value=value), tensor1, tensor2)
+
+    def addcmul_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
+        """Add a product in place; return self."""
+        return blend_(self, partial(Tensor.addcmul_, value=value), tensor1, tensor2)
+
+    def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
+        """Add a quotient: `leaf + value * tensor1 / tensor2`, as `torch.addcdiv`."""
+        return blend(self, partial(torch.addcdiv, value=value), tensor1, tensor2)
+
+    def addcdiv_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
+        """Add a quotient in place; return self."""
+        return blend_(self, partial(Tensor.addcdiv_, value=value), tensor1, tensor2)
+
+
+def _check_limits(low: object, high: object) -> None:
+    if low is None and high is None:
+        raise InvalidArgument("`clamp` needs `min`, `max`, or both, but neither came.")

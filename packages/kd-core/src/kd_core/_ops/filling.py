@@ -1,0 +1,181 @@
+"""Writing constants and other values into leaves, and making containers of fresh leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._descriptor import describe, device_of
+from kd_core._errors import InvalidArgument
+from kd_core._leaves import copy_pairs
+from kd_core._operands import binary_, blend, pad_to_leaves, unary_
+from kd_core._shapes import sizes_of
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import DeviceLike, Entry
+
+F = TypeVar("F", bound="Filling")
+
+
+class Filling(Waist):
+    """Values written into leaves, and fresh leaves.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, 3)}, [2])
+        >>> td.lock_().zero_()["a"], td.new_full((1,), 5.0)["b"]
+        (tensor([0., 0.]), tensor([[5., 5., 5.]]))
+        >>> td.masked_fill(torch.tensor([True, False]), 7.0)["a"]
+        tensor([7., 0.])
+        >>> torch.ones_like(td)["b"].sum()
+        tensor(6.)
+    """
+
+    __slots__ = ()
+
+    def zero_(self) -> Self:
+        """Write zeros into every leaf; return self."""
+        return unary_(self, Tensor.zero_, torch._foreach_zero_)
+
+    def fill_(self, value: Tensor | complex) -> Self:
+        """Write a number, or a 0-d tensor, into every leaf; return self."""
+        return binary_(self, value, Tensor.fill_, casts=True)
+
+    def copy_(self, source: Waist, non_blocking: bool = False) -> Self:
+        """Copy the values of a container of the same keys into the leaves; return self.
+
+        Dtypes and devices are converted. Nothing is written if anything does not fit.
+
+        Raises:
+            KeySetMismatch: if the keys differ.
+            ShapeMismatch: if a value cannot be broadcast to its leaf.
+        """
+        mine: list[Tensor] = []
+        theirs: list[Tensor] = []
+        self._collect_pair(cast("Entry", source), mine, theirs, ())
+        if non_blocking or not copy_pairs(mine, theirs):
+            write = _non_blocking_copy if non_blocking else _copy
+            return binary_(self, source, write, casts=True)
+        return self
+
+    def masked_fill(self, mask: Tensor, value: float) -> Self:
+        """Give the container with a value where a mask over the batch dimensions is true."""
+        _check_mask(mask)
+        return blend(self, torch.masked_fill, mask, value)
+
+    def masked_fill_(self, mask: Tensor, value: float) -> Self:
+        """Write a value where a mask over the batch dimensions is true; return self."""
+        _check_mask(mask)
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        masks = pad_to_leaves(mask, leaves, self._desc.batch)
+        for leaf, padded in zip(leaves, masks, strict=True):
+            leaf.masked_fill_(padded, value)
+        return self
+
+    def new_zeros(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self:
+        """Make a container of zeros with the same keys and another batch size.
+
+        Args:
+            *size: the batch size; trailing dimensions of leaves stay.
+            dtype: the dtype of all leaves; `None`: that of each leaf here.
+            device: the device of all leaves; `None`: that of each leaf here.
+        """
+        return _fresh(self, size, Tensor.new_zeros, dtype, device)
+
+    def new_ones(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self:
+        """Make a container of ones with the same keys and another batch size; see `new_zeros`."""
+        return _fresh(self, size, Tensor.new_ones, dtype, device)
+
+    def new_empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self:
+        """Make a container of leaves that are not initialised; see `new_zeros`."""
+        return _fresh(self, size, Tensor.new_empty, dtype, device)
+
+    def new_full(
+        self,
+        size: int | Sequence[int],
+        fill_value: float,
+        *,
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self:
+        """Make a container of one value with the same keys and another batch size.
+
+        Args:
+            size: the batch size; trailing dimensions of leaves stay.
+            fill_value: the value.
+            dtype: the dtype of all leaves; `None`: that of each leaf here.
+            device: the device of all leaves; `None`: that of each leaf here.
+        """
+
+        def make(leaf: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
+            return leaf.new_full(shape, fill_value, **options)
+
+        return _fresh(self, (size,), make, dtype, device)
+
+
+def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
+    """Turn `torch.zeros_like` and its kin into functions of containers."""
+
+    def filled(
+        input: Waist, *args: object, device: DeviceLike | None = None, **options: object
+    ) -> object:
+        if device is None:
+            return input._map_each(lambda leaf: fn(leaf, *args, **options))
+        made = input._map_each(lambda leaf: fn(leaf, *args, device=device, **options))
+        return made._with_descriptor(describe(made._desc.batch, device_of(device)))
+
+    return filled
+
+
+def _fresh(
+    td: F,
+    size: Sequence[int | Sequence[int]],
+    make: Callable[..., Tensor],
+    dtype: torch.dtype | None,
+    device: DeviceLike | None,
+) -> F:
+    batch, ndim = sizes_of(size), td._desc.ndim
+    made = td._map_each(
+        lambda leaf: make(leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device),
+        lambda old: (*batch, *old[ndim:]),
+    )
+    if device is None:
+        return made
+    return made._with_descriptor(describe(batch, device_of(device)))
+
+
+def _copy(leaf: Tensor, source: object) -> Tensor:
+    return leaf.copy_(cast(Tensor, source))
+
+
+def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:
+    return leaf.copy_(cast(Tensor, source), non_blocking=True)
+
+
+def _check_mask(mask: object) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        kind = f"tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise InvalidArgument(f"a mask is a tensor of torch.bool, but a `{kind}` came.")

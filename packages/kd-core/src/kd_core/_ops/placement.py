@@ -1,0 +1,154 @@
+"""Where leaves live and how: device, dtype, memory layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._descriptor import describe, device_of
+from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._operands import cast_leaves, leaves_of
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self, TypeVar
+
+    from kd_core._types import DeviceLike
+
+    W = TypeVar("W", bound=Waist)
+
+
+class Placement(Waist):
+    """Device, dtype and layout of leaves.
+
+    What is in place already is shared, and the container itself is returned where nothing changes.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2), "n": torch.arange(2)}, [2])
+        >>> td.to("cpu", torch.float64)["n"].dtype, td.to("cpu").device
+        (torch.float64, device(type='cpu'))
+        >>> td.to(torch.float32)["a"] is td["a"]
+        True
+    """
+
+    __slots__ = ()
+
+    def to(
+        self,
+        *where: DeviceLike | torch.dtype | Tensor | Waist,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Move to a device, cast to a dtype, or both.
+
+        Args:
+            *where: a device, a dtype, a device and a dtype, a tensor whose device and dtype are
+                taken, or a container whose device is taken.
+            device: the device, by keyword.
+            dtype: the dtype, by keyword.
+            non_blocking: do not wait for copies between pinned memory and a GPU.
+
+        Raises:
+            InvalidArgument: if an argument is none of these, or one is given twice.
+        """
+        for each in where:
+            found_device, found_dtype = _read(each)
+            if (found_device and device is not None) or (found_dtype and dtype is not None):
+                raise InvalidArgument("`to` takes one device and one dtype; one was given twice.")
+            device, dtype = found_device or device, found_dtype or dtype
+        td = self if dtype is None else cast_leaves(self, dtype)
+        return td if device is None else _move(td, device, non_blocking)
+
+    def cpu(self) -> Self:
+        """Move to the CPU."""
+        return _move(self, "cpu", False)
+
+    def cuda(self, device: int | None = None, non_blocking: bool = False) -> Self:
+        """Move to a GPU: the current one, or that of a number."""
+        where = "cuda" if device is None else f"cuda:{device}"
+        return _move(self, where, non_blocking)
+
+    def type(self, dtype: torch.dtype) -> Self:
+        """Cast every leaf to a dtype."""
+        return cast_leaves(self, dtype)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all leaves, or `None` where they differ or there are none."""
+        dtypes = {leaf.dtype for leaf in leaves_of(self)}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self._desc.device is not None and self._desc.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self._desc.device is not None and self._desc.device.type == "cuda"
+
+    def contiguous(self) -> Self:
+        """Give the container with contiguous leaves; those that are so already are shared."""
+        return self._map_each(Tensor.contiguous)
+
+    def is_contiguous(self) -> bool:
+        """Tell whether all leaves are contiguous."""
+        return all(leaf.is_contiguous() for leaf in leaves_of(self))
+
+    def pin_memory(self) -> Self:
+        """Copy all leaves to pinned memory, from which a GPU reads without waiting.
+
+        Raises:
+            InvalidValue: if there is no GPU to pin memory for.
+        """
+        if not torch.cuda.is_available():
+            raise InvalidValue("memory is pinned for a GPU, and none is available here.")
+        return self._map_each(Tensor.pin_memory)
+
+    def is_pinned(self) -> bool:
+        """Tell whether all leaves are in pinned memory."""
+        return all(leaf.is_pinned() for leaf in leaves_of(self))
+
+    def share_memory_(self) -> Self:
+        """Move the storage of all leaves to shared memory, for other processes; return self."""
+        for leaf in leaves_of(self):
+            leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def is_shared(self) -> bool:
+        """Tell whether all leaves are in shared memory."""
+        shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]
+        return all(shared)
+
+
+def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
+    """The device and the dtype that an argument of `to` stands for."""
+    if isinstance(where, torch.dtype):
+        return None, where
+    if isinstance(where, Tensor):
+        return where.device, where.dtype
+    if isinstance(where, Waist):
+        if where._desc.device is None:
+            raise InvalidArgument("`to` got a container without a device: give the device itself.")
+        return where._desc.device, None
+    if isinstance(where, torch.device | str | int):
+        return torch.device(where), None
+    raise InvalidArgument(
+        f"`to` takes a device, a dtype, a tensor or a container, but a `{type(where).__name__}` "
+        "came."
+    )
+
+
+def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
+    target = device_of(device)
+    desc = td._desc
+    if desc.device == target:
+        return td
+    moved = td._map_each(lambda leaf: leaf.to(target, non_blocking=non_blocking))
+    return moved._with_descriptor(describe(desc.batch, target))

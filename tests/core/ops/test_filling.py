@@ -1,0 +1,103 @@
+"""Values written into leaves, and containers of fresh leaves."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    return TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3, 2).int()}, "s": "text"}, [3])
+
+
+def test_zero_and_fill_write_in_place(td: TensorDict) -> None:
+    a = td["a"]
+    assert td.lock_().zero_() is td
+    assert a.tolist() == [0, 0, 0]
+    td.fill_(2)
+    assert a.tolist() == [2, 2, 2]
+    assert td["n", "b"].tolist() == [[2, 2]] * 3
+
+
+def test_copy_writes_in_place_and_converts(td: TensorDict) -> None:
+    a = td["a"]
+    source = td.clone().fill_(5).double()
+    assert td.copy_(source) is td
+    assert td["a"] is a
+    assert a.tolist() == [5, 5, 5]
+    td.copy_(source.zero_(), non_blocking=True)
+    assert td["n", "b"].sum() == 0
+
+
+def test_a_copy_broadcasts(td: TensorDict) -> None:
+    td.copy_(TensorDict({"a": torch.tensor(4.0), "n": {"b": torch.tensor([1, 2])}, "s": "text"}))
+    assert td["n", "b"].tolist() == [[1, 2]] * 3
+
+
+def test_a_failing_copy_changes_nothing(td: TensorDict) -> None:
+    wrong = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 5)}, "s": "text"}, [3])
+    with pytest.raises(ShapeMismatch, match=r"\(3, 5\) cannot be broadcast to entry .*'b'"):
+        td.copy_(wrong)
+    with pytest.raises(KeySetMismatch, match="first container alone has `n`"):
+        td.copy_(wrong.exclude("n"))
+    assert td["a"].tolist() == [1, 1, 1]
+
+
+def test_masks_cover_batch_dimensions(td: TensorDict) -> None:
+    mask = torch.tensor([True, False, True])
+    assert td.masked_fill(mask, 9)["n", "b"].tolist() == [[9, 9], [1, 1], [9, 9]]
+    assert td["a"].tolist() == [1, 1, 1]
+    a = td["a"]
+    assert td.lock_().masked_fill_(mask, 9)["a"] is a
+    assert a.tolist() == [9, 1, 9]
+    with pytest.raises(ShapeMismatch, match=r"shape \(2,\) does not broadcast"):
+        td.masked_fill(mask[:2], 0)
+    with pytest.raises(InvalidArgument, match=r"torch.bool, but a `tensor of torch.float32` came"):
+        td.masked_fill(mask.float(), 0)
+
+
+@pytest.mark.parametrize("size", [(5, 2), ([5, 2],)])
+@pytest.mark.parametrize(("name", "value"), [("zeros", 0), ("ones", 1), ("empty", None)])
+def test_fresh_leaves(
+    name: str, value: int | None, size: tuple[object, ...], td: TensorDict
+) -> None:
+    made = getattr(td, f"new_{name}")(*size)
+    assert made.batch_size == made["n", "b"].shape[:2] == (5, 2)
+    assert made["n", "b"].shape == (5, 2, 2)
+    assert made["n", "b"].dtype is torch.int32
+    assert made["s"] == "text"
+    if value is not None:
+        assert bool((made == value).all())
+
+
+def test_fresh_leaves_elsewhere(td: TensorDict) -> None:
+    made = td.new_full(2, 7.0, dtype=torch.float64)
+    assert made["n", "b"].tolist() == [[7, 7]] * 2
+    assert made["a"].dtype is torch.float64
+    moved = td.new_zeros(2, device="meta")
+    assert moved.device == moved["a"].device == torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    "fn", [torch.zeros_like, torch.ones_like, torch.empty_like, lambda x: torch.full_like(x, 3)]
+)
+def test_like_functions(fn: Callable[[object], Tensor], td: TensorDict) -> None:
+    made: object = fn(td)
+    assert isinstance(made, TensorDict)
+    assert made.batch_size == (3,)
+    assert made["n", "b"].dtype is torch.int32
+    if fn is not torch.empty_like:
+        assert torch.equal(made["n", "b"], fn(td["n", "b"]))
+
+
+def test_random_like_functions(td: TensorDict) -> None:
+    made: object = torch.rand_like(td.float(), dtype=torch.float64)  # type: ignore[call-overload]
+    assert isinstance(made, TensorDict)
+    assert made["a"].dtype is torch.float64
+    moved: object = torch.zeros_like(td, device="meta")  # type: ignore[arg-type]
+    assert isinstance(moved, TensorDict)
+    assert moved.device == torch.device("meta")

@@ -1,0 +1,84 @@
+"""Device, dtype and layout of leaves."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kd_core import InvalidArgument, TensorDict
+
+META = torch.device("meta")
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    return TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3, 2).int()}, "s": "text"}, [3])
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        (("meta",), {}),
+        ((META,), {}),
+        ((), {"device": "meta"}),
+        (("meta", torch.float64), {}),
+        ((torch.ones((), device="meta", dtype=torch.float64),), {}),
+        ((TensorDict(device="meta"),), {}),
+    ],
+)
+def test_to_a_device(where: tuple[Any, ...], named: dict[str, Any], td: TensorDict) -> None:
+    moved = td.to(*where, **named)
+    assert moved.device == moved["a"].device == moved["n", "b"].device == META
+    assert moved["s"] == "text"
+    assert td.device is None
+    assert moved.to(*where, **named) is moved
+
+
+@pytest.mark.parametrize("where", [(torch.float64,), (torch.ones((), dtype=torch.float64),)])
+def test_to_a_dtype(where: tuple[Any, ...], td: TensorDict) -> None:
+    cast = td.to(*where)
+    assert cast.dtype is cast["n", "b"].dtype is torch.float64
+    assert cast.to(torch.float64) is cast
+    assert td.type(torch.float64)["a"].dtype is torch.float64
+    assert td.to(dtype=torch.float64).dtype is torch.float64
+
+
+def test_what_is_in_place_is_shared(td: TensorDict) -> None:
+    assert td.to(torch.float32)["a"] is td["a"]
+    assert td.cpu()["a"] is td["a"]
+    assert td.cpu().device == torch.device("cpu")
+    assert td.to() is td
+
+
+def test_state_of_placement(td: TensorDict) -> None:
+    assert td.dtype is None
+    assert not td.is_cpu
+    assert td.cpu().is_cpu
+    assert not td.cpu().is_cuda
+    assert not td.is_pinned()
+
+
+def test_layout() -> None:
+    td = TensorDict({"a": torch.ones(2, 3).T, "b": torch.ones(3)}, [3])
+    assert not td.is_contiguous()
+    assert td.contiguous().is_contiguous()
+    assert td.contiguous()["b"] is td["b"]
+
+
+def test_shared_memory(td: TensorDict) -> None:
+    assert not td.is_shared()
+    assert td.share_memory_() is td
+    assert td.is_shared()
+
+
+def test_locks_do_not_travel(td: TensorDict) -> None:
+    assert not td.lock_().to("meta").is_locked
+
+
+def test_wrong_places_are_explained(td: TensorDict) -> None:
+    with pytest.raises(InvalidArgument, match=r"a dtype, a tensor or a container, but a `list`"):
+        td.to([])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="given twice"):
+        td.to("cpu", device="meta")
+    with pytest.raises(InvalidArgument, match="container without a device"):
+        td.to(TensorDict())
