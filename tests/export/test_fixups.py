@@ -40,7 +40,7 @@ def test_output_never_shares_memory_with_an_input(function: Callable[[Tensor], T
     result.zero_()
     assert bool((x == 1).all())
     assert program.diagnostics == (
-        "the output `y` shares memory with an input or weight: it is copied.",
+        "the output `y` shares memory with an input, a weight or another output: it is copied.",
     )
 
 

@@ -7,6 +7,7 @@ tracing does to a module never reach the user's own.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import hashlib
 import logging
@@ -102,11 +103,16 @@ class Reference:
     def __init__(self, flat: FlatModule, mode: str | None) -> None:
         self._flat = flat
         self._mode = mode
+        # Scoped settings, such as an interaction type, stay what they were at export.
+        self._context = contextvars.copy_context()
 
     def __call__(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Give the outputs by wire name."""
+        return self._context.copy().run(self._run, [tensor.clone() for tensor in tensors])
+
+    def _run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         with frozen_modes(self._flat, self._mode):
-            return self._flat.run([tensor.clone() for tensor in tensors])
+            return self._flat.run(tensors)
 
 
 def reference_module(module: nn.Module, schema: Schema) -> Reference:

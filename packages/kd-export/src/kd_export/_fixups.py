@@ -23,6 +23,7 @@ _DROPOUTS = (
     torch.ops.aten.alpha_dropout.default,
     torch.ops.aten.feature_alpha_dropout.default,
 )
+_SHARERS = "an input, a weight or another output"
 _SWITCHES = ("train", "training")
 _RATES = ("p", "dropout_p", "dropout")
 
@@ -191,7 +192,7 @@ def _separate_outputs(program: ExportedProgram, outputs: tuple[str, ...]) -> Ite
             copy = _clone(graph, result, before=end)
             results[position] = copy
             name = outputs[position]
-            yield f"the output `{name}` shares memory with an input or weight: it is copied."
+            yield f"the output `{name}` shares memory with {_SHARERS}: it is copied."
         seen.add(result)
     end.args = (tuple(results),)
     program.graph_signature.output_specs = [
