@@ -1,6 +1,20 @@
 """Containers that tests share: one factory per kind, and a typed way to what is nested."""
 
-from kd_core import NestedKey, TensorDictBase, is_tensor_collection
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor
+
+from kd_core import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    lazy_stack,
+)
+from kd_core.testing import ContainerContract
 
 
 def inner(td: TensorDictBase, key: NestedKey) -> TensorDictBase:
@@ -8,3 +22,35 @@ def inner(td: TensorDictBase, key: NestedKey) -> TensorDictBase:
     found: object = td.get(key)
     assert is_tensor_collection(found)
     return found
+
+
+class Reach(TensorClass):
+    """The content of the contract, declared."""
+
+    a: Tensor
+    b: Tensor
+    n: TensorDict
+    word: str
+
+
+def dense() -> TensorDict:
+    return TensorDict(ContainerContract.content(), [3, 4])
+
+
+def stacked(dim: int) -> LazyStackedTensorDict:
+    return lazy_stack(dense().unbind(dim), dim)
+
+
+def declared() -> Reach:
+    return Reach.from_dict(ContainerContract.content(), [3, 4])
+
+
+FACTORIES = cast(
+    "dict[str, Callable[[], TensorDictBase]]",
+    {
+        "dense": dense,
+        "stacked_first": lambda: stacked(0),
+        "stacked_last": lambda: stacked(1),
+        "declared": declared,
+    },
+)

@@ -193,7 +193,12 @@ class LazyStackedTensorDict(TensorDictBase):
                 f"{shape_text(other._desc.batch)} do not match."
             )
         else:
-            rows = self._rows(other) if other._desc.batch else [other] * len(self._members)
+            if not other._desc.batch:
+                rows: Sequence[Entry] = [other] * len(self._members)
+            elif isinstance(other, LazyStackedTensorDict) and self._matches(other):
+                rows = other._alike()
+            else:
+                rows = self._rows(other)
             for member, row in zip(self._alike(), rows, strict=True):
                 member._collect_pair(row, mine, theirs, path)
 
@@ -217,17 +222,17 @@ class LazyStackedTensorDict(TensorDictBase):
         """Read a key, or index the batch; rows of the stacked dimension are the members."""
         if index.__class__ is int and self._dim == 0:
             if -len(self._members) <= index < len(self._members):
-                return self._members[index]
+                return _released(self, [self._members[index]])[0]
         elif index.__class__ is slice and self._dim == 0:
             members = self._members[index]
             if members:
-                return self.__class__(*members)
+                return self.__class__(*_released(self, members))
         return super().__getitem__(cast("Index", index))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """Make a container of each row along a batch dimension; of the stacked one, the members."""
         if wrap_dim(dim, self._desc.ndim) == self._dim:
-            return cast("tuple[Self, ...]", tuple(self._members))
+            return cast("tuple[Self, ...]", tuple(_released(self, self._members)))
         return super().unbind(dim)
 
     def contiguous(self) -> Self:
@@ -248,6 +253,11 @@ class LazyStackedTensorDict(TensorDictBase):
     def __reduce__(self) -> tuple[object, ...]:
         lock = self._desc.lock
         return restore_stack, (self.__class__, self._members, self._dim, lock is not None)
+
+
+def _released(stack: LazyStackedTensorDict, members: list[TensorDictBase]) -> list[TensorDictBase]:
+    """Members as results: those of a locked stack are locked with it, results are not."""
+    return [member._shallow() for member in members] if stack._desc.frozen else members
 
 
 class _StackedEntries(Mapping[str, "Entry"]):

@@ -177,10 +177,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     def __getattr__(self, name: str) -> object:
         raise _unknown(type(self), name)
 
-    def _admit(self, key: str, value: object) -> Entry:
+    def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         if key not in type(self)._fields:
             raise _unknown(type(self), key)
-        return super()._admit(key, value)
+        return super()._admit(key, value, path)
 
     def _set_entry(self, key: str, value: Entry) -> None:
         if key not in type(self)._fields:

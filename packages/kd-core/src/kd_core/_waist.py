@@ -94,9 +94,9 @@ class Waist:
     def _item(self) -> object:
         return self
 
-    def _admit(self, key: str, value: object) -> Entry:
-        """Check and convert a value for this container."""
-        return admit(key, value, self._desc)
+    def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+        """Check and convert a value for this container, which messages find at a path."""
+        return admit(key, value, self._desc, path)
 
     def _put(self, key: str, value: object) -> None:
         """Check a value and store it: `td[key] = value`."""
@@ -138,7 +138,7 @@ class Waist:
         if desc.frozen:
             level._check_unlocked(f"set {format_key(path)}")
         if depth == len(path) - 1:
-            level._set_entry(path[-1], level._admit(path[-1], value))
+            level._set_entry(path[-1], level._admit(path[-1], value, path[:-1]))
             return
         entry = admit(path[-1], value, desc, path[:-1])
         for part in reversed(path[depth + 1 :]):

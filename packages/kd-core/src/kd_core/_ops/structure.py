@@ -345,7 +345,17 @@ def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Pa
             top._read((*prefix, first, *path_of(rest[0])))
         else:
             del kept[first]
-    return level._like(kept, level._desc._unlocked)
+    return level._like(_released(level, kept), level._desc._unlocked)
+
+
+def _released(level: Waist, kept: dict[str, Entry]) -> dict[str, Entry]:
+    """Entries for a result: what a locked container encloses is locked with it, results are not."""
+    if not level._desc.frozen:
+        return kept
+    return {
+        key: value if isinstance(value, Tensor) else value._map_each(_same)
+        for key, value in kept.items()
+    }
 
 
 def _without(container: W, keys: Sequence[NestedKey]) -> W:
@@ -361,7 +371,7 @@ def _without(container: W, keys: Sequence[NestedKey]) -> W:
         value = kept.get(first)
         if isinstance(value, Waist):
             kept[first] = _without(value, rest)
-    return container._like(kept, container._desc._unlocked)
+    return container._like(_released(container, kept), container._desc._unlocked)
 
 
 def _parted(key: NestedKey) -> tuple[str, Path]:
@@ -401,7 +411,7 @@ def _stage_update(
             stage.append(_staged_write(level, (*path, key), current, value))
             continue
         level._check_unlocked(f"update {format_key((*path, key))}")
-        entry = level._admit(key, value)
+        entry = level._admit(key, value, path)
         if how.clone:
             entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
         stage.append(_staged_set(level, key, entry))
@@ -422,6 +432,15 @@ def _staged_write(level: Waist, path: Path, current: Tensor, value: object) -> C
     return write
 
 
+def _is_same_data(current: Entry, value: object) -> bool:
+    """Whether an entry is data, and the value is the same, so that there is nothing to write."""
+    if isinstance(current, Tensor | Waist) or isinstance(value, Tensor | Waist):
+        return False
+    new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]
+    old = current._item()
+    return old is new or bool(old == new)
+
+
 def _stage_writes(
     level: Waist,
     items: Mapping[str, object],
@@ -437,5 +456,9 @@ def _stage_writes(
         if isinstance(current, Waist) and isinstance(value, Waist | Mapping):
             inner = _source_items(value, "update_")
             _stage_writes(current, inner, (*path, key), below, stage)
-        else:
+        elif not _is_same_data(current, value):
             stage.append(_staged_write(level, (*path, key), cast(Tensor, current), value))
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf

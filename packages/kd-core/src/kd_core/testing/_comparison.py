@@ -1,0 +1,108 @@
+"""Comparing containers in tests, with messages that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from kd_core._base import TensorDictBase
+from kd_core._keys import format_key
+from kd_core._waist import Waist
+
+Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
+
+
+def assert_close(
+    actual: Comparable,
+    expected: Comparable,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    batch_size: bool = True,
+) -> None:
+    """Assert that two containers have the same keys, data and batch sizes, and close tensors.
+
+    Either may be a nested mapping of tensors; then batch sizes are not compared. The kinds of
+    containers and the order of keys are not compared.
+
+    Args:
+        actual: what came.
+        expected: what should have come.
+        rtol: relative tolerance; `None` takes that of `torch.testing.assert_close`.
+        atol: absolute tolerance; given with `rtol` or not at all.
+        batch_size: compare batch sizes.
+
+    Raises:
+        AssertionError: naming the key, and how it differs.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> from kd_core.testing import assert_close
+        >>> assert_close(TensorDict({"a": torch.zeros(2)}, [2]), {"a": torch.zeros(2)})
+    """
+    _compare(actual, expected, rtol, atol, batch_size, ())
+
+
+def _compare(
+    actual: Comparable,
+    expected: Comparable,
+    rtol: float | None,
+    atol: float | None,
+    batch_size: bool,
+    path: tuple[str, ...],
+) -> None:
+    where = format_key(path) if path else "the container"
+    mine, theirs = _level(actual), _level(expected)
+    if mine.keys() != theirs.keys():
+        raise AssertionError(
+            f"the keys of {where} differ: {sorted(mine)} came, {sorted(theirs)} were expected."
+        )
+    if batch_size and isinstance(actual, Waist) and isinstance(expected, Waist):
+        came, wanted = tuple(actual._desc.batch), tuple(expected._desc.batch)
+        if came != wanted:
+            raise AssertionError(f"{where} has batch_size {came}, {wanted} was expected.")
+    for key, value in mine.items():
+        inner = (*path, key)
+        other = theirs[key]
+        if isinstance(value, Tensor) and isinstance(other, Tensor):
+            _compare_leaves(value, other, rtol, atol, inner)
+        elif _is_level(value) and _is_level(other):
+            _compare(value, other, rtol, atol, batch_size, inner)  # type: ignore[arg-type]
+        elif not _same_data(value, other):
+            raise AssertionError(f"{format_key(inner)} is {value!r}, {other!r} was expected.")
+
+
+def _level(value: Comparable) -> Mapping[str, object]:
+    return value._entries if isinstance(value, Waist) else value
+
+
+def _is_level(value: object) -> bool:
+    return isinstance(value, Waist | Mapping)
+
+
+def _compare_leaves(
+    actual: Tensor,
+    expected: Tensor,
+    rtol: float | None,
+    atol: float | None,
+    path: tuple[str, ...],
+) -> None:
+    torch.testing.assert_close(
+        actual,
+        expected,
+        rtol=rtol,
+        atol=atol,
+        equal_nan=True,
+        msg=lambda text: f"{format_key(path)}: {text}",
+    )
+
+
+def _same_data(value: object, other: object) -> bool:
+    plain, wanted = (item._item() if hasattr(item, "_item") else item for item in (value, other))
+    if isinstance(plain, Tensor) or isinstance(wanted, Tensor):
+        return False
+    return plain is wanted or bool(plain == wanted)

@@ -1,0 +1,70 @@
+"""Contract: a locked container keeps its structure, and its values may be written."""
+
+from __future__ import annotations
+
+import torch
+
+from kd_core._errors import Locked
+from kd_core.testing._content import BATCH, Contract, holds, inner, refused, unchanged
+
+
+class LockContract(Contract):
+    """Locks."""
+
+    def test_a_locked_container_keeps_its_structure(self) -> None:
+        td = self.make().lock_()
+        assert td.is_locked
+        with unchanged(td), refused(Locked, "set `a`", "`lock_()`", "clone(recurse=False)"):
+            td["a"] = torch.ones(BATCH)
+        with unchanged(td), refused(Locked, "`('n', 'c')`"):
+            td["n", "c"] = torch.ones(BATCH)
+        with unchanged(td), refused(Locked, "`a`"):
+            del td["a"]
+        with unchanged(td), refused(Locked, "`a`"):
+            td.update({"a": torch.ones(BATCH)})
+        with unchanged(td), refused(Locked, "`a`"):
+            td.rename_key_("a", "z")
+        with unchanged(td), refused(Locked, "batch size"):
+            td.batch_size = [3]
+
+    def test_values_of_a_locked_container_are_written_in_place(self) -> None:
+        td, content = self.make().lock_(), self.content()
+        td.set_("a", 1.0)
+        td.update_({"n": {"c": 2.0}})
+        td[0] = 0
+        content["a"] = torch.ones(BATCH)
+        content["n"]["c"] = torch.full((*BATCH, 5), 2.0)  # type: ignore[index]  # nested
+        for leaf in (content["a"], content["b"], content["n"]["c"], content["n"]["d"]["e"]):  # type: ignore[index]
+            leaf[0] = 0  # type: ignore[index]
+        holds(td, content)
+
+    def test_the_lock_covers_nested_containers(self) -> None:
+        td = self.make().lock_()
+        nested = inner(td, "n")
+        assert nested.is_locked
+        with refused(Locked, "enclosing container"):
+            nested["c"] = torch.ones(BATCH)
+        with refused(Locked, "Unlock the outer one"):
+            nested.unlock_()
+
+    def test_unlocking_allows_everything_again(self) -> None:
+        td = self.make().lock_().unlock_()
+        assert not td.is_locked
+        td["a"] = torch.ones(BATCH)
+        inner(td, "n")["c"] = torch.ones(BATCH)
+        torch.testing.assert_close(td["n", "c"], torch.ones(BATCH))
+
+    def test_scopes_restore_the_lock(self) -> None:
+        td = self.make()
+        with td.locked():
+            assert td.is_locked
+            with td.unlocked():
+                td["a"] = torch.ones(BATCH)
+            assert td.is_locked
+        assert not td.is_locked
+
+    def test_results_are_not_locked(self) -> None:
+        td = self.make().lock_()
+        for result in (td.clone(), td.clone(recurse=False), td[0], td * 2, td.select("n")):
+            assert not result.is_locked
+            assert not inner(result, "n").is_locked

@@ -1,0 +1,85 @@
+"""Contract: maths, reductions and user functions run leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kd_core._base import TensorDictBase
+from kd_core._errors import KeySetMismatch, ShapeMismatch
+from kd_core.testing._comparison import assert_close
+from kd_core.testing._content import BATCH, Contract, holds, mapped, refused, unchanged
+
+TENSOR = torch.tensor([[1.0], [2.0], [3.0]])
+MATHS: tuple[tuple[Callable[[TensorDictBase], TensorDictBase], Callable[[Tensor], Tensor]], ...] = (
+    (lambda td: td + 1, lambda x: x + 1),
+    (lambda td: 2 - td, lambda x: 2 - x),
+    (lambda td: td * td, lambda x: x * x),
+    (lambda td: td / 2, lambda x: x / 2),
+    (lambda td: -td, lambda x: -x),
+    (lambda td: td > 3, lambda x: x > 3),
+    (lambda td: td == td.clone(), lambda x: x == x),
+    (lambda td: td.abs().sqrt(), lambda x: x.abs().sqrt()),
+    (lambda td: td * TENSOR, lambda x: x * TENSOR.reshape(3, *(1,) * (x.ndim - 1))),
+)
+
+
+class ValueContract(Contract):
+    """Values."""
+
+    def test_maths_run_leaf_by_leaf(self) -> None:
+        for ours, theirs in MATHS:
+            td = self.make()
+            with unchanged(td):
+                holds(ours(td), mapped(self.content(), theirs))
+
+    def test_maths_in_place_write_into_the_entries(self) -> None:
+        td = self.make()
+        assert td.add_(1) is td
+        td.mul_(self.make() * 0 + 2)
+        holds(td, mapped(self.content(), lambda x: (x + 1) * 2))
+
+    def test_a_tensor_in_place_broadcasts_over_the_batch(self) -> None:
+        td = self.make()
+        td.add_(torch.tensor([[1], [2], [3]], dtype=torch.int32))
+        holds(
+            td,
+            mapped(
+                self.content(),
+                lambda x: x + torch.arange(1, 4, dtype=x.dtype).reshape(3, *(1,) * (x.ndim - 1)),
+            ),
+        )
+
+    def test_containers_with_other_keys_are_refused(self) -> None:
+        td = self.make()
+        with unchanged(td), refused(KeySetMismatch, "`b`"):
+            td + td.exclude("b")
+        with unchanged(td), refused(KeySetMismatch, "`b`"):
+            td.add_(td.exclude("b"))
+        with refused(ShapeMismatch, "(3, 4)"):
+            td + torch.zeros(5)
+
+    def test_reductions_take_batch_dimensions(self) -> None:
+        td = self.make()
+        with unchanged(td):
+            holds(td.sum(0), mapped(self.content(), lambda x: x.sum(0)), (4,))
+            holds(td.amax(1), mapped(self.content(), lambda x: x.amax(1)), (3,))
+        total = td.sum()
+        assert tuple(total.batch_size) == ()
+        assert_close(total, mapped(self.content(), lambda x: x.sum()))
+
+    def test_apply_calls_a_function_on_each_leaf(self) -> None:
+        td = self.make()
+        with unchanged(td):
+            result = td.apply(lambda leaf: leaf * 2)
+        assert result is not None
+        holds(result, mapped(self.content(), lambda x: x * 2))
+
+    def test_torch_functions_reach_it(self) -> None:
+        td = self.make()
+        holds(torch.abs(td), mapped(self.content(), torch.abs))  # type: ignore[arg-type]  # a container
+        moved: object = torch.permute(td, (1, 0))  # type: ignore[arg-type]  # a container
+        assert isinstance(moved, TensorDictBase)
+        assert tuple(moved.batch_size) == (BATCH[1], BATCH[0])
