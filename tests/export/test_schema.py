@@ -1,5 +1,6 @@
 import json
 import math
+from importlib.resources import files
 
 import pytest
 
@@ -64,3 +65,15 @@ def test_unknown_entry_names_the_nearest() -> None:
 def test_metadata_must_be_exact_json(value: object) -> None:
     with pytest.raises(ExportError, match="JSON cannot hold exactly"):
         check_json({"a": value})
+
+
+def test_published_description_names_every_field() -> None:
+    published = json.loads(files("kd_export").joinpath("schema_v1.json").read_text())
+    data = SCHEMA.to_data()
+    assert set(published["properties"]) == set(published["required"]) == set(data)
+    entry, vector = published["$defs"]["entry"], published["$defs"]["vector"]
+    written = json.loads(SCHEMA.to_json())
+    assert set(written["inputs"][0]) == set(entry["properties"])
+    assert set(written["outputs"][0]) == set(entry["required"])
+    assert set(written["vectors"][0]) == set(vector["properties"])
+    assert published["properties"]["version"]["const"] == written["version"]

@@ -97,3 +97,17 @@ def test_foreign_file_is_named_so(tmp_path: Path) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"`.*none\.pt2` cannot be read"):
         kd_export.inspect(tmp_path / "none.pt2")
+
+
+def test_schema_of_another_program_is_refused(path: Path, tmp_path: Path) -> None:
+    other, mixed = tmp_path / "gru.pt2", tmp_path / "mixed.pt2"
+    model = case("gru")
+    kd_export.save(model.module, other, model.example)
+    with zipfile.ZipFile(path) as one, zipfile.ZipFile(other) as two:
+        (schema,) = [one.read(n) for n in one.namelist() if n.endswith("kd_export.json")]
+        files = {n: two.read(n) for n in two.namelist()}
+    with zipfile.ZipFile(mixed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, schema if name.endswith("kd_export.json") else content)
+    with pytest.raises(ExportError, match="does not fit the program beside it"):
+        kd_export.open(mixed, trusted=True)

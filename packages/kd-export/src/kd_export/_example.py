@@ -38,7 +38,7 @@ def prepare(
     chosen_in = _chosen(inputs, in_keys, "input", all_needed=True)
     chosen_out = _chosen(outputs, out_keys, "output", all_needed=False)
     try:
-        frozen = copy.deepcopy(module).eval()
+        frozen = copy.deepcopy(module).cpu().eval()
     except (RuntimeError, TypeError) as error:
         raise NotExportable(
             f"the module cannot be copied: {error}",
@@ -119,7 +119,7 @@ def _tensor(key: Key, value: object) -> Tensor:
             got=type(value).__name__,
             hint="Only tensors can be inputs of a file; set other values in the module.",
         )
-    return value.detach().contiguous()
+    return value.detach().cpu().contiguous()
 
 
 def bounds(tensor: Tensor) -> tuple[Number, Number]:

@@ -125,9 +125,9 @@ def export(
 ) -> KeyedProgram:
     """Export a keyed module.
 
-    The module is copied and set to eval mode; the original is not touched. Steps that no output
-    needs are left out, dropout is removed, and an output that shares memory with an input is
-    copied.
+    The module is copied to the CPU and set to eval mode; the original is not touched. Steps that
+    no output needs are left out, dropout is removed, and an output that shares memory with an
+    input is copied.
 
     Args:
         module: Any module with ``in_keys`` and ``out_keys`` that takes a container.

@@ -225,6 +225,17 @@ def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
     )
 
 
+def check_fit(described: object, found: object) -> None:
+    """Refuse a file whose schema describes another program than the one beside it."""
+    if described != found:
+        raise ExportError(
+            "the schema in the file does not fit the program beside it.",
+            expected=described,
+            got=found,
+            hint="The file was put together from two: export again.",
+        )
+
+
 def check_json(value: object, where: str = "metadata") -> Json:
     """Check that a value is exact JSON: no NaN, no tuples, no objects, string keys only."""
     if value is None or isinstance(value, bool | int | str):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from .._archive import SCHEMA_PROPERTY, read_onnx_schema
 from .._backend import Direct, require
 from .._errors import DtypeMismatch, ExportError, NotExportable
-from .._schema import Entry, Number, Schema
+from .._schema import Entry, Number, Schema, check_fit
 from .._vectors import Drawn
 from .._wire import unused_name
 
@@ -101,6 +101,8 @@ class OnnxBackend:
             raise ExportError(
                 f"onnxruntime cannot load the file: {error}", got=type(error).__name__
             ) from error
+        names = tuple(tuple(e.name for e in part) for part in (schema.inputs, schema.outputs))
+        check_fit(names, tuple(tuple(e.name for e in part) for part in _borders(session)))
         return OnnxRunner(session, schema)
 
 
@@ -169,8 +171,14 @@ class OnnxRunner:
         return [cast("Number", flat[position].item()) for position in positions]
 
 
+class _Named(Protocol):
+    name: str
+
+
 class _Session(Protocol):
     def run(self, names: list[str], inputs: dict[str, object]) -> list[object]: ...
+    def get_inputs(self) -> list[_Named]: ...
+    def get_outputs(self) -> list[_Named]: ...
 
 
 class _Options(Protocol):
@@ -183,6 +191,10 @@ class _Runtime(Protocol):
         self, data: bytes, options: _Options, *, providers: list[str]
     ) -> _Session: ...
     def get_available_providers(self) -> list[str]: ...
+
+
+def _borders(session: _Session) -> tuple[list[_Named], list[_Named]]:
+    return session.get_inputs(), session.get_outputs()
 
 
 def _version(package: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from .._archive import SCHEMA_FILE, read_zip_schema
 from .._errors import ExportError
-from .._schema import Schema
+from .._schema import Schema, check_fit
 from .._trust import disarm
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class Pt2Backend:
                 got=torch.__version__,
                 hint=f"It was written by torch {schema.versions.get('torch', 'unknown')}.",
             ) from error
+        signature = program.graph_signature
+        counts = len(signature.user_inputs), len(signature.user_outputs)
+        check_fit((len(schema.inputs), len(schema.outputs)), counts)
         return run_program(program, schema)
 
 
