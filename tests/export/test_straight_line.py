@@ -29,6 +29,8 @@ FUNCTIONS = [
     lambda x: torch.where(x > 0, x, -x).cumsum(0),
     lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     lambda x: x.reshape(-1)[torch.tensor([0, 2])],
+    lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
+    lambda x: torch.cat(torch.cat([x, x], -1).chunk(4, 1)[::-1], -1),
     lambda x: torch.cat([x.amax(-1), x.mean(-1)]).sort()[0],
 ]
 

@@ -9,6 +9,7 @@ tutorial model (float32, one row, torch 2.13): 17.7 us for the eager `nn.Sequent
 The routes are those whose results are the same bits:
 
 - ``torch.relu(x)`` for ``torch.ops.aten.relu.default(x)``: the same kernel, 0.7 us for 1.3;
+- ``torch.split_with_sizes(x, (2, 2), -1)`` for ``chunk(2, -1)`` of a fixed size: 1.0 us for 1.4;
 - ``x + c`` with a cached 0-dim constant for ``x + 0.5``: 1.0 us for 2.0. Equal for + - * / on
   float32 and float64 tensors with at least one dimension, and used for nothing else.
 """
@@ -150,6 +151,9 @@ class StraightLine:
             return f"{self._argument(node.args[0])}.size({self._argument(node.args[1])})"
         if target in _ARITHMETIC and (quick := self._by_constant(node)) is not None:
             return quick
+        if target is torch.ops.aten.chunk.default and (sizes := _chunk_sizes(node)) is not None:
+            whole, dim = self._argument(node.args[0]), (*node.args, 0)[2]
+            return f"{self._bind(torch.split_with_sizes)}({whole}, ({_tuple(sizes)}), {dim})"
         function = _ROUTES.get(target, target)
         parts = [self._argument(item) for item in node.args]
         parts += [f"{name}={self._argument(item)}" for name, item in node.kwargs.items()]
@@ -224,6 +228,18 @@ class StraightLine:
         name = unused_name("size", self._taken)
         self._taken.add(name)
         return name
+
+
+def _chunk_sizes(node: fx.Node) -> list[str] | None:
+    """Work out the sizes that a chunk of a fixed dimension gives."""
+    source, count, dim = (*node.args, 0)[:3]
+    assert isinstance(source, fx.Node)
+    assert isinstance(dim, int)
+    size = source.meta["val"].shape[dim]
+    if node.kwargs or not isinstance(size, int) or not isinstance(count, int) or size == 0:
+        return None
+    step = -(-size // count)
+    return [str(min(step, size - start)) for start in range(0, size, step)]
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
