@@ -44,7 +44,8 @@ W = TypeVar("W", bound=Waist)
 Operand: TypeAlias = "Waist | Tensor | complex"
 """A number, a tensor that broadcasts over the batch dimensions, or a container."""
 
-_NUMBERS: Final = frozenset({int, float, bool, complex})
+# A tuple: dynamo's guard on a class in a set fails on the frame that it was made for.
+_NUMBERS: Final = (int, float, bool, complex)
 _OPERANDS: Final = (Waist, Tensor, int, float, complex)
 _LeafOp: TypeAlias = Callable[..., Tensor]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kd_core import _registry
+from kd_core import _descriptor, _registry
 from kd_core._dense import restore
 from kd_core._lazy_stack import restore_stack
 from kd_core._non_tensor import NonTensorData
@@ -18,5 +18,8 @@ def _allow(cls: type) -> None:
     torch.serialization.add_safe_globals([cls])
 
 
-torch.serialization.add_safe_globals([restore, restore_stack, NonTensorData])
+# The descriptor's is for kinds defined elsewhere, which pickle as any object does.
+torch.serialization.add_safe_globals(
+    [restore, restore_stack, _descriptor.restore, NonTensorData],
+)
 _registry.on_new_kind(_allow)
