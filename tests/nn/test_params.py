@@ -96,6 +96,19 @@ def test_casts_are_in_place_as_in_a_module() -> None:
     assert weight.dtype is torch.float64
 
 
+def test_moves_and_gradients_are_those_of_a_module() -> None:
+    params = TensorDictParams(TensorDict(w=torch.ones(2)))
+    assert params.to(torch.float64) is params
+    assert params.type(torch.float16) is params
+    assert params["w"].dtype is torch.float16
+    params.float()
+    params["w"].sum().backward()  # type: ignore[no-untyped-call]
+    params.zero_grad()
+    assert params["w"].grad is None
+    assert params.requires_grad_(False) is params
+    assert not params["w"].requires_grad
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
 def test_copies_are_independent_and_of_the_same_kind(copied) -> None:  # type: ignore[no-untyped-def]
     params = TensorDictParams.of_module(network())

@@ -22,11 +22,11 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._dense import Dense
-from kd_core._descriptor import describe
+from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._shapes import batch_of
-from kd_core._tensordict import admit_all, device_of
+from kd_core._tensordict import admit_all
 
 if TYPE_CHECKING:
     from typing import Self

@@ -125,6 +125,12 @@ class TensorDictParams(TensorDictBase, nn.Module):
         # torch keeps modules in sets.
         return id(self)
 
+    to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
+    cpu = nn.Module.cpu
+    cuda = nn.Module.cuda  # type: ignore[assignment]
+    type = nn.Module.type  # type: ignore[assignment]
+    requires_grad_ = nn.Module.requires_grad_
+    zero_grad = nn.Module.zero_grad  # type: ignore[assignment]
     float = nn.Module.float
     double = nn.Module.double
     half = nn.Module.half
