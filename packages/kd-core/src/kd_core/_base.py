@@ -10,6 +10,7 @@ from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply
 from kd_core._ops.autograd import Autograd
 from kd_core._ops.blending import Blending
+from kd_core._ops.conversion import Conversion
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
 from kd_core._ops.extremes import Extrema
@@ -31,6 +32,7 @@ from kd_core._ops.pointwise import (
 )
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.shape import Shape
+from kd_core._ops.storage import Storage
 from kd_core._ops.structure import Structure
 from kd_core._repr import describe_node
 
@@ -60,6 +62,8 @@ class TensorDictBase(
     Filling,
     Placement,
     Autograd,
+    Storage,
+    Conversion,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

@@ -36,15 +36,16 @@ _LARGEST_EXACT: Final = 2**24
 _CONSTANTS_LIMIT: Final = 1024
 _constants: Final[dict[tuple[torch.dtype, float], Tensor]] = {}
 _dtype_of: Final = attrgetter("dtype")
+_requires_grad: Final = attrgetter("requires_grad")
 _is_cpu: Final = attrgetter("is_cpu")
 _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-def use_foreach(leaves: Sequence[object]) -> bool:
+def use_foreach(leaves: Sequence[Tensor]) -> bool:
     """Tell whether a foreach kernel may, and is worth to, take these leaves at once."""
     count = len(leaves)
-    if count < FOREACH_FROM and (count < 2 or not getattr(leaves[0], "is_cuda", False)):
+    if count < FOREACH_FROM and (count < 2 or not leaves[0].is_cuda):
         return False
     if is_compiling() or _vmap_level() is not None:
         return False
@@ -53,12 +54,9 @@ def use_foreach(leaves: Sequence[object]) -> bool:
 
 def _autograd_refuses(leaves: Sequence[Tensor]) -> bool:
     """Tell whether integers stand beside leaves that need gradients: an autograd foreach fails."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not any(map(_requires_grad, leaves)):
         return False
-    dtypes = set(map(_dtype_of, leaves))
-    if all(dtype.is_floating_point for dtype in dtypes):
-        return False
-    return any(leaf.requires_grad for leaf in leaves)
+    return not all(dtype.is_floating_point for dtype in set(map(_dtype_of, leaves)))
 
 
 def run(leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None) -> list[Tensor]:

@@ -92,8 +92,8 @@ def binary(
     if isinstance(operand, Tensor):
         if operand.ndim == 0:
             return td._rebuild(iter(run_with(leaves, operand, fn, None)))
-        padded = _padded(td, operand, leaves)
-        return td._rebuild(iter(run_pairs(leaves, padded, fn, kernel)))
+        beside = padded(td, operand, leaves)
+        return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
     found = None if exact is None else run_exact(leaves, operand, fn, exact)
     return td._rebuild(iter(run_with(leaves, operand, fn, kernel) if found is None else found))
 
@@ -129,7 +129,7 @@ def binary_(
     td._collect(leaves)
     operand = _as_operand(other)
     if isinstance(operand, Tensor) and operand.ndim:
-        theirs = _padded(td, operand, leaves)
+        theirs = padded(td, operand, leaves)
         _check_writable(td, leaves, theirs, floats)
         run_pairs(leaves, theirs, fn, kernel)
         return td
@@ -173,10 +173,12 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         second: the second operand.
         kernel: the foreach function for two lists and a number.
     """
+    if _is_plain(first) and _is_plain(second):
+        return td._map_each(lambda leaf: fn(leaf, first, second))
     leaves, columns = _columns(td, first, second)
     results = _run_columns(leaves, columns, fn, kernel)
     ndim, batch = td._desc.ndim, td._desc.batch
-    for leaf, result in zip(leaves, results, strict=True):
+    for leaf, result in zip(leaves, results, strict=True) if td._keeps_batch() else ():
         if tuple(result.shape[:ndim]) != batch:
             raise _leaves_batch(td, leaf, result)
     return td._rebuild(iter(results))
@@ -189,6 +191,11 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
         _check_writable(td, leaves, column, False)
     _run_columns(leaves, columns, fn, kernel)
     return td
+
+
+def _is_plain(operand: object) -> bool:
+    """Whether an operand is a number, or left out."""
+    return operand is None or operand.__class__ in _NUMBERS
 
 
 def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
@@ -204,7 +211,7 @@ def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[obje
         elif operand is not None:
             value = _as_operand(operand)
             if isinstance(value, Tensor) and value.ndim:
-                column = pad_to_leaves(value, leaves, td._desc.batch)
+                column = padded(td, value, leaves)
             else:
                 columns.append([value] * len(leaves))
                 continue
@@ -216,10 +223,10 @@ def _run_columns(
     leaves: list[Tensor], columns: list[list[object]], fn: _LeafOp, kernel: Kernel | None
 ) -> list[Tensor]:
     first, second = columns
-    if kernel is not None and use_foreach(leaves):
-        number = second[0]
-        if use_foreach(first) and isinstance(number, float | int):
-            return kernel(leaves, first, number)  # type: ignore[return-value]  # gives the leaves
+    if kernel is not None and leaves and isinstance(second[0], float | int):
+        ends = [each for each in first if isinstance(each, Tensor)]
+        if len(ends) == len(leaves) and use_foreach(leaves) and use_foreach(ends):
+            return kernel(leaves, ends, second[0])  # type: ignore[return-value]  # gives the leaves
     return list(map(fn, leaves, first, second))
 
 
@@ -232,7 +239,7 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
     return td
 
 
-def _padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """A tensor operand beside each of the leaves that `_collect` gave: members get their rows."""
     batch = td._desc.batch
     if td._keeps_batch():
@@ -261,20 +268,24 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
             "Use `apply` to combine it with whole entries."
         )
     ndim = len(batch)
-    padded: dict[int, Tensor] = {}
+    made: dict[int, Tensor] = {}
     for leaf in leaves:
         extra = leaf.ndim - ndim
-        if extra not in padded:
-            padded[extra] = operand.reshape(*shape, *(1,) * extra)
-    return [padded[leaf.ndim - ndim] for leaf in leaves]
+        if extra not in made:
+            made[extra] = operand.reshape(*shape, *(1,) * extra)
+    return [made[leaf.ndim - ndim] for leaf in leaves]
 
 
 def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
+    desc, second = td._desc, other._desc
+    # With one batch dimension, broadcasting cannot lead out of a batch that both share.
+    stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
+    if stays and kernel is None:
+        return td._zip_each(cast("Entry", other), fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
     td._collect_pair(cast("Entry", other), mine, theirs, ())
-    desc, second = td._desc, other._desc
-    if desc is second and desc.ndim < 2:
+    if stays:
         return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
     _check_batches(desc.batch, second.batch)
     results = run_pairs(mine, theirs, fn, kernel)
@@ -300,6 +311,14 @@ def _check_batches(mine: Batch, theirs: Batch) -> None:
         )
 
 
+def _requires_grad(leaf: Tensor) -> bool:
+    return leaf.requires_grad
+
+
+def _has_tensors(operands: Sequence[object]) -> bool:
+    return any(isinstance(operand, Tensor) for operand in operands)
+
+
 def _check_writable(
     td: Waist,
     leaves: list[Tensor],
@@ -308,7 +327,9 @@ def _check_writable(
     casts: bool = False,
 ) -> None:
     """Refuse what would fail for one leaf after others were written."""
-    grad = torch.is_grad_enabled()
+    grad = torch.is_grad_enabled() and any(map(_requires_grad, leaves))
+    if not grad and not floats and (operands is None or (casts and not _has_tensors(operands))):
+        return
     for position, leaf in enumerate(leaves):
         if grad and leaf.requires_grad and leaf.is_leaf:
             raise InvalidValue(

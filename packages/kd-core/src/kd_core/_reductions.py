@@ -35,7 +35,7 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
 
     Args:
         td: the container.
-        fn: `fn(leaf)` over everything, `fn(leaf, dims, keepdim=)` over a tuple of dimensions.
+        fn: `fn(leaf)` over everything, `fn(leaf, dims, keepdim=)` over one dimension or a tuple.
         dim: what is reduced.
         keepdim: keep reduced dimensions with size 1.
         reduce: take all leaves as one tensor.
@@ -53,6 +53,11 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
     if isinstance(dim, str):
         ndim = feature_start(td, dim)
         return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), _first(ndim))
+    if not keepdim and isinstance(dim, int):
+        axis = wrap_dim(dim, td._desc.ndim)
+        return td._map_each(
+            lambda leaf: fn(leaf, axis), lambda batch: batch[:axis] + batch[axis + 1 :]
+        )
     dims = batch_dims_of(td, dim)
     return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
 
@@ -112,7 +117,12 @@ def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tenso
 
 def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
     leaves: list[Tensor] = []
-    td._collect(leaves)
+
+    def note(leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return leaf
+
+    td._map_each(note)  # whole batches, where `_collect` may give those of members
     if not leaves:
         raise InvalidValue("`reduce=True` needs at least one tensor, but the container has none.")
     if dim is None and not keepdim:
@@ -129,25 +139,27 @@ def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
 
 def prod(
     leaf: Tensor,
-    dims: tuple[int, ...] | None = None,
+    dims: tuple[int, ...] | int | None = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`torch.prod`, over several dimensions too."""
     if dims is None:
         return torch.prod(leaf, dtype=dtype)
-    for dim in sorted(dims, reverse=True):
+    for dim in (dims,) if isinstance(dims, int) else sorted(dims, reverse=True):
         leaf = torch.prod(leaf, dim, keepdim, dtype=dtype)
     return leaf
 
 
-def logsumexp(leaf: Tensor, dims: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+def logsumexp(
+    leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False
+) -> Tensor:
     """`torch.logsumexp`, over everything too."""
     return torch.logsumexp(leaf, tuple(range(leaf.ndim)) if dims is None else dims, keepdim)
 
 
 def norm(
-    leaf: Tensor, dims: tuple[int, ...] | None = None, keepdim: bool = False, ord: float = 2
+    leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False, ord: float = 2
 ) -> Tensor:
     """`torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
     length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim)

@@ -72,7 +72,7 @@ class Apply(Waist):
         target = _target(self, batch_size, device)
         if not others and not filter_empty:
             result = _each(self, fn, target, ())
-            return cast("Self", _finish(self, result, True)) if inplace else cast("Self", result)
+            return cast("Self", _finish(self, result, inplace))
 
         def call(path: Path, leaves: list[object]) -> object:
             return fn(*leaves)
@@ -112,12 +112,16 @@ class Apply(Waist):
             >>> names
             ['a', ('b', 'c')]
         """
+        target = _target(self, batch_size, device)
+        if not others and not filter_empty:
+            result = _each_named(self, fn, nested_keys, target, ())
+            return cast("Self", _finish(self, result, inplace))
 
         def call(path: Path, leaves: list[object]) -> object:
             name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
             return fn(name, *leaves)
 
-        walk = _Walk(call, default, filter_empty, _target(self, batch_size, device))
+        walk = _Walk(call, default, filter_empty, target)
         return cast("Self", _finish(self, walk.level(self, others, ()), inplace))
 
     def apply_(self, fn: Callable[..., object], *others: Waist) -> Self:
@@ -163,13 +167,43 @@ def _each(td: Waist, fn: Callable[..., object], target: Descriptor | None, path:
             entries[key] = cast("Entry", _each(value, fn, target, (*path, key)))
         else:
             entries[key] = value if target is None else value._with_descriptor(target)
+    return td._like(_admitted(entries, results, desc, path), desc)
+
+
+def _each_named(
+    td: Waist,
+    fn: Callable[..., object],
+    nested_keys: bool,
+    target: Descriptor | None,
+    path: Path,
+) -> Waist:
+    """The way of `named_apply` without other containers."""
+    desc = td._desc.unlocked() if target is None else target
+    entries: dict[str, Entry] = {}
+    results: dict[str, object] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            name = (*path, key) if path and nested_keys else key
+            entries[key] = results[key] = cast(Tensor, fn(name, value))
+        elif isinstance(value, Waist):
+            inner = _each_named(value, fn, nested_keys, target, (*path, key))
+            entries[key] = cast("Entry", inner)
+        else:
+            entries[key] = value if target is None else value._with_descriptor(target)
+    return td._like(_admitted(entries, results, desc, path), desc)
+
+
+def _admitted(
+    entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
+) -> dict[str, Entry]:
+    """The entries of a level, its results checked: converted where needed, `None` dropped."""
     if not all_fit(results, desc):
         for key, found in results.items():
             if found is None:
                 del entries[key]
             else:
                 entries[key] = admit(key, found, desc, path)
-    return td._like(entries, desc)
+    return entries
 
 
 class _Walk:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._leaves import copy_pairs
-from kd_core._operands import binary_, blend, pad_to_leaves, unary_
+from kd_core._operands import binary_, blend, padded, unary_
 from kd_core._shapes import sizes_of
 from kd_core._waist import Waist
 
@@ -75,9 +75,9 @@ class Filling(Waist):
         _check_mask(mask)
         leaves: list[Tensor] = []
         self._collect(leaves)
-        masks = pad_to_leaves(mask, leaves, self._desc.batch)
-        for leaf, padded in zip(leaves, masks, strict=True):
-            leaf.masked_fill_(padded, value)
+        masks = padded(self, mask, leaves)
+        for leaf, chosen in zip(leaves, masks, strict=True):
+            leaf.masked_fill_(chosen, value)
         return self
 
     def new_zeros(
@@ -142,6 +142,8 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
     def filled(
         input: Waist, *args: object, device: DeviceLike | None = None, **options: object
     ) -> object:
+        if device is None and not args and not options:
+            return input._map_each(fn)
         if device is None:
             return input._map_each(lambda leaf: fn(leaf, *args, **options))
         made = input._map_each(lambda leaf: fn(leaf, *args, device=device, **options))

@@ -1,0 +1,187 @@
+"""Containers as plain Python: state dicts, numpy arrays, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
+from kd_core._keys import format_key
+from kd_core._leaves import writable_source
+from kd_core._shapes import batch_of
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import Entry
+
+    Path = tuple[str, ...]
+
+BATCH_SIZE: Final = "__batch_size"
+DEVICE: Final = "__device"
+
+
+class Conversion(Waist):
+    """Containers as plain Python."""
+
+    __slots__ = ()
+
+    def state_dict(self) -> dict[str, object]:
+        """Give nested dicts of the leaves, for `torch.save`; tensors are shared.
+
+        Each level also has its batch size and device, under `__batch_size` and `__device`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> state = TensorDict({"a": torch.ones(2)}, [2]).state_dict()
+            >>> state["__batch_size"], sorted(state)
+            (torch.Size([2]), ['__batch_size', '__device', 'a'])
+        """
+        desc = self._desc
+        state: dict[str, object] = {}
+        for key, value in self._entries.items():
+            if isinstance(value, Tensor):
+                state[key] = value
+            else:
+                state[key] = value.state_dict() if isinstance(value, Conversion) else value._item()
+        state[BATCH_SIZE] = torch.Size(desc.batch)
+        state[DEVICE] = desc.device
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
+    ) -> Self:
+        """Take the values of a state dict: all of them, or, where one does not fit, none.
+
+        Values are copied into the leaves, so a locked container may be loaded into.
+
+        Args:
+            state_dict: what `state_dict` gave.
+            strict: its keys must be those of this container; else only the shared ones are taken.
+            assign: keep the tensors of the state dict instead of copying; then keys and the batch
+                size are taken from it too, and the container must not be locked.
+
+        Raises:
+            KeySetMismatch: if keys differ.
+            ShapeMismatch: if a value does not fit its leaf.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}, [2]).state_dict())["a"]
+            tensor([1., 1.])
+        """
+        if assign:
+            _assign(self, state_dict)
+            return self
+        writes: list[tuple[Tensor, Tensor]] = []
+        _stage(self, state_dict, strict, (), writes)
+        with torch.no_grad():
+            for leaf, source in writes:
+                leaf.copy_(source)
+        return self
+
+    def numpy(self) -> dict[str, Any]:
+        """Give nested dicts of numpy arrays that share memory with the leaves where they can.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.ones(2)}, [2]).numpy()
+            {'a': array([1., 1.], dtype=float32)}
+        """
+        plain: dict[str, Any] = {}
+        for key, value in self._entries.items():
+            if isinstance(value, Tensor):
+                plain[key] = value.detach().cpu().numpy()
+            else:
+                plain[key] = value.numpy() if isinstance(value, Conversion) else value._item()
+        return plain
+
+    def tolist(self) -> dict[str, Any]:
+        """Give nested dicts of nested lists of numbers.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 1)}}, [2]).tolist()
+            {'a': [1.0, 1.0], 'b': {'c': [[0.0], [0.0]]}}
+        """
+        plain: dict[str, Any] = {}
+        for key, value in self._entries.items():
+            if isinstance(value, Tensor | Conversion):
+                plain[key] = value.tolist()
+            else:
+                plain[key] = value._item()
+        return plain
+
+
+def _content(state: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in state.items() if key not in (BATCH_SIZE, DEVICE)}
+
+
+def _stage(
+    td: Waist,
+    state: object,
+    strict: bool,
+    path: Path,
+    writes: list[tuple[Tensor, Tensor]],
+) -> None:
+    """Check a level and note its writes."""
+    if not isinstance(state, Mapping):
+        raise InvalidArgument(
+            f"the state of {format_key(path) if path else 'a container'} must be a mapping, but a "
+            f"`{type(state).__name__}` came."
+        )
+    content, entries = _content(state), td._entries
+    if strict and content.keys() != entries.keys():
+        raise KeySetMismatch(
+            f"the state dict lacks {listed(key for key in entries if key not in content)}, and the "
+            f"container lacks {listed(key for key in content if key not in entries)}. Pass "
+            "`strict=False` to take the shared keys, or `assign=True` to take all."
+        )
+    if BATCH_SIZE in state and tuple(cast("tuple[int, ...]", state[BATCH_SIZE])) != td._desc.batch:
+        raise ShapeMismatch(
+            f"the state dict is of batch_size {tuple(cast('tuple[int, ...]', state[BATCH_SIZE]))}, "
+            f"and the container of {td._desc.batch}. Pass `assign=True` to take that of the state."
+        )
+    for key in entries:
+        if key not in content:
+            continue
+        value, entry = content[key], entries[key]
+        if isinstance(entry, Waist):
+            _stage(entry, value, strict, (*path, key), writes)
+        elif isinstance(entry, Tensor):
+            writes.append((entry, writable_source((*path, key), entry, value)))
+        elif entry._item() != value:
+            raise InvalidArgument(
+                f"entry {format_key((*path, key))} is data that is no tensor, {entry._item()!r}, "
+                f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."
+            )
+
+
+def _assign(td: Waist, state: Mapping[str, object]) -> None:
+    td._check_unlocked("replace entries by those of a state dict")
+    made = cast("Waist", _restored(td, state))
+    for key in list(td._entries):
+        td._del_entry(key)
+    td._describe(made._desc)
+    for key, entry in made._entries.items():
+        td._set_entry(key, entry)
+
+
+def _restored(td: Waist, state: Mapping[str, object]) -> Entry:
+    """A dense container of a state dict; what it does not say is as in `td`."""
+    batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
+    content = {
+        key: _restored(td, value) if isinstance(value, Mapping) and BATCH_SIZE in value else value
+        for key, value in _content(state).items()
+    }
+    return _registry.nest_mapping(content, td._desc.with_batch(batch), ())

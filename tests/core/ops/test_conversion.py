@@ -1,0 +1,83 @@
+"""Containers as state dicts, arrays and lists."""
+
+import io
+
+import pytest
+import torch
+
+from kd_core import InvalidArgument, KeySetMismatch, Locked, ShapeMismatch, TensorDict
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    inner = TensorDict({"b": torch.ones(3, 2, 4)}, [3, 2])
+    return TensorDict({"a": torch.zeros(3), "n": inner, "s": "text"}, [3])
+
+
+def test_a_state_survives_a_file(td: TensorDict) -> None:
+    file = io.BytesIO()
+    torch.save(td.state_dict(), file)
+    file.seek(0)
+    fresh = td.clone().zero_()
+    leaf = fresh["n", "b"]
+    assert fresh.lock_().load_state_dict(torch.load(file)) is fresh
+    assert fresh["n", "b"] is leaf
+    assert bool((fresh == td).all())
+
+
+def test_a_state_shares_tensors(td: TensorDict) -> None:
+    assert td.state_dict()["a"] is td["a"]
+    assert td.state_dict()["s"] == "text"
+
+
+def test_keys_must_agree(td: TensorDict) -> None:
+    state = td.state_dict()
+    state["extra"] = state.pop("a")
+    with pytest.raises(KeySetMismatch, match="lacks `a`, and the container lacks `extra`"):
+        td.load_state_dict(state)
+    td["n", "b"].zero_()
+    td.load_state_dict({**state, "n": {"b": torch.ones(3, 2, 4)}}, strict=False)
+    assert td["n", "b"].sum() == 24
+
+
+def test_a_failing_load_changes_nothing(td: TensorDict) -> None:
+    state = td.clone().fill_(7).state_dict()
+    with pytest.raises(ShapeMismatch, match=r"shape \(5,\) to `\('n', 'b'\)`"):
+        td.load_state_dict({**state, "n": {"b": torch.ones(5)}})
+    with pytest.raises(InvalidArgument, match=r"`s` is data .*'text'.*'other'"):
+        td.load_state_dict({**state, "s": "other"})
+    with pytest.raises(ShapeMismatch, match=r"batch_size \(4,\), and the container of \(3,\)"):
+        td.load_state_dict({**state, "__batch_size": torch.Size([4])})
+    with pytest.raises(InvalidArgument, match="state of `n` must be a mapping"):
+        td.load_state_dict({**state, "n": 1})
+    assert td["a"].tolist() == [0, 0, 0]
+
+
+def test_assigning_takes_structure_and_tensors(td: TensorDict) -> None:
+    target = TensorDict({"old": 1})
+    assert target.load_state_dict(td.state_dict(), assign=True) is target
+    assert target["a"] is td["a"]
+    assert target.batch_size == (3,)
+    assert target["s"] == "text"
+    inner: object = target.get("n")
+    assert isinstance(inner, TensorDict)
+    assert inner.batch_size == (3, 2)
+    with pytest.raises(Locked, match="replace entries"):
+        target.lock_().load_state_dict(td.state_dict(), assign=True)
+
+
+def test_parameters_load_in_place() -> None:
+    td = TensorDict({"w": torch.nn.Parameter(torch.zeros(2))})
+    td.load_state_dict({"w": torch.ones(2)})
+    assert td["w"].tolist() == [1, 1]
+    assert td["w"].requires_grad
+
+
+def test_arrays_and_lists(td: TensorDict) -> None:
+    pytest.importorskip("numpy")
+    arrays = td.numpy()
+    arrays["a"][0] = 5
+    assert td["a"][0] == 5
+    assert arrays["n"]["b"].shape == (3, 2, 4)
+    assert td.tolist()["a"] == [5, 0, 0]
+    assert td.tolist()["s"] == "text"
