@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from typing import Self
+from collections.abc import Iterator
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,15 +116,26 @@ class EnsembleModule(TensorDictModuleBase):
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all copies on bare values; every output has the copies in its first dimension."""
-        params = self.params.copy()
         if torch.compiler.is_compiling():
-            return self._one_by_one(params, values)
-        dims = 0 if not self.expand_input else None
-        run = torch.vmap(self._run, (0, 0, *[dims] * len(values)), randomness="different")
-        # vmap needs a tensor to map over, also where a module has no parameters.
-        return self._all_outputs(run(torch.arange(self.num_copies), params, *values))
+            return self._one_by_one(self.params.copy(), values)
+        # Plain tensors, all of them mapped over, at least one: vmap takes containers apart and puts
+        # them together several times. What is the same for all copies comes from the closure.
+        leaves: list[Tensor] = []
+        self.params._collect(leaves)
+        count = len(leaves)
+        mapped = () if self.expand_input else values
 
-    def _run(self, _: object, params: TensorDictBase, *values: object) -> tuple[Tensor, ...]:
+        def run_one(*tensors: object) -> tuple[Tensor, ...]:
+            params = self.params._rebuild(cast("Iterator[Tensor]", iter(tensors[:count])))
+            fed = values if self.expand_input else tensors[count:]
+            return self._run(params, *fed)
+
+        run = torch.vmap(run_one, randomness="different")
+        if count or mapped:
+            return self._all_outputs(run(*leaves, *mapped))
+        return self._one_by_one(self.params.copy(), values)
+
+    def _run(self, params: TensorDictBase, *values: object) -> tuple[Tensor, ...]:
         template = self.__dict__["_template"]
         with params.to_module(template):
             output: Tensor | tuple[Tensor, ...] = template(*values)
@@ -135,7 +147,7 @@ class EnsembleModule(TensorDictModuleBase):
             fed = values
             if not self.expand_input:
                 fed = tuple(value[idx] if isinstance(value, Tensor) else value for value in values)
-            made.append(self._run(idx, params[idx], *fed))
+            made.append(self._run(params[idx], *fed))
         return self._all_outputs(tuple(torch.stack(each) for each in zip(*made, strict=True)))
 
     def _all_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[object, ...]:

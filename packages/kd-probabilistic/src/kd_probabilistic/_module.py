@@ -238,15 +238,16 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _outputs(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        if must_not_look(values):
+        fed = [values[idx] for idx in self._feeds]
+        if must_not_look(fed):
             with unchecked():
-                return self._taken(values, generator)
-        return self._taken(values, generator)
+                return self._taken(fed, generator)
+        return self._taken(fed, generator)
 
     def _taken(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        dist = self.dist_of_values(values)
+        dist = self._build(values)
         kind = interaction_type() or self.default_interaction_type
         if generator is None:
             value = self._take(dist, kind)
