@@ -109,6 +109,16 @@ def test_moves_and_gradients_are_those_of_a_module() -> None:
     assert not params["w"].requires_grad
 
 
+def test_no_method_of_a_module_is_hidden_but_apply() -> None:
+    hidden = [
+        name
+        for name in vars(nn.Module)
+        if not name.startswith("__")
+        and getattr(TensorDictParams, name) is not getattr(nn.Module, name)
+    ]
+    assert hidden == ["apply"]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
 def test_copies_are_independent_and_of_the_same_kind(copied) -> None:  # type: ignore[no-untyped-def]
     params = TensorDictParams.of_module(network())

@@ -131,6 +131,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
     type = nn.Module.type  # type: ignore[assignment]
     requires_grad_ = nn.Module.requires_grad_
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]
+    state_dict = nn.Module.state_dict
+    load_state_dict = nn.Module.load_state_dict
     float = nn.Module.float
     double = nn.Module.double
     half = nn.Module.half
