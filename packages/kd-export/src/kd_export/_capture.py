@@ -137,6 +137,8 @@ def _trace(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if strict:  # dynamo cannot follow what a module caches on its first call
+                flat.run([tensor.clone() for tensor in tensors.values()])
             program = torch.export.export(
                 flat, (), kwargs, dynamic_shapes=dims if shapes.axes else None, strict=strict
             )
