@@ -23,7 +23,7 @@ def batch_of(batch_size: BatchSize) -> Batch:
     Raises:
         InvalidArgument: if it is not an integer or a sequence of integers.
     """
-    if isinstance(batch_size, tuple | list):
+    if isinstance(batch_size, (tuple, list)):
         return tuple(batch_size)
     if isinstance(batch_size, int):
         return (batch_size,)
