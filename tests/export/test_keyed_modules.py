@@ -57,13 +57,6 @@ def test_graph_has_the_nodes_of_a_plain_sequence() -> None:
     assert len(program.graph.nodes) == len(raw.graph.nodes)
 
 
-def test_strict_capture_gives_the_same_graph() -> None:
-    module = network()
-    one, other = kd_export.export(module, X), kd_export.export(module, X, strict=True)
-    assert operators(one.exported_program) == operators(other.exported_program)
-    assert one.schema == other.schema
-
-
 def test_outputs_are_those_selected_in_their_order(tmp_path: Path) -> None:
     module = network().select_out_keys("scale", "hidden")
     program = kd_export.export(module, X)

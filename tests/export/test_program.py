@@ -1,4 +1,5 @@
 import copy
+import functools
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,25 @@ def test_mismatch_writes_nothing(tmp_path: Path) -> None:
         program.save(path)
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_strict_capture_gives_the_same_graph() -> None:
+    model = case("tutorial")
+    one = kd_export.export(model.module, model.example)
+    other = kd_export.export(model.module, model.example, strict=True)
+    assert operators(one.exported_program) == operators(other.exported_program)
+    assert one.schema == other.schema
+
+
+class Caching(nn.Module):
+    @functools.cached_property
+    def factor(self) -> float:
+        return 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_strict_capture_follows_what_a_module_caches() -> None:
+    program = kd_export.export(Keyed(Caching(), ["x"], ["y"]), X, strict=True)
+    assert operators(program.exported_program) == ["aten.mul.Tensor"]
