@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
+from kd_core._errors import InvalidArgument, KeySetMismatch, OutOfRange, ShapeMismatch, listed
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves import find_entry, missing_key
 from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
@@ -147,7 +147,10 @@ def _taken(container: W, index: object) -> W:
             lambda leaf: leaf[index], lambda shape: row + shape[ndim:], (desc, desc.with_batch(row))
         )
     fn, batch_fn = resolve(index, batch)
-    return container._map_each(fn, batch_fn)
+    try:
+        return container._map_each(fn, batch_fn)
+    except IndexError as error:
+        raise _beyond(batch, error) from None
 
 
 def resolve(index: object, batch: Batch) -> Resolved:
@@ -171,8 +174,16 @@ def resolve(index: object, batch: Batch) -> Resolved:
         where, shape = simple
         return _by_batch(lambda leaf: leaf[where], shape, ndim)
     items = plain_index(index, ndim)
-    shape = tuple(torch.empty(()).expand(batch)[items].shape)
+    try:
+        shape = tuple(torch.empty(()).expand(batch)[items].shape)
+    except IndexError as error:
+        raise _beyond(batch, error) from None
     return _by_batch(lambda leaf: leaf[items], shape, ndim)
+
+
+def _beyond(batch: Batch, error: IndexError) -> IndexError:
+    """An index of rows that torch found to be out of range."""
+    return OutOfRange(f"an index is out of range for batch_size {batch}: {error}.")
 
 
 def _by_batch(fn: LeafFn, shape: Batch, ndim: int) -> Resolved:
@@ -254,11 +265,11 @@ def _no_index(item: object) -> InvalidArgument:
 class _Rows:
     """Where an indexed write lands: in a view of each leaf, or at an index into it."""
 
-    __slots__ = ("batch_fn", "fn", "lent", "ndim", "where")
+    __slots__ = ("batch", "batch_fn", "fn", "lent", "ndim", "where")
 
     def __init__(self, index: object, batch: Batch) -> None:
         self.fn, self.batch_fn = resolve(index, batch)
-        self.ndim = len(batch)
+        self.batch, self.ndim = batch, len(batch)
         self.where = None if _gives_views(index) else plain_index(index, self.ndim)
         self.lent: list[tuple[Waist, dict[str, Tensor]]] = []
 
@@ -283,8 +294,11 @@ class _Rows:
             for target, source in writes:
                 target.copy_(source)
         else:
-            for target, source in writes:
-                target[self.where] = source
+            try:
+                for target, source in writes:
+                    target[self.where] = source
+            except IndexError as error:  # from the first one: the index is the same for all
+                raise _beyond(self.batch, error) from None
         for lender, leaves in self.lent:
             lender._take_back(leaves)
 

@@ -327,25 +327,32 @@ def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Pa
         first, below = (key, None) if isinstance(key, str) else _parted(key)
         value = entries.get(first)
         if value is None:
-            if top is not None:
-                top._read((*prefix, first, *(below or ())))
+            _demand(top, (*prefix, first, *(below or ())))
         elif not below:
             kept[first] = value
-            parts.pop(first, None)
+            for part in parts.pop(first, ()):
+                _demand(top, (*prefix, first, *path_of(part)))
         elif first in parts:
             parts[first].append(below)
         elif first not in kept:
             kept[first] = value  # holds its place until its part is known
             parts[first] = [below]
+        else:
+            _demand(top, (*prefix, first, *path_of(below)))
     for first, rest in parts.items():
         value = kept[first]
         if isinstance(value, Waist):
             kept[first] = _selected(value, rest, top, (*prefix, first))
-        elif top is not None:
-            top._read((*prefix, first, *path_of(rest[0])))
         else:
+            _demand(top, (*prefix, first, *path_of(rest[0])))
             del kept[first]
     return level._like(_released(level, kept), level._desc._unlocked)
+
+
+def _demand(top: Waist | None, path: tuple[NestedKey, ...]) -> None:
+    """Raise the error of a missing key, where one was asked for."""
+    if top is not None:
+        top._read(path_of(path))
 
 
 def _released(level: Waist, kept: dict[str, Entry]) -> dict[str, Entry]:
