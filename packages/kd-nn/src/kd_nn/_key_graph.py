@@ -7,7 +7,6 @@ it or that it holds: a step that writes `n` feeds one that reads `("n", "b")`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from kd_core import NestedKey
 from kd_nn import _drawing
@@ -67,17 +66,17 @@ class KeyGraph:
     nodes: tuple[KeyNode, ...]
     out_keys: Keys | None = None
 
-    @cached_property
+    @property
     def inputs(self) -> Keys:
         """The keys that are read and that no earlier step writes."""
         return without_covered([key for _, key in self._external_reads()])
 
-    @cached_property
+    @property
     def reads(self) -> Keys:
         """All keys that are read, in order of first use."""
         return unique(key for node in self.nodes for key in node.reads)
 
-    @cached_property
+    @property
     def writes(self) -> Keys:
         """All keys that are written, each at the place of its last writer."""
         last: dict[NestedKey, None] = {}
@@ -88,12 +87,12 @@ class KeyGraph:
                     last[key] = None
         return tuple(last)
 
-    @cached_property
+    @property
     def outputs(self) -> Keys:
         """The keys that a call leaves behind: the selected ones, or all that are written."""
         return self.writes if self.out_keys is None else self.out_keys
 
-    @cached_property
+    @property
     def unused_keys(self) -> Keys:
         """The written keys that no later step reads and that are no outputs."""
         found = []
@@ -104,12 +103,12 @@ class KeyGraph:
                     found.append(key)
         return unique(found)
 
-    @cached_property
+    @property
     def overwritten_keys(self) -> Keys:
         """The keys whose value is replaced by a later step before anyone read it."""
         return unique(key for _, key in self.lost_writes())
 
-    @cached_property
+    @property
     def missing_producers(self) -> dict[NestedKey, tuple[str, ...]]:
         """The keys that must come from outside, and the steps that read them."""
         missing: dict[NestedKey, list[str]] = {}

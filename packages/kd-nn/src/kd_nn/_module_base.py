@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch import Value, describe
 from kd_nn._errors import KeysNotDeclared, out_key_unknown
+from kd_nn._flagged import Flagged
 from kd_nn._key_graph import KeyGraph, KeyNode
 from kd_nn._key_spec import (
     DISCARD,
@@ -31,23 +32,6 @@ T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
 
 _is_traced = torch.compiler.is_dynamo_compiling
-_DECIDES_HOW_IT_RUNS = frozenset(
-    {
-        "__call__",
-        "__class__",
-        "_compiled_call_impl",
-        "forward",
-        "in_keys",
-        "inplace",
-        "method",
-        "method_kwargs",
-        "module",
-        "out_keys",
-        "partial_tolerant",
-        "strict",
-    }
-)
-_NEVER_COPIED = ("_changed", "_plan", "_plans_made", "_resolved")
 
 
 class KeysAttribute(property):
@@ -61,7 +45,7 @@ class KeysAttribute(property):
         return self if declared is None else list(declared)
 
 
-class TensorDictModuleBase(nn.Module):
+class TensorDictModuleBase(Flagged):
     """Base class of modules that read and write entries of a container.
 
     A subclass declares `in_keys` and `out_keys`, in the class or in `__init__`, and a `forward`
@@ -137,7 +121,8 @@ class TensorDictModuleBase(nn.Module):
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
         if _is_traced():
-            return super().__call__(*args, **kwargs)
+            result = self._call_traced(args, kwargs)
+            return super().__call__(*args, **kwargs) if result is BUSY else result
         try:
             plan: Plan = self.__dict__["_plan"]
         except KeyError:
@@ -158,18 +143,6 @@ class TensorDictModuleBase(nn.Module):
             self.__dict__.pop("_plan", None)
         return super().__call__(*args, **kwargs)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Assign, and tell the fast calls if it matters to them."""
-        super().__setattr__(name, value)  # type: ignore[arg-type]  # torch types modules only
-        if name in _DECIDES_HOW_IT_RUNS:
-            self._flag_change()
-
-    def __delattr__(self, name: str) -> None:
-        """Delete, and tell the fast calls if it matters to them."""
-        super().__delattr__(name)
-        if name in _DECIDES_HOW_IT_RUNS:
-            self._flag_change()
-
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Look among parameters, buffers and sub-modules; name what is missing."""
         if name in {"in_keys", "out_keys"}:
@@ -178,17 +151,6 @@ class TensorDictModuleBase(nn.Module):
                 f'(`{name} = ["x"]`) or set it in `__init__`.'
             )
         return super().__getattr__(name)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state to copy or pickle, without anything made for the fast call."""
-        state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {name: value for name, value in state.items() if name not in _NEVER_COPIED}
-
-    def _replicate_for_data_parallel(self) -> Self:
-        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        for name in _NEVER_COPIED:
-            replica.__dict__.pop(name, None)
-        return replica
 
     @property
     def out_keys_source(self) -> list[NestedKey]:
@@ -232,6 +194,7 @@ class TensorDictModuleBase(nn.Module):
                 raise out_key_unknown(key, describe(self), [k for k in known if k != DISCARD])
         self.__dict__["_selected"] = unique(keys)
         self._flag_change()
+        self._refresh()
         return self
 
     def reset_out_keys(self) -> Self:
@@ -242,6 +205,7 @@ class TensorDictModuleBase(nn.Module):
         """
         self.__dict__["_selected"] = None
         self._flag_change()
+        self._refresh()
         return self
 
     @property
@@ -339,6 +303,10 @@ class TensorDictModuleBase(nn.Module):
         self.__dict__["_out_keys"] = keys
         self.__dict__["_selected"] = None
 
+    def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Run in the form that is cheap to compile; `BUSY` if there is none."""
+        return BUSY
+
     def _plan_again(self) -> Plan:
         made, wait = self.__dict__.get("_plans_made", (0, 0))
         if wait:
@@ -348,17 +316,8 @@ class TensorDictModuleBase(nn.Module):
         plan = self.__dict__["_plan"] = make_plan(self)
         return plan
 
-    def _flag_change(self) -> None:
-        flag = self.__dict__.pop("_changed", None)
-        if flag is not None:
-            flag.append(True)
-        self.__dict__.pop("_plan", None)
-        self.__dict__.pop("_resolved", None)
-
-    def change_flag(self) -> list[bool]:
-        """Return a list that gets an element as soon as the keys or the structure change."""
-        flag: list[bool] = self.__dict__.setdefault("_changed", [])
-        return flag
+    def _refresh(self) -> None:
+        """Prepare now what a compiler could not prepare while it traces."""
 
 
 def key_node(name: str, step: nn.Module) -> KeyNode:

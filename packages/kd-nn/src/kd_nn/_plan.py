@@ -102,19 +102,7 @@ def _container_function(module: nn.Module, program: Program) -> Callable[..., ob
     text.add(2, "return _BUSY")
     calls.write_input_test()
     calls.write_all(1)
-    if program.tolerant:
-        text.add(1, "_out = {}")
-        for key, slot in program.outputs:
-            text.add(1, f"if _v{slot} is not _MISSING:")
-            text.add(2, f"_out[{key!r}] = _v{slot}")
-        text.add(1, "_td.assign(_out)")
-    elif len(program.outputs) == 1:
-        ((key, slot),) = program.outputs
-        text.add(1, f"_td.set({key!r}, _v{slot})")
-    else:
-        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in program.outputs)
-        text.add(1, f"_td.assign({{{pairs}}})")
-    text.add(1, "return _td")
+    write_container_call(program, text)
     return text.function("_call")
 
 
@@ -131,11 +119,33 @@ def _tensors_function(
         text.add(1, f"_v{slot} = {given.get(key, '_MISSING')}")
     calls.write_input_test()
     calls.write_all(1)
+    write_tensor_outputs(program, text)
+    return text.function("_call")
+
+
+def write_container_call(program: Program, text: Text) -> None:
+    """Write that the outputs are stored in `_td`, all or nothing, and that it is returned."""
+    if program.tolerant:
+        text.add(1, "_out = {}")
+        for key, slot in program.outputs:
+            text.add(1, f"if _v{slot} is not _MISSING:")
+            text.add(2, f"_out[{key!r}] = _v{slot}")
+        text.add(1, "_td.assign(_out)")
+    elif len(program.outputs) == 1:
+        ((key, slot),) = program.outputs
+        text.add(1, f"_td.set({key!r}, _v{slot})")
+    else:
+        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in program.outputs)
+        text.add(1, f"_td.assign({{{pairs}}})")
+    text.add(1, "return _td")
+
+
+def write_tensor_outputs(program: Program, text: Text) -> None:
+    """Write that the outputs are returned: one value, or a tuple."""
     outputs = [f"_v{slot}" for _, slot in program.outputs]
     if program.tolerant:
         outputs = [f"(None if {value} is _MISSING else {value})" for value in outputs]
     text.add(1, f"return {outputs[0] if len(outputs) == 1 else '(' + ', '.join(outputs) + ')'}")
-    return text.function("_call")
 
 
 class FastCalls(Calls):

@@ -4,19 +4,26 @@ Resolving a sequence costs as much as hundreds of calls, so it is done once and 
 step or the way a step runs has changed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from kd_core import NestedKey
+from kd_nn._call_names import CallNames
 from kd_nn._emit import ValuesFunction, values_function
 from kd_nn._key_graph import KeyGraph
 from kd_nn._key_spec import Keys
 from kd_nn._module_base import TensorDictModuleBase, key_node
-from kd_nn._program import Program, is_watched, resolve
+from kd_nn._program import Program, resolve
 from kd_nn._skip_existing import anyone_skips
 from kd_nn._step_list import StepList
+from kd_nn._traced import Traced, traced_functions, watch_function
+
+
+def _never(_: nn.Module) -> bool:
+    return False
 
 
 @dataclass(slots=True)
@@ -25,22 +32,30 @@ class Resolved:
 
     Attributes:
         graph: Which step reads and writes what.
+        in_keys: What the sequence reads from outside.
+        out_keys: All that its steps write.
+        live: The steps that the visible outputs need, and which of their keys.
         program: The calls between numbered values, if every step can be called on values.
         run: The function that makes these calls; None if a container must be passed.
         reads: The keys of the values that `run` takes.
         writes: The keys of the values that `run` returns.
-        steps: Every keyed module below the sequence.
+        traced: The functions that dynamo inlines, if there is a program.
     """
 
     graph: KeyGraph
-    program: Program | None
-    run: ValuesFunction | None
-    reads: Keys
-    writes: Keys
-    steps: tuple[nn.Module, ...]
-    _flags: list[list[bool]]
-    _members: list[tuple[nn.Module, list[nn.Module | None]]]
-    _foreign: list[tuple[nn.Module, list[NestedKey], list[NestedKey]]]
+    in_keys: Keys
+    out_keys: Keys
+    live: dict[int, Keys]
+    program: Program | None = None
+    run: ValuesFunction | None = None
+    reads: Keys = ()
+    writes: Keys = ()
+    traced: Traced | None = None
+    _paths: list[tuple[str, ...]] = field(default_factory=list)
+    _watched: Callable[[nn.Module], bool] = _never
+    _flags: list[list[bool]] = field(default_factory=list)
+    _members: list[tuple[nn.Module, list[nn.Module]]] = field(default_factory=list)
+    _foreign: list[tuple[nn.Module, list[NestedKey], list[NestedKey]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, sequence: StepList) -> "Resolved":
@@ -50,10 +65,9 @@ class Resolved:
         selected = sequence.__dict__.get("_selected")
         if selected is not None:
             graph = KeyGraph(nodes, selected).restrict(graph.needed_for(selected))
-        found = cls(graph, None, None, (), (), (), [], [], [])
-        steps: list[nn.Module] = []
-        found._watch(sequence, steps)
-        found.steps = tuple(steps)
+        live = graph.live_writes(graph.outputs)
+        found = cls(graph, graph.inputs, graph.writes, live)
+        found._watch(sequence, ())
         # The function is made of text, which dynamo cannot trace; a container is passed instead.
         if not torch.compiler.is_dynamo_compiling():
             found._make_function(sequence)
@@ -72,25 +86,30 @@ class Resolved:
             for step, reads, writes in self._foreign
         )
 
-    def is_watched(self) -> bool:
+    def is_watched(self, sequence: nn.Module) -> bool:
         """Return whether hooks on steps, or the skipping of steps, ask for calls one by one."""
-        return bool(anyone_skips) or any(is_watched(step) for step in self.steps)
+        return bool(anyone_skips) or self._watched(sequence)
 
     def _make_function(self, sequence: StepList) -> None:
-        self.program = resolve(sequence, self.graph.inputs, self.graph.outputs)
+        self.program = resolve(sequence, self.in_keys, self.graph.outputs)
         if self.program is not None:
+            self._watched = watch_function(self._paths)
             self.run = values_function(self.program)
+            names = CallNames(self.in_keys, "_")
+            inplace = sequence.__dict__.get("inplace") in (None, True)
+            paths = [(), *self._paths]
+            self.traced = traced_functions(self.program, names, paths, self._flags, inplace)
             self.reads = tuple(key for key, _ in self.program.inputs)
             self.writes = tuple(key for key, _ in self.program.outputs)
 
-    def _watch(self, step: nn.Module, steps: list[nn.Module]) -> None:
+    def _watch(self, step: nn.Module, path: tuple[str, ...]) -> None:
         if isinstance(step, TensorDictModuleBase):
             self._flags.append(step.change_flag())
         else:
             self._foreign.append((step, list(step.in_keys), list(step.out_keys)))  # type: ignore[arg-type]
         if isinstance(step, StepList):
-            members = [member for _, member in step.named_steps()]
-            self._members.append((step.module, list(members)))
-            for member in members:
-                steps.append(member)
-                self._watch(member, steps)
+            members = step.named_steps()
+            self._members.append((step.module, [member for _, member in members]))
+            for name, member in members:
+                self._paths.append((*path, name))
+                self._watch(member, (*path, name))

@@ -12,9 +12,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import torch
 from torch import nn
 
-from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase, format_key
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    format_key,
+    is_tensor_collection,
+)
 from kd_nn._call_names import MISSING
 from kd_nn._dispatch import describe, dispatch
 from kd_nn._entries import (
@@ -29,8 +37,9 @@ from kd_nn._entries import (
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._key_graph import KeyGraph
 from kd_nn._key_spec import InKeySpec, Keys, is_prefix, parse_keys
+from kd_nn._plan import BUSY
 from kd_nn._resolved import Resolved
-from kd_nn._skip_existing import outputs_exist
+from kd_nn._skip_existing import anyone_skips, outputs_exist
 from kd_nn._step_list import Modules, StepList, store_steps
 from kd_nn._stepping import members_of, run_steps
 
@@ -90,12 +99,11 @@ class TensorDictSequential(StepList):
         """The `in_keys` that a call with tensors may leave out: nothing selected needs them."""
         if self.partial_tolerant:
             return self.in_keys
-        graph = self._resolve().graph
-        if graph.out_keys is None:
+        resolved = self._resolve()
+        if resolved.graph.out_keys is None:
             return []
-        needed = graph.needed_for(graph.out_keys)
-        reads = [key for idx in needed for key in graph.nodes[idx].reads]
-        return [key for key in graph.inputs if not any(is_prefix(key, read) for read in reads)]
+        reads = [key for idx in resolved.live for key in resolved.graph.nodes[idx].reads]
+        return [key for key in resolved.in_keys if not any(is_prefix(key, r) for r in reads)]
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -122,29 +130,33 @@ class TensorDictSequential(StepList):
             return tensordict
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
-        run = None if resolved.is_watched() else resolved.run
+        run = None if resolved.is_watched(self) else resolved.run
         if run is None:
-            return run_steps(self, tensordict, target, resolved.graph)
+            outputs = resolved.graph.out_keys
+            visible = resolved.out_keys if outputs is None else outputs
+            return run_steps(self, tensordict, target, resolved.live, visible)
         if self.partial_tolerant:
             values = read_optional(tensordict, resolved.reads, MISSING)
         else:
             values = read_entries(tensordict, resolved.reads, describe(self))
-        outputs = zip(resolved.writes, run(self, *values), strict=True)
-        made = {key: value for key, value in outputs if value is not MISSING}
+        results = zip(resolved.writes, run(self, *values), strict=True)
+        made = {key: value for key, value in results if value is not MISSING}
         write_entries(target, tuple(made), tuple(made.values()))
         return target
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""
         given = dict(zip(self.in_keys, values, strict=True))
-        graph = self._resolve().graph
-        made = run_steps(self, container_of(given), TensorDict(), graph, graph.writes)
-        return tuple(entry(made, key) for key in graph.writes)
+        resolved = self._resolve()
+        every = resolved.out_keys
+        live = resolved.graph.live_writes(every)
+        made = run_steps(self, container_of(given), TensorDict(), live, every)
+        return tuple(entry(made, key) for key in every)
 
     def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
         """Compute the visible outputs from values by key; see the base class."""
         resolved = self._resolve()
-        if resolved.run is None or resolved.is_watched():
+        if resolved.run is None or resolved.is_watched(self):
             return None
         fed = [values.get(key, MISSING) for key in resolved.reads]
         outputs = resolved.run(self, *fed)
@@ -203,16 +215,30 @@ class TensorDictSequential(StepList):
         """Return which step reads and writes which keys; see `KeyGraph`."""
         return self._resolve().graph
 
+    def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        resolved: Resolved | None = self.__dict__.get("_resolved")
+        traced = None if resolved is None else resolved.traced
+        if traced is None or anyone_skips:
+            return BUSY
+        if args and args[0].__class__ is TensorDict:
+            alone = len(args) == 1 and not kwargs and traced.container is not None
+            return traced.container(self, args[0]) if alone else BUSY  # type: ignore[misc]
+        names = traced.names[len(args) :]
+        fits = len(args) <= len(traced.names) and all(name in names for name in kwargs)
+        if traced.tensors is None or not fits or any(is_tensor_collection(arg) for arg in args):
+            return BUSY
+        return traced.tensors(self, *args, **kwargs)
+
     def extra_repr(self) -> str:
         """Return the keys, for printing."""
         tolerant = ", partial_tolerant=True" if self.partial_tolerant else ""
         return super().extra_repr() + tolerant
 
     def _own_in_keys(self) -> Keys:
-        return self._resolve().graph.inputs
+        return self._resolve().in_keys
 
     def _own_out_keys(self) -> Keys:
-        return self._resolve().graph.writes
+        return self._resolve().out_keys
 
     def _set_in_spec(self, spec: InKeySpec) -> None:
         raise InvalidArgument(
@@ -229,8 +255,13 @@ class TensorDictSequential(StepList):
     def _resolve(self) -> Resolved:
         resolved: Resolved | None = self.__dict__.get("_resolved")
         if resolved is None or not resolved.is_current():
-            resolved = self.__dict__["_resolved"] = Resolved.of(self)
+            resolved = Resolved.of(self)
+            if not torch.compiler.is_dynamo_compiling():
+                self.__dict__["_resolved"] = resolved
         return resolved
+
+    def _refresh(self) -> None:
+        self._resolve()
 
     def _warn_of_lost_writes(self) -> None:
         graph = self._resolve().graph

@@ -3,7 +3,7 @@
 The steps get a working copy, so the caller's container changes only once all of them have run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from torch import nn
@@ -12,7 +12,6 @@ from kd_core import NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._dispatch import describe
 from kd_nn._entries import entry, has_entry, read_optional, write_entries
 from kd_nn._errors import input_missing
-from kd_nn._key_graph import KeyGraph
 from kd_nn._key_spec import DISCARD, Keys, is_covered, parse_keys
 from kd_nn._notes import add_step_note
 from kd_nn._program import is_watched, runs_on_values
@@ -37,8 +36,8 @@ def run_steps(
     sequence: StepList,
     tensordict: TensorDictBase,
     target: TensorDictBase,
-    graph: KeyGraph,
-    wanted: Keys | None = None,
+    live: Mapping[int, Keys],
+    outputs: Keys,
 ) -> TensorDictBase:
     """Call the steps one by one on a working copy, then write the outputs.
 
@@ -46,14 +45,12 @@ def run_steps(
         sequence: The sequence to run.
         tensordict: The container to read; it is not changed unless it is `target`.
         target: The container to write.
-        graph: The key graph of the sequence.
-        wanted: The outputs to compute; None stands for the visible ones.
+        live: The steps to run, and which of their keys are needed; see `KeyGraph.live_writes`.
+        outputs: The keys to write.
 
     Returns:
         `target`; or, where a step replaced the container by another one, that one.
     """
-    outputs = graph.outputs if wanted is None else wanted
-    live = graph.live_writes(outputs)
     work = tensordict.copy()
     replaced = False
     for idx, (name, step) in enumerate(sequence.named_steps()):
@@ -86,7 +83,7 @@ def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     if isinstance(step, StepList) and runs_on_values(step) and not is_watched(step):
-        return run_steps(step, work, work, step.key_graph(), live)
+        return run_steps(step, work, work, step.key_graph().live_writes(live), live)
     return step(work)
 
 

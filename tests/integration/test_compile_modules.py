@@ -1,0 +1,149 @@
+"""Keyed modules under `torch.compile`: no graph breaks, and no needless recompiling."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+
+from kd_core import TensorDict
+from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def make() -> TensorDictSequential:
+    torch.manual_seed(0)
+    return TensorDictSequential(
+        TensorDictModule(nn.Linear(3, 4), ["x"], ["hidden"]),
+        TensorDictModule(nn.ReLU(), ["hidden"], ["hidden"]),
+        TensorDictModule(nn.Linear(4, 4), ["hidden"], ["latent"]),
+        TensorDictModule(NormalParamExtractor(), ["latent"], ["loc", ("out", "scale")]),
+    )
+
+
+def compiled(function: Callable[..., object]) -> tuple[Callable[..., object], CompileCounter]:
+    counter = CompileCounter()
+    return torch.compile(function, fullgraph=True, backend=counter), counter
+
+
+@pytest.mark.parametrize("eager_first", [False, True])
+def test_keyword_call_is_one_graph(eager_first: bool) -> None:
+    model = make()
+    if eager_first:
+        model(x=X)
+    run, counter = compiled(model)
+    torch.testing.assert_close(run(x=X), model(x=X))
+    run(x=X + 1)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("eager_first", [False, True])
+def test_container_call_is_one_graph(eager_first: bool) -> None:
+    model = make()
+    if eager_first:
+        model(TensorDict({"x": X}, [2]))
+    run, counter = compiled(model)
+    td = TensorDict({"x": X}, [2])
+    assert run(td) is td
+    expected = model(TensorDict({"x": X}, [2]))
+    for key in model.out_keys:
+        torch.testing.assert_close(td[key], expected[key])  # type: ignore[index]
+    assert counter.frame_count == 1
+
+
+def test_unrelated_key_does_not_recompile() -> None:
+    model = make()
+    model.inplace = False
+    run, counter = compiled(model)
+    run(TensorDict({"x": X}, [2]))
+    run(TensorDict({"x": X, "other": X}, [2]))
+    run(TensorDict({"other": X, "more": {"deep": X}, "x": X}, [2]))
+    run(TensorDict({"x": X}, [2]))
+    assert counter.frame_count == 1
+
+
+def loss_of(model: nn.Module, x: Tensor, by: str) -> Tensor:
+    if by == "keyword":
+        _, _, loc, scale = model(x=x)
+    else:
+        td = model(TensorDict({"x": x}, [2]))
+        loc, scale = td["loc"], td["out", "scale"]
+    loss: Tensor = ((loc - 1) ** 2 / scale + scale.log()).sum()
+    return loss
+
+
+@pytest.mark.parametrize("by", ["keyword", "container"])
+def test_training_step_is_one_graph(by: str) -> None:
+    model, reference = make(), make()
+    run = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        torch.autograd.backward(run(model, X, by))
+        reference.zero_grad()
+        torch.autograd.backward(loss_of(reference, X, by))
+        for got, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, expected.grad)
+        optimiser.step()
+        reference.load_state_dict(model.state_dict())
+
+
+def test_training_step_with_its_gradient_inside_is_one_graph() -> None:
+    model = make()
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        _, _, loc, scale = torch.func.functional_call(model, parameters, kwargs={"x": x})
+        value: Tensor = ((loc - 1) ** 2 / scale).sum()
+        return value
+
+    step = torch.func.grad(loss)
+    run = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(parameters, X), step(parameters, X))
+
+
+def test_custom_step_compiles() -> None:
+    class Custom(nn.Module):
+        in_keys = ("hidden",)
+        out_keys = ("y",)
+
+        def forward(self, tensordict: TensorDict) -> TensorDict:
+            return tensordict.set("y", tensordict["hidden"] + 1)
+
+    model = TensorDictSequential(TensorDictModule(torch.neg, ["x"], ["hidden"]), Custom())
+    run, counter = compiled(model)
+    torch.testing.assert_close(run(x=X), (-X, 1 - X))
+    assert counter.frame_count == 1
+
+
+def test_selection_made_after_compiling_is_honoured() -> None:
+    model = make()
+    run, _ = compiled(model)
+    assert len(run(x=X)) == 4  # type: ignore[arg-type]
+    model.select_out_keys("loc")
+    torch.testing.assert_close(run(x=X), model(x=X))
+
+
+def test_hook_on_a_wrapped_module_is_seen() -> None:
+    model = make()
+    model[0].module.register_forward_hook(lambda module, args, out: -out)  # type: ignore[union-attr]
+    run, _ = compiled(model)
+    torch.testing.assert_close(run(x=X), model(x=X))
+
+
+def test_partial_tolerance_compiles() -> None:
+    model = TensorDictSequential(*make(), partial_tolerant=True)
+    model.append(TensorDictModule(torch.neg, ["absent"], ["never"]))
+    run, counter = compiled(model)
+    td = run(TensorDict({"x": X}, [2]))
+    assert "never" not in td  # type: ignore[operator]
+    assert counter.frame_count == 1
