@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._kernels import (
@@ -326,7 +327,9 @@ def _check_writable(
     floats: bool,
     casts: bool = False,
 ) -> None:
-    """Refuse what would fail for one leaf after others were written."""
+    """Refuse what would fail for one leaf after others were written; tracing writes nothing."""
+    if is_compiling():
+        return
     grad = torch.is_grad_enabled() and any(map(_requires_grad, leaves))
     if not grad and not floats and (operands is None or (casts and not _has_tensors(operands))):
         return

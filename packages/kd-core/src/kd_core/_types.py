@@ -8,6 +8,7 @@ only: is it a tensor?
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from types import EllipsisType
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -84,14 +85,14 @@ Entry: TypeAlias = "Tensor | Node"
 Entries: TypeAlias = Mapping[str, Entry]
 
 
-class NoDefault:
-    """The type of `NO_DEFAULT`."""
+class NoDefault(Enum):
+    """The type of `NO_DEFAULT`: an enumeration, the one kind of marker that dynamo can rebuild."""
 
-    __slots__ = ()
+    NO_DEFAULT = "NO_DEFAULT"
 
     def __repr__(self) -> str:
         return "NO_DEFAULT"
 
 
-NO_DEFAULT: Final = NoDefault()
+NO_DEFAULT: Final = NoDefault.NO_DEFAULT
 """Marks a default that was not given, where `None` is a value like another."""

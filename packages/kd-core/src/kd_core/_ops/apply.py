@@ -258,7 +258,7 @@ def _target(
     batch = td._desc.batch if batch_size is None else batch_of(batch_size)
     if device is NO_DEFAULT:
         return describe(batch, td._desc.device)
-    return describe(batch, None if device is None else device_of(cast("DeviceLike", device)))
+    return describe(batch, None if device is None else device_of(device))
 
 
 def _finish(td: Waist, result: Waist, inplace: bool) -> Waist:

@@ -1,0 +1,77 @@
+"""Operations on leaves trace into one graph, and give there what they give outside."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kd_core import TensorDict
+from kd_core._ops.table import ARITHMETIC, REDUCTIONS, UNARY
+from kd_core.testing import assert_close
+
+Step = Callable[[TensorDict], TensorDict]
+
+
+def every_unary(td: TensorDict) -> TensorDict:
+    parts = {row.name: getattr(td, row.name)() for row in UNARY if row.name != "bitwise_not"}
+    return TensorDict(parts, [3])
+
+
+def every_unary_in_place(td: TensorDict) -> TensorDict:
+    for row in UNARY:
+        if row.in_place and row.name != "bitwise_not":
+            getattr(td.clone(), f"{row.name}_")()
+    return td.clone().sqrt_()
+
+
+def every_binary(td: TensorDict) -> TensorDict:
+    return TensorDict({row.name: getattr(td, row.name)(td + 1) for row in ARITHMETIC}, [3])
+
+
+def every_reduction(td: TensorDict) -> TensorDict:
+    return TensorDict({row.name: getattr(td, row.name)(0) for row in REDUCTIONS})
+
+
+TABLES: dict[str, Step] = {
+    "unary": every_unary,
+    "unary in place": every_unary_in_place,
+    "binary": every_binary,
+    "reductions": every_reduction,
+}
+STEPS: dict[str, Step] = {
+    "numbers on both sides": lambda td: (1 - td * 2 + 3) / 2**td - 2 / td,
+    "tensors on both sides": lambda td: torch.ones(3) - td * torch.ones(3),
+    "binary in place": lambda td: td.clone().add_(1).mul_(td).sub_(torch.ones(3)),
+    "logic": lambda td: (td > 0.5) & (td == td) | (td < 0.5).logical_not(),
+    "casts": lambda td: td.double().float(),
+    "features": lambda td: td.sum("feature", keepdim=True),
+    "extremes": lambda td: td.max(0).values,
+    "apply": lambda td: td.apply(lambda x, y: x + y, td).apply(torch.sin),
+    "named_apply": lambda td: td.named_apply(lambda name, x: x * len(name), nested_keys=True),
+    "apply_": lambda td: td.clone().apply_(lambda x: x + 1),
+    "blending": lambda td: td.clamp(0, 0.5).lerp(td, 0.5).addcmul(td, td).lerp_(td, 0.1),
+    "filling": lambda td: td.clone().zero_().fill_(2.0).copy_(td),
+    "masks": lambda td: td.masked_fill(torch.tensor([True, False, True]), 0.0),
+    "fresh": lambda td: td.new_zeros(4),
+    "placement": lambda td: td.to(torch.float64).cpu().contiguous().detach(),
+    "storage": lambda td: td.consolidate(),
+}
+
+
+def compare(step: Step, count: int) -> None:
+    torch._dynamo.reset()
+    inner = {str(i): torch.rand(3, i % 3 + 1) + 0.1 for i in range(count)}
+    td = TensorDict({"a": torch.rand(3) + 0.1, "n": inner, "s": "text"}, [3])
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    assert_close(compiled(td).nan_to_num(), step(td).nan_to_num())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_rows_of_a_table_are_one_graph(name: str) -> None:
+    compare(TABLES[name], 1)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_an_operation_is_one_graph(name: str) -> None:
+    """With as many leaves as eager foreach kernels take."""
+    compare(STEPS[name], 9)
