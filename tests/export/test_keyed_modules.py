@@ -136,7 +136,11 @@ def test_discrete_choice_is_verified_in_onnx(tmp_path: Path) -> None:
     assert report.largest == 0.0
 
 
-def test_validation_of_distributions_is_back_after_export() -> None:
+def test_validation_of_distributions_is_back_after_export(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # torch switches validation off for good when something is compiled for the first time.
+    monkeypatch.setattr(Distribution, "_validate_args", True)
     kd_export.export(actor(), X)
     with pytest.raises(ValueError, match="scale"):
         Normal(torch.zeros(1), -torch.ones(1))

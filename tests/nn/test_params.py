@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kd_core import TensorDict
+from kd_core import TensorDict, TensorDictBase
 from kd_nn import TensorDictParams
 
 
@@ -94,6 +94,12 @@ def test_casts_are_in_place_as_in_a_module() -> None:
     assert params.double() is params
     assert params["0", "weight"] is weight
     assert weight.dtype is torch.float64
+
+
+def test_a_name_of_modules_and_containers_is_decided_on() -> None:
+    of_a_container = {"__annotations__", "__repr__", "apply"}
+    concerns = {name for kind in TensorDictBase.__mro__[:-1] for name in vars(kind)}
+    assert (concerns & set(vars(nn.Module))) - set(vars(TensorDictParams)) <= of_a_container
 
 
 def test_moves_and_gradients_are_those_of_a_module() -> None:
