@@ -222,3 +222,9 @@ def test_compiled_call_follows_the_given_parameters() -> None:
     expected = torch.func.functional_call(net, flat(params), (x,))
     torch.testing.assert_close(call(params, x), expected)
     assert isinstance(net[3].bias, nn.Parameter)
+
+
+def test_container_that_is_a_module_needs_kd_nn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("kd_core._registry.params_of", raising=False)
+    with pytest.raises(ImportError, match="`pip install kd-nn`, and `import kd_nn` first"):
+        TensorDict.from_module(nn.Linear(1, 1), as_module=True)

@@ -97,7 +97,7 @@ def _flatten(container: Waist) -> tuple[list[object], Structure]:
     lead, extra = -1, 0
     for key in sorted(entries):
         value = entries[key]
-        if not _is_child(value):
+        if value.__class__ is not Tensor and not _is_child(value):
             data.append((key, cast("Node", value)._item()))
             continue
         shape = _shape_of(value) if lead < 0 else None
@@ -111,7 +111,9 @@ def _flatten(container: Waist) -> tuple[list[object], Structure]:
 
 def _is_child(value: object) -> bool:
     """Tell children from data; whatever a map put in the place of a tensor is a child."""
-    return isinstance(value, Tensor | Waist) or not hasattr(value, "_with_descriptor")
+    if isinstance(value, Tensor) or isinstance(value, Waist):  # noqa: SIM101 - a union is slower
+        return True
+    return not hasattr(value, "_with_descriptor")
 
 
 def _shape_of(value: object) -> Batch | None:
@@ -124,10 +126,10 @@ def _shape_of(value: object) -> Batch | None:
 
 
 def _holds_shape(container: Waist) -> bool:
-    return any(
-        isinstance(value, Tensor) or (isinstance(value, Waist) and _holds_shape(value))
-        for value in container._entries.values()
-    )
+    for value in container._entries.values():
+        if isinstance(value, Tensor) or (isinstance(value, Waist) and _holds_shape(value)):
+            return True
+    return False
 
 
 def _unflatten(cls: type[Waist], values: Iterable[object], structure: Structure) -> Node:
@@ -138,13 +140,14 @@ def _unflatten(cls: type[Waist], values: Iterable[object], structure: Structure)
         batch = shape[: max(0, len(shape) - structure.extra)]
     device = structure.device
     for value in children:
-        batch = _shared(batch, value)
+        if batch:
+            batch = _shared(batch, value)
         if device is not None and isinstance(value, Tensor) and value.device != device:
             device = None
     desc = describe(batch, device)
     entries: dict[str, Entry] = {}
     for key, value in zip(structure.keys, children, strict=True):
-        if isinstance(value, Waist) and _is_hollow(value):
+        if value.__class__ is not Tensor and isinstance(value, Waist) and _is_hollow(value):
             # Not compared with its old batch: that would pin a size which an export left open.
             value = value._map_each(_leaf, lambda own: batch + own[structure.ndim :])
         entries[key] = cast("Entry", value)
@@ -154,10 +157,12 @@ def _unflatten(cls: type[Waist], values: Iterable[object], structure: Structure)
 
 
 def _is_hollow(container: Waist) -> bool:
-    return all(
-        not _is_child(value) or (isinstance(value, Waist) and _is_hollow(value))
-        for value in container._entries.values()
-    )
+    for value in container._entries.values():
+        if isinstance(value, Tensor):
+            return False
+        if _is_child(value) and not (isinstance(value, Waist) and _is_hollow(value)):
+            return False
+    return True
 
 
 def _leaf(leaf: Tensor) -> Tensor:
