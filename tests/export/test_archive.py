@@ -1,9 +1,12 @@
 import io
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
+from tests.export.models import case
 
+import kd_export
 from kd_export import ExportError
 from kd_export._archive import SCHEMA_PROPERTY, read_onnx_schema, replacing
 
@@ -56,3 +59,15 @@ def test_schema_is_found_among_other_fields(before: bytes) -> None:
 def test_broken_message_is_named_so(data: bytes) -> None:
     with pytest.raises(ExportError, match="not a whole ONNX model"):
         read_onnx_schema(io.BytesIO(data))
+
+
+def test_archive_tells_nothing_of_where_it_was_written(tmp_path: Path) -> None:
+    model = case("tutorial")
+    program = kd_export.export(model.module, model.example)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        program.save(tmp_path / folder / "policy.pt2")
+    one, two = (zipfile.ZipFile(tmp_path / folder / "policy.pt2") for folder in ("one", "two"))
+    with one, two:
+        assert one.namelist() == two.namelist()
+        assert all(name.startswith("policy/") for name in one.namelist())

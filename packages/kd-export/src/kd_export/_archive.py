@@ -146,19 +146,16 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside the target; move it there when the block succeeds.
 
     The target is replaced in one step after the bytes have reached the disk. When the block
-    raises, the target is left as it was.
+    raises, the target is left as it was. The temporary file has the target's own name, in a folder
+    of its own, because torch writes the name of the file into the archive.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:
