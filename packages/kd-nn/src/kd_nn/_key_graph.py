@@ -7,9 +7,10 @@ it or that it holds: a step that writes `n` feeds one that reads `("n", "b")`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kd_core import NestedKey
-from kd_nn import _drawing
+from kd_nn import _drawing, _svg
 from kd_nn._key_spec import DISCARD, Keys, is_covered, overlaps, unique, without_covered
 
 
@@ -176,9 +177,47 @@ class KeyGraph:
         nodes = (replace(n, needed=i in keep) for i, n in enumerate(self.nodes))
         return KeyGraph(tuple(nodes), self.out_keys)
 
+    def to_mermaid(self) -> str:
+        """Return the graph as Mermaid text; steps that are not needed are grey.
+
+        Returns:
+            A `flowchart`, which many Markdown viewers draw.
+        """
+        return _drawing.mermaid(self)
+
+    def to_svg(self, path: str | Path | None = None) -> str:
+        """Return the graph as an SVG picture; steps that are not needed are grey.
+
+        Args:
+            path: Where to write the picture too.
+
+        Returns:
+            The SVG document.
+        """
+        text = _svg.svg(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
     def summary(self) -> str:
         """Return a table: step, module, keys, parameters, and shapes if they are known."""
         return _drawing.table(self)
+
+    def producer(self, idx: int, key: NestedKey) -> int | None:
+        """Return the last step before the one at `idx` that writes `key`, None if it is an input.
+
+        Args:
+            idx: The index of a step that reads `key`, or the number of steps.
+            key: The key.
+        """
+        before = range(min(idx, len(self.nodes)) - 1, -1, -1)
+        return next(
+            (i for i in before if any(overlaps(w, key) for w in self.nodes[i].writes)), None
+        )
+
+    def is_output_of(self, idx: int, key: NestedKey) -> bool:
+        """Return whether what the step at `idx` writes to `key` is visible after the call."""
+        return self._is_output(key) and self._next_writer(idx, key) is None
 
     def _external_reads(self) -> list[tuple[str, NestedKey]]:
         written: list[NestedKey] = []

@@ -1,0 +1,148 @@
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from kd_nn import KeyGraph, KeyNode, TensorDictModule, TensorDictSequential
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def graph() -> KeyGraph:
+    return KeyGraph(
+        (
+            KeyNode("0", "Encoder", (("in", "x"),), ("hidden",), parameters=1200),
+            KeyNode("1", "Head", ("hidden",), ("y", "_")),
+            KeyNode("2", "Other<head>", ("hidden", "late"), ("z",)),
+            KeyNode("3", "Late", ("z",), ("late",)),
+        )
+    )
+
+
+def test_inputs_and_writes() -> None:
+    assert graph().inputs == (("in", "x"), "late")
+    assert graph().writes == ("hidden", "y", "z", "late")
+    assert graph().reads == (("in", "x"), "hidden", "late", "z")
+
+
+def test_missing_producers_name_the_readers() -> None:
+    assert graph().missing_producers == {("in", "x"): ("0",), "late": ("2",)}
+
+
+def test_unused_keys_are_neither_read_nor_selected() -> None:
+    assert graph().unused_keys == ()
+    assert KeyGraph(graph().nodes, ("z",)).unused_keys == ("y", "late")
+
+
+def test_overwritten_keys_were_never_read() -> None:
+    first, second = KeyNode("0", "A", ("x",), ("h",)), KeyNode("1", "B", ("x",), ("h",))
+    assert KeyGraph((first, second)).overwritten_keys == ("h",)
+    reader = KeyNode("1", "B", ("h",), ("h",))
+    assert KeyGraph((first, reader)).overwritten_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [(["y"], (0, 1)), (["late"], (0, 2, 3)), (["hidden"], (0,)), (["z", "y"], (0, 1, 2))],
+)
+def test_needed_steps(wanted: list[str], steps: tuple[int, ...]) -> None:
+    assert graph().needed_for(wanted) == steps
+
+
+def test_keys_match_by_prefix() -> None:
+    nodes = (
+        KeyNode("0", "A", ("x",), ("n",)),
+        KeyNode("1", "B", (("n", "a"),), (("m", "a"),)),
+        KeyNode("2", "C", ("m",), ("y",)),
+    )
+    assert KeyGraph(nodes).inputs == ("x",)
+    assert KeyGraph(nodes).needed_for(["y"]) == (0, 1, 2)
+
+
+def test_input_that_holds_another_covers_it() -> None:
+    nodes = (KeyNode("0", "A", (("n", "a"),), ("y",)), KeyNode("1", "B", ("n",), ("z",)))
+    assert KeyGraph(nodes).inputs == ("n",)
+
+
+def test_graph_of_a_sequence_marks_what_a_selection_needs() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(nn.Linear(3, 4), ["x"], ["h"]),
+        TensorDictModule(nn.ReLU(), ["h"], ["y"]),
+        TensorDictModule(torch.neg, ["h"], ["z"]),
+    )
+    assert all(node.needed for node in model.key_graph().nodes)
+    model.select_out_keys("z")
+    assert [node.needed for node in model.key_graph().nodes] == [True, False, True]
+    assert model.key_graph().outputs == ("z",)
+
+
+def test_graph_of_a_module_has_one_node() -> None:
+    (node,) = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"]).key_graph().nodes
+    assert (node.label, node.parameters) == ("Linear", 16)
+
+
+def test_summary_is_aligned() -> None:
+    assert graph().restrict([0, 1]).summary().splitlines() == [
+        "step  module         in_keys       out_keys  parameters",
+        "0     Encoder        in.x          hidden         1,200",
+        "1     Head           hidden        y, _               0",
+        "2     (Other<head>)  hidden, late  z                  0",
+        "3     (Late)         z             late               0",
+    ]
+
+
+def test_mermaid_lists_steps_keys_and_outputs() -> None:
+    text = KeyGraph(graph().nodes, ("y",)).restrict([0, 1]).to_mermaid()
+    assert text.startswith("flowchart LR\n")
+    for line in (
+        'in0(["in.x"]):::input',
+        's0["Encoder<br/>1,200 parameters"]:::step',
+        's2["Other#lt;head#gt;"]:::dead',
+        "in0 --> s0",
+        's0 -->|"hidden"| s1',
+        's2 -.->|"z"| s3',
+        's1 --> out0(["y"]):::output',
+    ):
+        assert f"    {line}\n" in text
+
+
+def test_svg_is_well_formed_and_names_everything(tmp_path: Path) -> None:
+    path = tmp_path / "graph.svg"
+    text = graph().to_svg(path)
+    assert path.read_text(encoding="utf-8") == text
+    root = ElementTree.fromstring(text)
+    words = {element.text for element in root.iter(f"{SVG}text")}
+    assert {"Encoder", "Other<head>", "in.x", "hidden", "1,200 parameters"} <= words
+    assert len([p for p in root.iter(f"{SVG}path") if "edge" in p.get("class", "")]) == 5
+
+
+def test_svg_greys_what_is_not_computed() -> None:
+    text = KeyGraph(graph().nodes, ("y",)).restrict([0, 1]).to_svg()
+    root = ElementTree.fromstring(text)
+    dead = [g for g in root.iter(f"{SVG}g") if g.get("class") == "dead"]
+    assert [title.text for g in dead for title in g.iter(f"{SVG}title")] == ["2", "3"]
+    assert "not computed" in text
+    assert "not computed" not in graph().to_svg()
+
+
+def test_boxes_of_the_svg_do_not_overlap() -> None:
+    root = ElementTree.fromstring(graph().to_svg())
+    boxes = [
+        tuple(float(rect.get(side, "")) for side in ("x", "y", "width", "height"))
+        for rect in root.iter(f"{SVG}rect")
+        if rect.get("class") in {"box", "input"} and float(rect.get("x", "")) > 0
+    ]
+    assert len(boxes) == 6
+    for idx, (x, y, width, height) in enumerate(boxes):
+        for other_x, other_y, other_width, other_height in boxes[idx + 1 :]:
+            apart_x = x + width <= other_x or other_x + other_width <= x
+            apart_y = y + height <= other_y or other_y + other_height <= y
+            assert apart_x or apart_y
+
+
+def test_empty_sequence_is_drawn() -> None:
+    model = TensorDictSequential()
+    assert "<svg" in model.key_graph().to_svg()
+    assert model.key_graph().summary().startswith("step")
