@@ -88,11 +88,11 @@ class Descriptor:
         if lock is None:
             if held == 0:
                 return free
-            if held == 1 and free._held_once is not None:
-                return free._held_once
-        elif held == 0 and lock is LOCKED_BY_USER and free._user_locked is not None:
-            return free._user_locked
-        return free._locked_twin(lock, held)
+            kept = free._held_once if held == 1 and not is_dynamo_compiling() else None
+        else:
+            by_user = held == 0 and lock is LOCKED_BY_USER and not is_dynamo_compiling()
+            kept = free._user_locked if by_user else None
+        return free._locked_twin(lock, held) if kept is None else kept
 
     def _locked_twin(self, lock: str | None, held: int) -> Descriptor:
         """Build a locked descriptor, and keep the two that are asked for all the time."""

@@ -72,13 +72,26 @@ def index_slice(batch: Batch, index: slice) -> Batch:
 
 def slice_length(index: slice, size: int) -> int:
     """The number of rows that a slice takes of `size`."""
-    start, stop, step = index.indices(size)
+    # Not `index.indices(size)`, which pins a symbolic size.
+    start = 0 if index.start is None else _position(index.start, size)
+    stop = size if index.stop is None else _position(index.stop, size)
+    step = 1 if index.step is None else index.step
     if step <= 0:
         raise InvalidValue(
             f"slices need a step of 1 or more, but {step} came. Use `flip` to reverse a dimension."
         )
     length = stop - start if step == 1 else (stop - start + step - 1) // step
     return length if length > 0 else 0
+
+
+def _position(bound: int, size: int) -> int:
+    """A bound of a slice, counted from the front and kept inside."""
+    if bound.__class__ is not int and hasattr(bound, "item"):
+        bound = bound.item()
+    if bound < 0:
+        bound += size
+        return bound if bound > 0 else 0
+    return bound if bound < size else size
 
 
 def index_simple(

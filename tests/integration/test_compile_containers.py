@@ -1,0 +1,153 @@
+"""Container operations compile whole, and compile once."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import TensorDict, TensorDictBase, cat, lazy_stack, stack
+from kd_core.testing import assert_close
+
+Operation: TypeAlias = Callable[[TensorDict], object]
+
+OPERATIONS: dict[str, Operation] = {
+    "construct": lambda td: TensorDict({"x": td["a"] + 1, "n": {"y": td["n", "b"]}}, td.batch_size),
+    "get": lambda td: td.get("a", td["n", "b"]) + td["n", "b"].sum(),
+    "set": lambda td: td.copy().set("z", td["a"] * 2).set(("n", "q"), td["a"]),
+    "update": lambda td: td.copy().update({"a": td["a"] * 2, "n": {"b": td["a"]}}),
+    "update with a container": lambda td: td.copy().update(td * 2),
+    "update_": lambda td: td.clone().update_({"a": td["a"] * 2}),
+    "select": lambda td: td.select("a", ("n", "b")),
+    "exclude": lambda td: td.exclude("a"),
+    "rename": lambda td: td.copy().rename_key_("a", "z"),
+    "flatten keys": lambda td: td.flatten_keys(".").unflatten_keys("."),
+    "keys": lambda td: [td.get(key) for key in td.keys(True, True)],
+    "row": lambda td: td[0],
+    "rows": lambda td: td[1:],
+    "numbered rows": lambda td: td[torch.tensor([0, 1])],
+    "new dimension": lambda td: td[:, None],
+    "write rows": lambda td: written(td.clone()),
+    "stack": lambda td: stack([td, td + 1], 0),
+    "torch.stack": lambda td: torch.stack([td, td + 1], 0),  # type: ignore[list-item]
+    "cat": lambda td: cat([td, td], 0),
+    "lazy stack": lambda td: lazy_stack([td, td], 0)["a"],
+    "reshape": lambda td: td.reshape(-1, 1),
+    "unsqueeze": lambda td: td.unsqueeze(0).squeeze(0),
+    "permute": lambda td: td.unsqueeze(0).permute(1, 0),
+    "expand": lambda td: td.expand(2, *td.batch_size),
+    "split": lambda td: td.split(2),
+    "unbind": lambda td: td.unbind(0),
+    "maths": lambda td: ((td + 1) * td - td / 2).abs().sqrt(),
+    "maths with a tensor": lambda td: td * torch.arange(td.shape[0]),
+    "maths in place": lambda td: td.clone().add_(1),
+    "sum": lambda td: td.sum(0),
+    "where": lambda td: td.where(td["a"] > 0, 0.0),
+    "apply": lambda td: td.apply(lambda leaf: leaf + 1),
+    "clone": lambda td: td.clone(),
+    "shallow clone": lambda td: td.clone(recurse=False),
+    "lock": lambda td: td.clone().lock_().unlock_(),
+    "to_dict": lambda td: td.to_dict(),
+}
+DYNAMIC = (
+    *("construct", "get", "set", "update", "select", "rows"),
+    *("stack", "cat", "reshape", "maths", "clone", "sum"),
+)
+
+
+def written(td: TensorDict) -> TensorDict:
+    td[0] = 1
+    return td
+
+
+def make(batch: int = 3, **others: object) -> TensorDict:
+    source = {"a": torch.arange(float(batch)), "n": {"b": torch.ones(batch, 4)}, "word": "x"}
+    return TensorDict({**source, **others}, [batch])
+
+
+def same(compiled: object, eager: object) -> None:
+    if isinstance(eager, TensorDictBase):
+        assert isinstance(compiled, TensorDictBase)
+        assert type(compiled) is type(eager)
+        assert_close(compiled, eager)
+    elif isinstance(eager, tuple | list):
+        assert isinstance(compiled, tuple | list)
+        for mine, other in zip(compiled, eager, strict=True):
+            same(mine, other)
+    elif isinstance(eager, dict):
+        assert isinstance(compiled, dict)
+        assert_close(compiled, eager)
+    elif isinstance(eager, Tensor):
+        torch.testing.assert_close(compiled, eager)
+    else:
+        assert type(compiled) is type(eager)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
+
+
+def compiled(operation: Operation, dynamic: bool | None = None) -> Operation:
+    return torch.compile(operation, fullgraph=True, backend="eager", dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_compiles_without_a_break(name: str) -> None:
+    operation = OPERATIONS[name]
+    run = compiled(operation)
+    same(run(make()), operation(make()))
+    same(run(make()), operation(make()))
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_the_batch_size_may_be_dynamic(name: str) -> None:
+    operation = OPERATIONS[name]
+    run = compiled(operation, dynamic=True)
+    for batch in (3, 5, 7):
+        same(run(make(batch)), operation(make(batch)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make(other=torch.zeros(3)),
+        make(other={"q": torch.zeros(3)}),
+        make(other="text"),
+        make(n={"b": torch.ones(3, 4), "other": torch.zeros(3)}),
+    ],
+    ids=["leaf", "container", "data", "leaf below"],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["comes", "goes"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td["a"] * 2 + td["n", "b"].sum(),
+        lambda td: td.get("a") * 2,
+        lambda td: td.select("a")["a"] * 2,
+        lambda td: TensorDict({"x": td["a"] * 2}, td.batch_size),
+    ],
+    ids=["[]", "get", "select", "construct"],
+)
+def test_a_key_that_is_not_read_does_not_matter(
+    other: TensorDict, first: bool, operation: Operation
+) -> None:
+    run = compiled(operation)
+    for td in (make(), other) if first else (other, make()):
+        same(run(td), operation(td))
+
+
+def test_gradients_flow_through_a_compiled_step() -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    def loss(td: TensorDict) -> Tensor:
+        out = td.set("out", td["n", "b"] * weight)
+        return (out["out"] ** 2).sum()
+
+    value = torch.compile(loss, fullgraph=True, backend="aot_eager")(make())
+    (grad,) = torch.autograd.grad(value, weight)
+    torch.testing.assert_close(grad, torch.full((4,), 6.0))
