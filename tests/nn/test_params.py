@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import TensorDict, from_module
 from kd_nn import TensorDictParams
 
 
@@ -34,7 +34,8 @@ def test_state_dict_has_the_names_of_the_module_and_loads_both_ways() -> None:
 
 def test_of_module_shares_tensors_and_keeps_buffers_buffers() -> None:
     net = network()
-    for params in (TensorDictParams.of_module(net), TensorDict.from_module(net, as_module=True)):
+    made = [TensorDictParams.of_module(net), from_module(net, as_module=True)]
+    for params in made:
         assert isinstance(params, TensorDictParams)
         assert params["0", "weight"] is net[0].weight
         assert [name for name, _ in params.named_buffers()] == [n for n, _ in net.named_buffers()]
@@ -151,6 +152,15 @@ def test_lock_forbids_new_entries() -> None:
         params["a", "c"] = torch.ones(1)
     with pytest.raises(RuntimeError, match="locked"):
         params.get("a").unlock_()  # type: ignore[union-attr]
+
+
+def test_target_network_follows_by_lerp() -> None:
+    source = TensorDictParams({"a": {"b": torch.ones(2)}})
+    target = TensorDictParams({"a": {"b": torch.zeros(2)}})
+    with torch.no_grad():
+        target.lerp_(source, 0.25)
+    assert target["a", "b"].tolist() == [0.25, 0.25]
+    assert isinstance(target["a", "b"], nn.Parameter)
 
 
 def test_vmap_over_stacked_parameters() -> None:
