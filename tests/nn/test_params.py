@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kd_core import TensorDict, from_module
+from kd_core import TensorDict, TensorDictBase, from_module
 from kd_nn import TensorDictParams
 
 
