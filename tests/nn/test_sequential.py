@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, KeyNotFound, TensorDict, TensorDictBase
+from kd_core import InvalidArgument, KeyNotFound, TensorDict, TensorDictBase, lazy_stack
 from kd_nn import (
     EmptySubsequence,
     InputMissing,
@@ -199,6 +199,26 @@ def test_partial_tolerant_step_falls_back_on_the_callers_entry() -> None:
     td = model(TensorDict(a=X))
     assert same(td["b"], X + 1)
     assert td["a"] is X
+
+
+def test_partial_tolerant_runs_each_member_of_a_lazy_stack() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["a"]),
+        TensorDictModule(add(2), ["q"], ["z"]),
+        partial_tolerant=True,
+    )
+    members = [TensorDict(x=X, shared=X), TensorDict(x=X, q=X, shared=X)]
+    stack = lazy_stack(members)
+    assert model(stack) is stack
+    assert "z" not in members[0]
+    assert same(members[1]["z"], X + 2)
+    assert same(stack["a"], torch.stack([X + 1, X + 1]))
+
+
+def test_lazy_stack_is_read_and_written() -> None:
+    stack = lazy_stack([TensorDict(x=X), TensorDict(x=-X)])
+    model = TensorDictSequential(TensorDictModule(add(1), ["x"], ["a"]))
+    assert same(model(stack)["a"], torch.stack([X + 1, 1 - X]))
 
 
 @pytest.mark.parametrize("hook", [False, True])

@@ -1,0 +1,81 @@
+import threading
+
+import torch
+from torch import Tensor
+
+from kd_core import TensorDict, TensorDictBase
+from kd_nn import (
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    set_skip_existing,
+    skip_existing,
+)
+
+X, OLD = torch.ones(2), torch.zeros(2)
+
+
+def test_module_whose_outputs_exist_is_skipped() -> None:
+    module = TensorDictModule(torch.neg, ["x"], ["y"])
+    module(TensorDict(x=X))
+    with set_skip_existing(True):
+        assert module(TensorDict(x=X, y=OLD))["y"] is OLD
+        assert torch.equal(module(TensorDict(x=X))["y"], -X)
+    assert torch.equal(module(TensorDict(x=X, y=OLD))["y"], -X)
+
+
+def test_module_that_reads_its_output_is_not_skipped() -> None:
+    module = TensorDictModule(torch.neg, ["x"], ["x"])
+    with set_skip_existing(True):
+        assert torch.equal(module(TensorDict(x=X))["x"], -X)
+
+
+def test_steps_of_a_sequence_are_skipped_one_by_one() -> None:
+    ran: list[str] = []
+
+    def step(name: str, reads: str) -> TensorDictModule:
+        def function(value: Tensor) -> Tensor:
+            ran.append(name)
+            return value + 1
+
+        return TensorDictModule(function, [reads], [name])
+
+    model = TensorDictSequential(step("a", "x"), step("b", "a"))
+    model(TensorDict(x=X))
+    ran.clear()
+    with set_skip_existing(True):
+        td = model(TensorDict(x=X, a=OLD))
+    assert ran == ["b"]
+    assert torch.equal(td["b"], OLD + 1)
+
+
+def test_contexts_nest_and_end() -> None:
+    with set_skip_existing(True):
+        with set_skip_existing(False):
+            assert not skip_existing()
+        assert skip_existing()
+    assert not skip_existing()
+
+
+def test_another_thread_does_not_see_the_switch() -> None:
+    module = TensorDictModule(torch.neg, ["x"], ["y"])
+    seen: list[Tensor] = []
+    with set_skip_existing(True):
+        worker = threading.Thread(target=lambda: seen.append(module(TensorDict(x=X, y=OLD))["y"]))
+        worker.start()
+        worker.join()
+    assert torch.equal(seen[0], -X)
+
+
+def test_decorated_forward_skips_itself() -> None:
+    class Custom(TensorDictModuleBase):
+        in_keys = ["x"]  # noqa: RUF012
+        out_keys = ["y"]  # noqa: RUF012
+
+        @set_skip_existing()
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("y", tensordict["x"] + 1)
+
+    assert torch.equal(Custom()(TensorDict(x=X, y=OLD))["y"], X + 1)
+    with set_skip_existing(True):
+        assert Custom()(TensorDict(x=X, y=OLD))["y"] is OLD

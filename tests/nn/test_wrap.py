@@ -1,0 +1,75 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import TensorDict, TensorDictBase
+from kd_nn import (
+    TensorDictModule,
+    TensorDictModuleWrapper,
+    TensorDictSequential,
+    WrapModule,
+    as_tensordict_module,
+)
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def make() -> TensorDictModule:
+    return TensorDictModule(lambda x: (x + 1, x - 1), ["x"], ["up", "down"])
+
+
+def test_wrapper_passes_calls_keys_and_attributes_on() -> None:
+    inner = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
+    wrapper = TensorDictModuleWrapper(inner)
+    assert (wrapper.in_keys, wrapper.out_keys) == (["x"], ["y"])
+    assert wrapper.out_features == 4
+    assert torch.equal(wrapper(TensorDict(x=X))["y"], inner(TensorDict(x=X))["y"])
+    assert list(wrapper.state_dict()) == ["td_module.module.weight", "td_module.module.bias"]
+
+
+def test_wrapper_selects_on_the_wrapped_module() -> None:
+    wrapper = TensorDictModuleWrapper(make()).select_out_keys("down")
+    assert wrapper.out_keys == ["down"]
+    assert wrapper.out_keys_source == ["up", "down"]
+    assert torch.equal(torch.as_tensor(wrapper(x=X)), X - 1)
+    assert wrapper.reset_out_keys().out_keys == ["up", "down"]
+
+
+def test_wrapper_adds_to_forward_and_is_run_in_a_sequence() -> None:
+    class Scaled(TensorDictModuleWrapper):
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
+            out: TensorDictBase = self.td_module(tensordict)
+            return out.set("up", out["up"] * 10)
+
+    td = TensorDictSequential(Scaled(make()))(TensorDict(x=X))
+    assert torch.equal(td["up"], (X + 1) * 10)
+
+
+def test_missing_attribute_of_a_wrapper_is_named() -> None:
+    with pytest.raises(AttributeError, match="nope"):
+        TensorDictModuleWrapper(make()).nope  # noqa: B018
+
+
+def test_wrapped_function_gets_and_gives_a_container() -> None:
+    module = WrapModule(lambda td: td[0])
+    out = module(TensorDict({"x": X}, [2]))
+    assert out.batch_size == ()
+    assert (module.in_keys, module.out_keys) == ([], [])
+
+
+def test_wrapped_function_in_place_writes_into_the_input() -> None:
+    module = WrapModule(lambda td: TensorDict(y=td["x"] + 1), True, ["x"], ["y"])
+    td = TensorDict(x=X)
+    assert module(td) is td
+    assert torch.equal(td["y"], X + 1)
+    assert torch.equal(torch.as_tensor(module(x=X)), X + 1)
+
+
+def test_decorated_function_keeps_its_name_in_messages() -> None:
+    @as_tensordict_module(["x", "y"], ["sum"])
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    assert torch.equal(torch.as_tensor(add(x=X, y=X)), 2 * X)
+    with pytest.raises(KeyError, match=r"`TensorDictModule\(add\)` reads `y`"):
+        add(TensorDict(x=X))
