@@ -17,9 +17,9 @@ from ._errors import ShapeMismatch as ShapeMismatch
 from ._errors import Specialized as Specialized
 from ._errors import UntrustedArtifact as UntrustedArtifact
 from ._errors import VerifyError as VerifyError
+from ._export import export as export
+from ._export import save as save
 from ._program import KeyedProgram as KeyedProgram
-from ._program import export as export
-from ._program import save as save
 from ._schema import Axis as Axis
 from ._schema import Entry as Entry
 from ._schema import Schema as Schema

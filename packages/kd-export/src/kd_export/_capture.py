@@ -6,8 +6,6 @@ tracing does to a module never reach the user's own.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import ctypes
 import hashlib
 import logging
@@ -17,11 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.export import ExportedProgram
 
 from kd_core import KdError, TensorDictBase
-from kd_nn import SupportsInteraction
 
 from . import __version__
 from ._dynamic_shapes import Dynamic, DynamicShapes, Name, resolve, widen
@@ -34,6 +30,7 @@ from ._errors import (
 from ._example import bounds, prepare, read_example
 from ._fixups import mend
 from ._program import KeyedProgram
+from ._reference import Reference, frozen_modes
 from ._schema import Entry, Schema, check_json
 from ._signature import Example, FlatModule, Word
 from ._wire import wire_name
@@ -79,49 +76,6 @@ def capture(
     )
     reference = Reference(flat, mode)
     return KeyedProgram(schema, program, tuple(diagnostics), reference)
-
-
-@contextlib.contextmanager
-def frozen_modes(module: nn.Module, mode: str | None) -> Iterator[None]:
-    """Fix the mode of probabilistic parts; check no values of distributions meanwhile."""
-    validate = Distribution._validate_args
-    parts = [part for part in module.modules() if isinstance(part, SupportsInteraction)]
-    with contextlib.ExitStack() as stack:
-        for part in parts if mode is not None else ():
-            stack.enter_context(part.interaction(str(mode)))
-        stack.enter_context(torch.no_grad())
-        Distribution.set_default_validate_args(False)
-        try:
-            yield
-        finally:
-            Distribution.set_default_validate_args(validate)
-
-
-class Reference:
-    """The module itself, run eagerly on tensors in the order of the inputs."""
-
-    def __init__(self, flat: FlatModule, mode: str | None) -> None:
-        self._flat = flat
-        self._mode = mode
-        # Scoped settings, such as an interaction type, stay what they were at export.
-        self._context = contextvars.copy_context()
-
-    def __call__(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Give the outputs by wire name."""
-        return self._context.copy().run(self._run, [tensor.clone() for tensor in tensors])
-
-    def _run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        with frozen_modes(self._flat, self._mode):
-            return self._flat.run(tensors)
-
-
-def reference_module(module: nn.Module, schema: Schema) -> Reference:
-    """Give a keyed module the inputs and outputs of a schema, to compare a file with."""
-    in_keys = [entry.key for entry in schema.inputs]
-    out_keys = [entry.key for entry in schema.outputs]
-    frozen, _, _ = prepare(module, in_keys, out_keys)
-    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=schema.batch_dims)
-    return Reference(flat, schema.mode)
 
 
 def _trace(

@@ -19,11 +19,9 @@ from ._session import Session
 from ._verify import BATCH_SIZES, Report, check_runner, stored_vectors
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.export import ExportedProgram
 
-    from ._dynamic_shapes import Dynamic
-    from ._signature import Example
 
 Inputs = TypeVar("Inputs")
 Word = TypeVar("Word")
@@ -110,102 +108,3 @@ class KeyedProgram:
                     got=report.largest,
                 )
         return report
-
-
-def export(
-    module: nn.Module,
-    example: Example[Word],
-    *,
-    inputs: Sequence[object] | None = None,
-    outputs: Sequence[object] | None = None,
-    dynamic: Dynamic[Name] = "batch",
-    mode: str | None = None,
-    strict: bool = False,
-    metadata: Mapping[str, object] | None = None,
-) -> KeyedProgram:
-    """Export a keyed module.
-
-    The module is copied to the CPU and set to eval mode; the original is not touched. Steps that
-    no output needs are left out, dropout is removed, and an output that shares memory with an
-    input is copied.
-
-    Args:
-        module: Any module with ``in_keys`` and ``out_keys`` that takes a container.
-        example: A container, a nested dict, or a flat dict by wire name or key. Only shapes,
-            dtypes and value ranges are taken from it.
-        inputs: The keys to be inputs, in order; by default the module's ``in_keys``.
-        outputs: The keys to be outputs, in order; by default the module's ``out_keys``.
-        dynamic: ``"batch"``: the leading dimension of all inputs is one axis of this name, of any
-            size from 1. ``{"batch": (1, 1024)}``: the same with a range. ``{key: {dim: name}}``:
-            named dimensions by input. ``None``: all shapes are fixed.
-        mode: What probabilistic parts give: ``"deterministic"``, ``"mode"``, ``"mean"``,
-            ``"median"``, or ``"random"``, which also allows random operators.
-        strict: Passed on to `torch.export.export`.
-        metadata: Anything that JSON holds exactly, kept in the file.
-
-    Returns:
-        The program, to call or to save.
-
-    Raises:
-        NotExportable: The module cannot be captured, draws random numbers or keeps state.
-        Specialized: A dimension that should be dynamic was frozen.
-        KeyMismatch: The example or ``inputs``/``outputs`` do not fit the module.
-
-    Example:
-        >>> import torch
-        >>> from kd_nn import TensorDictModule
-        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> program = export(module, {"x": torch.zeros(1, 3)})
-        >>> program.schema.input("x").describe()
-        'float32 (batch, 3)'
-        >>> program({"x": torch.zeros(5, 3)})["y"].shape
-        torch.Size([5, 2])
-    """
-    from ._capture import capture
-
-    return capture(
-        module,
-        example,
-        inputs=inputs,
-        outputs=outputs,
-        dynamic=dynamic,
-        mode=mode,
-        strict=strict,
-        metadata=metadata,
-    )
-
-
-def save(
-    module: nn.Module,
-    path: str | Path,
-    example: Example[Word],
-    *,
-    inputs: Sequence[object] | None = None,
-    outputs: Sequence[object] | None = None,
-    dynamic: Dynamic[Name] = "batch",
-    mode: str | None = None,
-    strict: bool = False,
-    metadata: Mapping[str, object] | None = None,
-) -> Report:
-    """Export a keyed module and write it, verified, in one call.
-
-    The options are those of `export`; the report is the one of `KeyedProgram.save`.
-
-    Example:
-        >>> import torch
-        >>> from kd_nn import TensorDictModule
-        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> save(module, "policy.pt2", {"x": torch.zeros(1, 3)}).ok
-        True
-    """
-    program = export(
-        module,
-        example,
-        inputs=inputs,
-        outputs=outputs,
-        dynamic=dynamic,
-        mode=mode,
-        strict=strict,
-        metadata=metadata,
-    )
-    return program.save(path)

@@ -156,7 +156,7 @@ def verify(
     schema = backend.read_schema(io.BytesIO(data))
     runner = backend.load(data, schema)
     if reference is not None:
-        from ._capture import reference_module
+        from ._reference import reference_module
 
         eager = reference_module(reference, schema)
         return check_runner(runner, schema, eager, batch_sizes, rtol=rtol, atol=atol, path=path)
