@@ -16,6 +16,7 @@ from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch import Value, describe
 from kd_nn._errors import KeysNotDeclared, out_key_unknown
 from kd_nn._flagged import Flagged
+from kd_nn._infer import infer_shapes, with_shapes
 from kd_nn._key_graph import KeyGraph, KeyNode
 from kd_nn._key_spec import (
     DISCARD,
@@ -273,10 +274,36 @@ class TensorDictModuleBase(Flagged):
                 reset()
         return None
 
-    def key_graph(self) -> KeyGraph:
-        """Return which step reads and writes which keys; see `KeyGraph`."""
-        selected = self.__dict__.get("_selected")
-        return KeyGraph((key_node("0", self),), selected)
+    def key_graph(self, sample: TensorDictBase | None = None) -> KeyGraph:
+        """Return which step reads and writes which keys; see `KeyGraph`.
+
+        Args:
+            sample: What the module reads: the graph then knows the shapes; see `infer`.
+        """
+        graph = self._graph()
+        return graph if sample is None else with_shapes(graph, self.infer(sample))
+
+    def infer(self, sample: TensorDictBase) -> TensorDict:
+        """Find the shapes of all outputs without computing them.
+
+        Args:
+            sample: What the module reads; tensors on the meta device will do.
+
+        Returns:
+            A container of the sample and the outputs, as tensors on the meta device.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> from kd_nn import TensorDictModule
+            >>> module = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
+            >>> module.infer(TensorDict(x=torch.empty(10, 3, device="meta")))["y"].shape
+            torch.Size([10, 4])
+        """
+        return infer_shapes(self, sample)
+
+    def _graph(self) -> KeyGraph:
+        return KeyGraph((key_node("0", self),), self.__dict__.get("_selected"))
 
     def extra_repr(self) -> str:
         """Return the keys, for printing."""

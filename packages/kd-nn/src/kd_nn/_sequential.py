@@ -211,8 +211,7 @@ class TensorDictSequential(StepList):
         options = {"partial_tolerant": self.partial_tolerant, "inplace": self.inplace}
         return type(self)(kept if named else list(kept.values()), **options)  # type: ignore[arg-type]
 
-    def key_graph(self) -> KeyGraph:
-        """Return which step reads and writes which keys; see `KeyGraph`."""
+    def _graph(self) -> KeyGraph:
         return self._resolve().graph
 
     def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
