@@ -17,6 +17,7 @@ from kd_core import TensorDict, TensorDictBase
 from kd_nn import NormalParamExtractor, dispatch
 from kd_nn import TensorDictModule as Mod
 from kd_nn import TensorDictSequential as Seq
+from kd_probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 X = torch.tensor([[0.5, -1.0, 2.0]])
 
@@ -170,6 +171,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "module": lambda: Mod(nn.Linear(3, 4), ["x"], ["y"]),
     "sequence": make,
     "custom module": Custom,
+    "probabilistic sequence": lambda: ProbabilisticTensorDictSequential(
+        Mod(nn.Linear(3, 8), ["x"], ["p"]),
+        Mod(NormalParamExtractor(), ["p"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"], ["z"], distribution_class=torch.distributions.Normal
+        ),
+    ),
     "sequence with a custom module": lambda: Seq(Custom(), Mod(nn.ReLU(), ["y"], ["z"])),
 }
 

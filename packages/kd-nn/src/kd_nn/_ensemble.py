@@ -103,7 +103,7 @@ class EnsembleModule(TensorDictModuleBase):
             InputMissing: If an entry that the module reads is missing.
         """
         outputs = self.forward_values(
-            *read_entries(tensordict, self._own_in_keys(), describe(self))
+            *read_entries(tensordict, self._own_in_keys(), lambda _: describe(self))
         )
         target = tensordict
         if self.expand_input:

@@ -3,7 +3,7 @@
 Writing is all or nothing: an output that does not fit leaves the container as it was.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, cast
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
@@ -22,18 +22,25 @@ def container_of(values: Mapping[NestedKey, object], batch_size: Sequence[int] =
     return TensorDict({}, batch_size).update(values)
 
 
-def read_entries(tensordict: TensorDictBase, keys: Iterable[NestedKey], who: str) -> list[object]:
+def read_entries(
+    tensordict: TensorDictBase, keys: Iterable[NestedKey], who: Callable[[NestedKey], str]
+) -> list[object]:
     """Return the entries at `keys`.
 
+    Args:
+        tensordict: The container.
+        keys: What to read.
+        who: Names the reader of a key, for the message.
+
     Raises:
-        InputMissing: Naming `who` reads what, and what is there.
+        InputMissing: Saying who reads what, and what is there.
     """
     values: list[object] = []
     for key in keys:
         try:
             values.append(entry(tensordict, key))
         except KeyError:
-            raise input_missing(key, who, list(tensordict.keys(True))) from None
+            raise input_missing(key, who(key), list(tensordict.keys(True))) from None
     return values
 
 

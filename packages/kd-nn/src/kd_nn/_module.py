@@ -133,7 +133,7 @@ class TensorDictModule(TensorDictModuleBase):
             return tensordict
         keys = self.spec.keys
         if self.strict:
-            values = read_entries(tensordict, keys, describe(self))
+            values = read_entries(tensordict, keys, lambda _: describe(self))
         else:
             values = read_optional(tensordict, keys, None)
         outputs = dict(zip(self.out_keys_source, self.forward_values(*values), strict=True))

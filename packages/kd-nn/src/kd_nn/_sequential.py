@@ -138,7 +138,7 @@ class TensorDictSequential(StepList):
         if self.partial_tolerant:
             values = read_optional(tensordict, resolved.reads, MISSING)
         else:
-            values = read_entries(tensordict, resolved.reads, describe(self))
+            values = read_entries(tensordict, resolved.reads, self._reader_of)
         results = zip(resolved.writes, run(self, *values), strict=True)
         made = {key: value for key, value in results if value is not MISSING}
         write_entries(target, tuple(made), tuple(made.values()))
@@ -258,6 +258,13 @@ class TensorDictSequential(StepList):
             if not torch.compiler.is_dynamo_compiling():
                 self.__dict__["_resolved"] = resolved
         return resolved
+
+    def _reader_of(self, key: NestedKey) -> str:
+        graph = self._resolve().graph
+        for idx, (name, step) in enumerate(self.named_steps()):
+            if any(is_prefix(key, read) for read in graph.nodes[idx].reads):
+                return f"step `{name}`, {describe(step)}, of {describe(self)}"
+        return describe(self)
 
     def _refresh(self) -> None:
         self._resolve()
