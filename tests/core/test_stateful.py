@@ -90,7 +90,7 @@ def remove(model: Model, path: Path) -> "Tensor | str | Model":
     return model.pop(path[-1])
 
 
-class Containers(RuleBasedStateMachine):
+class Oracle(RuleBasedStateMachine):
     """A container, and beside it the nested dict that it should be."""
 
     def __init__(self) -> None:
@@ -133,6 +133,23 @@ class Containers(RuleBasedStateMachine):
         ndim = len(self.batch)
         flat = mapped(self.model, lambda x: x.reshape(-1, *x.shape[ndim:])[numbers])
         self.become(ours(self.td), flat, tuple(numbers.shape))
+
+    def existing(self, number: int) -> Path:
+        """A path that is there, a container's or a leaf's, picked by a number."""
+        paths = [
+            path[:depth] for path, _ in leaves(self.model) for depth in range(1, 1 + len(path))
+        ]
+        return paths[number % len(paths)] if paths else ("none",)
+
+    @invariant()
+    def it_is_what_it_should_be(self) -> None:
+        assert tuple(self.td.batch_size) == self.batch
+        assert self.td.is_locked is self.locked
+        compare(self.td, self.model, self.batch)
+
+
+class Keys(Oracle):
+    """Changes of keys and of what they hold."""
 
     @rule(path=PATHS, trailing=TRAILING, data=st.booleans())
     def write(self, path: Path, trailing: tuple[int, ...], data: bool) -> None:
@@ -195,13 +212,6 @@ class Containers(RuleBasedStateMachine):
         self.td.update_(source)
         self.model = source
 
-    def existing(self, number: int) -> Path:
-        """A path that is there, a container's or a leaf's, picked by a number."""
-        paths = [
-            path[:depth] for path, _ in leaves(self.model) for depth in range(1, 1 + len(path))
-        ]
-        return paths[number % len(paths)] if paths else ("none",)
-
     @rule(picks=st.lists(NUMBERS, min_size=1, max_size=4), missing=PATHS)
     def select(self, picks: list[int], missing: Path) -> None:
         found = [path for path in map(self.existing, picks) if find(self.model, path) is not None]
@@ -245,6 +255,20 @@ class Containers(RuleBasedStateMachine):
         for path, value in expected.items():
             plant(model, path, value)
         self.become(flat.unflatten_keys("/"), model, self.batch)
+
+    @rule()
+    def lock(self) -> None:
+        self.td.lock_()
+        self.locked = True
+
+    @rule()
+    def unlock(self) -> None:
+        self.td.unlock_()
+        self.locked = False
+
+
+class Rows(Oracle):
+    """Changes of the batch."""
 
     @rule(index=st.sampled_from(INDICES))
     def index(self, index: object) -> None:
@@ -320,6 +344,10 @@ class Containers(RuleBasedStateMachine):
         if self.batch and self.batch[dim]:
             self.move(lambda td: lazy_stack(td.unbind(dim), dim % td.ndim), lambda x: x)
 
+
+class Values(Oracle):
+    """Calculation and copies."""
+
     @rule(number=st.integers(1, 3))
     def calculate(self, number: int) -> None:
         result = (self.td + number) * self.td - self.td / 2
@@ -336,16 +364,6 @@ class Containers(RuleBasedStateMachine):
         self.become(self.td.clone(recurse=not shallow), mapped(self.model, torch.clone), self.batch)
 
     @rule()
-    def lock(self) -> None:
-        self.td.lock_()
-        self.locked = True
-
-    @rule()
-    def unlock(self) -> None:
-        self.td.unlock_()
-        self.locked = False
-
-    @rule()
     def go_through_dicts(self) -> None:
         td = TensorDict.from_dict(self.td.clone().to_dict(), self.batch)
         self.become(td, self.model, self.batch)
@@ -359,11 +377,9 @@ class Containers(RuleBasedStateMachine):
         values, spec = pytree.tree_flatten(self.td.clone())
         self.become(pytree.tree_unflatten(values, spec), self.model, self.batch)
 
-    @invariant()
-    def it_is_what_it_should_be(self) -> None:
-        assert tuple(self.td.batch_size) == self.batch
-        assert self.td.is_locked is self.locked
-        compare(self.td, self.model, self.batch)
+
+class Containers(Keys, Rows, Values):
+    """All of them, in any order."""
 
 
 def compare(td: TensorDictBase, model: Model, batch: tuple[int, ...]) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidKey, ShapeMismatch, batch_does_not_fit
+from kd_core._errors import InvalidKey, InvalidValue, batch_does_not_fit
 from kd_core._keys import format_key
 from kd_core._leaves import leaf_fits
 
@@ -40,15 +41,49 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
         return _admit_node(key, cast("Node", value), desc, path)
     if value.__class__ is dict or isinstance(value, Mapping):
         if len(path) >= MAX_DEPTH:
-            raise ShapeMismatch(
-                f"containers nest at most {MAX_DEPTH} deep, and {format_key(path[:4])}... goes "
-                "deeper: is there a cycle in the mapping?"
-            )
-        return _registry.nest_mapping(value, desc, (*path, key))
+            raise _too_deep(path)
+        try:
+            return _registry.nest_mapping(value, desc, (*path, key))
+        except RecursionError:
+            if path:
+                raise
+            raise _too_deep((key, key, key)) from None
     converted = _as_tensor(value)
     if converted is None:
         return _registry.wrap_data(value, desc)
     return _admit_tensor(key, converted, desc, path)
+
+
+def _too_deep(path: tuple[str, ...]) -> InvalidValue:
+    return InvalidValue(
+        f"containers nest at most {MAX_DEPTH} deep, and {format_key(path[:3])} goes deeper: is "
+        "there a cycle?"
+    )
+
+
+def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ...]) -> None:
+    """Refuse a container that encloses what it would be stored in, or nests too deep.
+
+    Raises:
+        InvalidValue: naming the key.
+    """
+    if is_dynamo_compiling():  # what is traced was built before
+        return
+    nodes, depth = [value], len(path)
+    seen: set[int] = set()
+    while nodes:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep((*path, key))
+        for node in nodes:
+            if node is holder:
+                raise InvalidValue(
+                    f"entry {format_key((*path, key))} would enclose itself. Store a copy: "
+                    "`clone(recurse=False)` shares the tensors."
+                )
+        below = [inner for node in nodes for inner in node._below() if id(inner) not in seen]
+        seen.update(map(id, below))
+        nodes = below
 
 
 def _admit_tensor(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ...]) -> Tensor:
@@ -61,6 +96,8 @@ def _admit_tensor(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ..
 
 def _admit_node(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
     own = value._desc
+    if value._below():
+        refuse_cycle(key, value, None, path)
     if own is desc:
         return value
     ndim = desc.ndim

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from kd_core._errors import InvalidArgument, InvalidValue
+
 if TYPE_CHECKING:
     from kd_core._types import Batch, DeviceLike
 
@@ -139,7 +141,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.frozen = lock is not None or held > 0
     desc.on_cpu = device is not None and device.type == "cpu"
     desc.plain = device is None and not desc.frozen
-    desc.size = torch.Size(batch)
+    desc.size = _size_of(batch)
     desc._user_locked = None
     desc._held_once = None
     if is_dynamo_compiling():
@@ -149,6 +151,17 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc._pool = _POOLS.setdefault(device, {})
     desc._unlocked = _pooled(batch, device, desc._pool) if desc.frozen else desc
     return desc
+
+
+def _size_of(batch: Batch) -> torch.Size:
+    try:
+        size = torch.Size(batch)
+    except TypeError:
+        raise InvalidArgument(f"batch_size must hold integers, but {batch!r} came.") from None
+    for rows in batch:
+        if rows.__class__ is int and rows < 0 and not is_dynamo_compiling():
+            raise InvalidValue(f"batch_size must hold sizes of 0 or more, but {batch} came.")
+    return size
 
 
 def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descriptor]) -> Descriptor:
@@ -178,7 +191,11 @@ def device_of(device: DeviceLike) -> torch.device:
     """A device with its index, so that equal devices compare equal."""
     found = _DEVICES.get(device) if isinstance(device, str) else None
     if found is None:
-        found = torch.device(device)
+        try:
+            found = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidArgument(f"{device!r} is no device: {reason}.") from None
         if str(found) == "cuda" and torch.cuda.is_available():
             found = torch.device("cuda", torch.cuda.current_device())
     return found

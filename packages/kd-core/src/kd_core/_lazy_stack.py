@@ -202,15 +202,11 @@ class LazyStackedTensorDict(TensorDictBase):
             for member, row in zip(self._alike(), rows, strict=True):
                 member._collect_pair(row, mine, theirs, path)
 
-    def _keeps_batch(self) -> bool:
-        return False
-
     def _shallow(self) -> Self:
         return self._of([member._shallow() for member in self._members], self._desc.unlocked())
 
-    def _hold_below(self, count: int) -> None:
-        for member in self._members:
-            member._hold(count)
+    def _below(self) -> list[TensorDictBase]:
+        return self._members
 
     @overload
     def __getitem__(self, index: str) -> Tensor: ...

@@ -104,6 +104,9 @@ class NonTensorData:
     def _with_descriptor(self, desc: Descriptor) -> NonTensorData:
         return wrap_data(self.data, desc)
 
+    def _below(self) -> tuple[()]:
+        return ()
+
     def _hold(self, count: int) -> None:
         pass  # it has no structure to lock
 

@@ -179,7 +179,7 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
     leaves, columns = _columns(td, first, second)
     results = _run_columns(leaves, columns, fn, kernel)
     ndim, batch = td._desc.ndim, td._desc.batch
-    for leaf, result in zip(leaves, results, strict=True) if td._keeps_batch() else ():
+    for leaf, result in zip(leaves, results, strict=True) if _keeps_batch(td) else ():
         if tuple(result.shape[:ndim]) != batch:
             raise _leaves_batch(td, leaf, result)
     return td._rebuild(iter(results))
@@ -240,10 +240,17 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
     return td
 
 
+def _keeps_batch(td: Waist) -> bool:
+    """Whether what `_collect` appends starts with the batch size: not so for members of a stack."""
+    if not td._owns_leaves:
+        return False
+    return all(_keeps_batch(node) for node in td._below() if isinstance(node, Waist))
+
+
 def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """A tensor operand beside each of the leaves that `_collect` gave: members get their rows."""
     batch = td._desc.batch
-    if td._keeps_batch():
+    if _keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
     beside = td._map_each(
         lambda leaf: pad_to_leaves(operand, [leaf], batch)[0].expand(
@@ -290,7 +297,7 @@ def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
         return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
     _check_batches(desc.batch, second.batch)
     results = run_pairs(mine, theirs, fn, kernel)
-    for leaf, result in zip(mine, results, strict=True) if td._keeps_batch() else ():
+    for leaf, result in zip(mine, results, strict=True) if _keeps_batch(td) else ():
         if tuple(result.shape[: desc.ndim]) != desc.batch:
             raise _leaves_batch(td, leaf, result)
     return td._rebuild(iter(results))

@@ -269,9 +269,14 @@ def _mapping_of(source: object) -> Mapping[str, object]:
 
 
 def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[str, ...]) -> Node:
+    # Like `_fill`, but in one frame: deep mappings are built within the recursion limit.
     td = object.__new__(TensorDict)
-    td._desc = desc.unlocked()
-    td._fill(source, td._desc, path)
+    td._desc = desc = desc.unlocked()
+    if source.__class__ is dict and (not source or all_fit(source, desc)):
+        td._entries = source.copy()
+        td._nested = False
+    else:
+        td._entries, td._nested = admit_all(source, desc, path)
     return td
 
 

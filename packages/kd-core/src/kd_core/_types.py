@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kd_core._descriptor import Descriptor
 
-NestedKey: TypeAlias = "str | tuple[NestedKey, ...]"
+NestedKey: TypeAlias = str | tuple["NestedKey", ...]
 """A key of a container: a string, or a (nested) tuple of strings that names a path."""
 
 DeviceLike: TypeAlias = "torch.device | str | int"
@@ -71,6 +71,9 @@ class Node(Protocol):
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
         """A shallow copy that has another batch size, device or lock."""
+
+    def _below(self) -> Sequence[Node]:
+        """The nodes that it encloses."""
 
     def _hold(self, count: int) -> None:
         """Count `count` more enclosing containers that are locked."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._admission import admit
+from kd_core._admission import admit, refuse_cycle
 from kd_core._errors import InvalidArgument, locked
 from kd_core._keys import format_key
 from kd_core._leaves import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._descriptor import Descriptor
-    from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, LeavesFn, Memo
+    from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, LeavesFn, Memo, Node
 
 
 class Waist:
@@ -96,7 +96,10 @@ class Waist:
 
     def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         """Check and convert a value for this container, which messages find at a path."""
-        return admit(key, value, self._desc, path)
+        entry = admit(key, value, self._desc, path)
+        if entry.__class__ is not Tensor and not isinstance(entry, Tensor):
+            refuse_cycle(key, entry, cast("Node", self), path)
+        return entry
 
     def _put(self, key: str, value: object) -> None:
         """Check a value and store it: `td[key] = value`."""
@@ -143,6 +146,7 @@ class Waist:
         entry = admit(path[-1], value, desc, path[:-1])
         for part in reversed(path[depth + 1 :]):
             entry = _registry.make_dense({part: entry}, desc)
+        refuse_cycle(path[depth], cast("Node", entry), cast("Node", level), path[:depth])
         level._set_entry(path[depth], entry)
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
@@ -204,11 +208,6 @@ class Waist:
         entries = zip_each(self._entries, _entries_to_match(other), fn, path)
         return self._like(entries, self._desc.unlocked())
 
-    def _keeps_batch(self) -> bool:
-        """Whether what `_collect` appends starts with the batch size: not so for members."""
-        nodes = self._entries.values()
-        return all(node._keeps_batch() for node in nodes if isinstance(node, Waist))
-
     def _shallow(self) -> Self:
         """A copy of all levels, not locked, that shares the tensors."""
         return self._map_each(_same)
@@ -220,9 +219,11 @@ class Waist:
 
     def _hold_below(self, count: int) -> None:
         """Count `count` more locked containers around all that this one encloses."""
-        for value in self._entries.values():
-            if not isinstance(value, Tensor):
-                value._hold(count)
+        for node in self._below():
+            node._hold(count)
+
+    def _below(self) -> Sequence[Node]:
+        return [value for value in self._entries.values() if not isinstance(value, Tensor)]
 
 
 def _entries_to_match(other: Entry) -> Mapping[str, Entry]:

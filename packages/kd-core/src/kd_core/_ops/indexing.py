@@ -242,7 +242,7 @@ def plain_index(index: object, ndim: int) -> tuple[IndexItem, ...]:
 
 
 def _index_tensor(item: object) -> Tensor:
-    if isinstance(item, Tensor):
+    if isinstance(item, Tensor) and not (item.is_floating_point() or item.is_complex()):
         return item
     try:
         tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
