@@ -24,6 +24,9 @@ def _leave_scratch(namespace: dict[str, Any]) -> None:
     namespace["_scratch"].cleanup()
 
 
+# Settings of Sphinx, which only the docs lane installs.
+collect_ignore = ["docs/conf.py"]
+
 # The design shows sketches of code, not code.
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
