@@ -62,3 +62,22 @@ def test_only_public_names_cross_a_border(own: str) -> None:
 def test_a_private_crossing_is_seen() -> None:
     source = "import kd_core._keys\nfrom kd_core import _keys\nfrom kd_core import TensorDict\n"
     assert len(private_siblings(source, "kd_nn")) == 2
+
+
+BELOW = {
+    "core": {"kd_core"},
+    "nn": {"kd_core", "kd_nn"},
+    "probabilistic": {"kd_core", "kd_nn", "kd_probabilistic"},
+    "export": {"kd_core", "kd_nn", "kd_export"},
+}
+
+
+@pytest.mark.parametrize("area", BELOW)
+def test_tests_of_a_package_need_what_its_wheel_brings(area: str) -> None:
+    above = {
+        f"{path.relative_to(ROOT)}, line {line}: {dotted}"
+        for path in (ROOT / "tests" / area).rglob("*.py")
+        for line, dotted in imported(ast.parse(path.read_text(encoding="utf-8")))
+        if dotted.split(".")[0] in set(IMPORT_NAMES) - BELOW[area]
+    }
+    assert above == set()
