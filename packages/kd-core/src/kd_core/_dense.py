@@ -7,7 +7,7 @@ writes, never through `__init__`, because their entries were checked when the in
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from kd_core._admission import admit
 from kd_core._base import TensorDictBase
 from kd_core._descriptor import LOCKED_BY_USER, describe
-from kd_core._leaves import deal, rebuild
+from kd_core._leaves import deal, rebuild, zip_each
 
 if TYPE_CHECKING:
     from typing import Self
@@ -113,6 +113,18 @@ class Dense(TensorDictBase):
         else:
             new._entries = dict(zip(self._entries, leaves, strict=False))
             new._nested = False
+        new._desc = self._desc._unlocked
+        return new
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self:
+        # Overridden for speed: "math" in the benchmarks.
+        if not isinstance(other, Dense):
+            return super()._zip_each(other, fn, path)
+        new = object.__new__(self.__class__)
+        new._entries = zip_each(self._entries, other._entries, fn, path)
+        new._nested = self._nested
         new._desc = self._desc._unlocked
         return new
 

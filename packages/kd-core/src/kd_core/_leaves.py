@@ -28,7 +28,7 @@ from kd_core._errors import (
     listed,
     walks_through_leaf,
 )
-from kd_core._kernels import use_foreach
+from kd_core._kernels import FOREACH_FROM, use_foreach
 from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
@@ -180,11 +180,13 @@ def zip_each(
     Raises:
         KeySetMismatch: if one has a key that the other lacks, or a leaf where the other has none.
     """
-    if mine.keys() != theirs.keys():
+    if len(mine) != len(theirs):
         raise key_sets_differ(mine, theirs, path)
     entries: dict[str, Entry] = {}
     for key, value in mine.items():
-        other = theirs[key]
+        other = theirs.get(key)
+        if other is None:
+            raise key_sets_differ(mine, theirs, path)
         if not isinstance(value, Tensor):
             entries[key] = value._zip_each(other, fn, (*path, key))
         elif isinstance(other, Tensor):
@@ -192,6 +194,28 @@ def zip_each(
         else:
             raise _kinds_differ(key, value, other, path)
     return entries
+
+
+def few_leaves(entries: Entries) -> bool:
+    """Tell whether a dense tree has so few leaves that no foreach kernel would take them.
+
+    Asked before the leaves are collected, which for three of them costs half of the operation. A
+    "no" may also mean that it is not worth to look closer.
+    """
+    if entries.__class__ is not dict or len(entries) >= FOREACH_FROM:
+        return False
+    count = 0
+    for value in entries.values():
+        if isinstance(value, Tensor):
+            count += FOREACH_FROM if value.is_cuda else 1
+            continue
+        inner = getattr(value, "_entries", None)
+        if inner.__class__ is not dict or any(
+            not isinstance(leaf, Tensor) for leaf in inner.values()
+        ):
+            return False
+        count += len(inner)
+    return count < FOREACH_FROM
 
 
 def key_sets_differ(mine: Entries, theirs: Entries, path: tuple[str, ...]) -> KeySetMismatch:

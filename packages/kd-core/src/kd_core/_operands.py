@@ -34,7 +34,7 @@ from kd_core._kernels import (
     use_foreach,
 )
 from kd_core._keys import format_key
-from kd_core._leaves import name_of_leaf
+from kd_core._leaves import few_leaves, name_of_leaf
 from kd_core._shapes import broadcasts_to
 from kd_core._waist import Waist
 
@@ -58,7 +58,7 @@ def is_operand(value: object) -> TypeGuard[Operand]:
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
-    if kernel is None:
+    if kernel is None or few_leaves(td._entries):
         return td._map_each(fn)
     leaves: list[Tensor] = []
     td._collect(leaves)
@@ -288,7 +288,7 @@ def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
-    if stays and kernel is None:
+    if stays and (kernel is None or few_leaves(td._entries)):
         return td._zip_each(cast("Entry", other), fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
