@@ -496,3 +496,8 @@ def test_threads_share_a_plan(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join()
     assert found == [True] * 80
+
+
+def test_module_that_is_called_once_gets_no_plan(form: str) -> None:
+    fresh = make()
+    assert module_calls(lambda: call(fresh, form)) > 0

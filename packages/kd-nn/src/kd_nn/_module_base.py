@@ -335,7 +335,8 @@ class TensorDictModuleBase(Flagged):
         return BUSY
 
     def _plan_again(self) -> Plan:
-        made, wait = self.__dict__.get("_plans_made", (0, 0))
+        # The first call goes the long way: a module that is called once needs no plan.
+        made, wait = self.__dict__.get("_plans_made", (0, 1))
         if wait:
             self.__dict__["_plans_made"] = (made, wait - 1)
             return NO_PLAN
