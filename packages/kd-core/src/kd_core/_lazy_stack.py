@@ -304,7 +304,7 @@ def _stacked(stack: LazyStackedTensorDict, key: str, found: list[Entry]) -> Entr
         try:
             return torch.stack(leaves, stack._dim)
         except RuntimeError as error:
-            raise _ragged(key, leaves, error) from None
+            raise _ragged(key, leaves, stack._dim, error) from None
     if all(isinstance(entry, TensorDictBase) for entry in found):
         return _stacked_nodes(stack, cast("list[TensorDictBase]", found))
     if any(isinstance(entry, Tensor | Waist) for entry in found):
@@ -338,14 +338,14 @@ def _stacked_nodes(
     return nested
 
 
-def _ragged(key: str, leaves: list[Tensor], error: RuntimeError) -> KdError:
+def _ragged(key: str, leaves: list[Tensor], dim: int, error: RuntimeError) -> KdError:
     shapes = {shape_text(leaf.shape): None for leaf in leaves}
     if len(shapes) == 1:
         return InvalidValue(f"entry {format_key(key)} cannot be stacked: {error}")
     return ShapeMismatch(
         f"entry {format_key(key)} is ragged: its shapes among the {len(leaves)} members are "
         f"{', '.join(shapes)}. Read it from each, as in `[member[{key!r}] for member in "
-        "td.unbind(dim)]`, or pad the members to one shape."
+        f"td.unbind({dim})]`, or pad the members to one shape."
     )
 
 

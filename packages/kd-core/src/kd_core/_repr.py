@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kd_core._errors import KdError, ShapeMismatch
 from kd_core._leaves import entries_of
 
 if TYPE_CHECKING:
-    from kd_core._types import Entry, Node
+    from kd_core._types import Entries, Entry, Node
 
 INDENT = "    "
 MOST_KEYS = 200
@@ -38,13 +39,14 @@ def describe_node(node: Node) -> str:
     entries = entries_of(node)
     if entries is None:
         return repr(node)
-    lines = [f"{key}: {_describe(entries[key])}" for key in sorted(entries)[:MOST_KEYS]]
+    shown = {key: _entry(entries, key) for key in sorted(entries)[:MOST_KEYS]}
+    lines = [f"{key}: {_describe(value)}" for key, value in shown.items()]
     if len(entries) > MOST_KEYS:
         lines.append(f"... ({len(entries) - MOST_KEYS} more)")
     inner = _indent(",\n".join(lines), 2)
     fields = f"{INDENT}fields={{\n{inner}}}" if lines else f"{INDENT}fields={{\n{INDENT}}}"
     desc = node._desc
-    leaves = [value for value in entries.values() if isinstance(value, Tensor)]
+    leaves = [value for value in shown.values() if isinstance(value, Tensor)]
     shared = bool(leaves) and all(_is_shared_anywhere(leaf) for leaf in leaves)
     return (
         f"{type(node).__name__}(\n{fields},\n"
@@ -58,7 +60,17 @@ def _is_shared_anywhere(leaf: Tensor) -> bool:
     return leaf.is_cuda or (leaf.device.type == "cpu" and _is_shared(leaf))
 
 
-def _describe(value: Entry) -> str:
+def _entry(entries: Entries, key: str) -> Entry | KdError:
+    """One entry, or why it cannot be read: printing does not fail."""
+    try:
+        return entries[key]
+    except KdError as error:
+        return error
+
+
+def _describe(value: Entry | KdError) -> str:
+    if isinstance(value, KdError):
+        return "ragged" if isinstance(value, ShapeMismatch) else "differs among the members"
     return describe_leaf(value) if isinstance(value, Tensor) else describe_node(value)
 
 

@@ -155,6 +155,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             self._desc = describe(() if batch_size is None else batch_of(batch_size), where)
             self._entries, self._nested = admit_all(given, self._desc)
 
+        # Hidden from checkers, which then see a misspelt field themselves.
+        def __getattr__(self, name):
+            raise _unknown(type(self), name)
+
     @classmethod
     def from_dict(
         cls,
@@ -173,9 +177,6 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             batch_size = source.batch_size if batch_size is None else batch_size
             source = source._entries
         return cls(**source, batch_size=batch_size, device=device)
-
-    def __getattr__(self, name: str) -> object:
-        raise _unknown(type(self), name)
 
     def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         if key not in type(self)._fields:
