@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._descriptor import Descriptor, describe
+from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
+from kd_core._shapes import batch_of
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo
+    from kd_core._types import BatchFn, BatchSize, DealFn, DealMemo, DeviceLike, Entry, LeafFn, Memo
 
 
 class NonTensorData:
@@ -42,10 +43,11 @@ class NonTensorData:
     _desc: Descriptor
 
     def __init__(
-        self, data: object, batch_size: Batch = (), device: torch.device | None = None
+        self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
         self.data = data
-        self._desc = describe(tuple(batch_size), device)
+        where = None if device is None else device_of(device)
+        self._desc = describe(batch_of(batch_size), where)
 
     @property
     def batch_size(self) -> torch.Size:

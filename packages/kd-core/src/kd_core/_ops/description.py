@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidValue
 from kd_core._leaves import common_batch
-from kd_core._shapes import batch_of
+from kd_core._shapes import batch_of, wrap_dim
 from kd_core._waist import Waist
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Description(Waist):
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """The batch size, or one of its dimensions."""
-        return self.batch_size if dim is None else self._desc.batch[dim]
+        return self.batch_size if dim is None else self._desc.batch[wrap_dim(dim, self._desc.ndim)]
 
     @property
     def batch_dims(self) -> int:

@@ -1,0 +1,65 @@
+"""Batch size and device: reading and setting them."""
+
+import pytest
+import torch
+from tests.core.containers import inner
+
+from kd_core import InvalidValue, Locked, OutOfRange, ShapeMismatch, TensorDict
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": torch.zeros(3, 4, 5), "n": {"b": torch.zeros(3, 4)}}, [3])
+
+
+def test_sizes_are_told_in_the_words_of_tensors() -> None:
+    td = TensorDict({}, [3, 4])
+    assert td.shape == td.batch_size == td.size() == torch.Size([3, 4])
+    assert td.size(1) == td.size(-1) == 4
+    assert td.ndim == td.dim() == td.batch_dims == td.ndimension() == 2
+    assert td.numel() == 12
+    assert TensorDict().numel() == 1
+    assert len(td) == 3
+    assert len(TensorDict()) == 0
+    with pytest.raises(OutOfRange, match="2"):
+        td.size(2)
+
+
+def test_setting_the_batch_size_reaches_nested_containers() -> None:
+    td = make()
+    td.batch_size = [3, 4]
+    assert inner(td, "n").batch_size == (3, 4)
+    td.batch_size = []
+    assert td.batch_size == ()
+    assert inner(td, "n").batch_size == (3, 4)
+
+
+def test_a_batch_size_that_does_not_fit_changes_nothing() -> None:
+    td = make()
+    for wrong in ([3, 4, 5], [2], [3, 5]):
+        with pytest.raises(ShapeMismatch, match="must start with"):
+            td.batch_size = wrong
+    assert td.batch_size == inner(td, "n").batch_size == (3,)
+
+
+def test_a_locked_container_keeps_its_batch_size() -> None:
+    td = make().lock_()
+    with pytest.raises(Locked, match="change the batch size"):
+        td.batch_size = []
+    with pytest.raises(Locked, match="change the batch size"):
+        td.auto_batch_size_()
+
+
+def test_the_batch_size_is_found() -> None:
+    td = make().auto_batch_size_()
+    assert td.batch_size == (3, 4)
+    assert inner(td, "n").batch_size == (3, 4)
+    assert make().auto_batch_size_(1).batch_size == (3,)
+    assert make().auto_batch_size_(0).batch_size == ()
+    with pytest.raises(InvalidValue, match="0 or more, but -1 came"):
+        make().auto_batch_size_(-1)
+
+
+def test_the_device_is_told() -> None:
+    assert make().device is None
+    assert TensorDict({}, device="cpu").device == torch.device("cpu")
+    assert TensorDict({}, device="cpu")[None].device == torch.device("cpu")

@@ -1,0 +1,158 @@
+"""The index operator: what is a key, what is an index, and what is neither."""
+
+import pytest
+import torch
+from tests.core.containers import inner
+
+from kd_core import (
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyNotFound,
+    KeySetMismatch,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+)
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": torch.arange(12.0).reshape(3, 4), "n": {"b": torch.ones(3)}}, [3])
+
+
+def test_strings_and_tuples_of_strings_are_keys() -> None:
+    td = make()
+    assert td["a"] is td["a",]
+    assert td["n", "b"] is td["n", ("b",)]  # type: ignore[index]  # nested tuples
+
+
+def test_rows_and_slices_are_views() -> None:
+    td = make()
+    td[0]["a"].zero_()
+    td[1:]["n", "b"].zero_()
+    torch.testing.assert_close(td["a"][0], torch.zeros(4))
+    torch.testing.assert_close(td["n", "b"], torch.tensor([1.0, 0.0, 0.0]))
+
+
+def test_writing_a_key_of_a_row_does_not_write_through() -> None:
+    td = make()
+    td[0]["a"] = torch.zeros(4)
+    torch.testing.assert_close(td["a"], make()["a"])
+
+
+@pytest.mark.parametrize("index", [[0, 2], range(0, 3, 2), torch.tensor([0, 2])])
+def test_rows_are_chosen_by_number(index: list[int]) -> None:
+    torch.testing.assert_close(make()[index]["a"], make()["a"][[0, 2]])
+    with pytest.raises(OutOfRange, match="too many indices"):
+        make()[0, 2]
+
+
+def test_arrays_are_indices() -> None:
+    numpy = pytest.importorskip("numpy")
+    torch.testing.assert_close(make()[numpy.array([2, 0])]["a"], make()["a"][[2, 0]])
+    torch.testing.assert_close(make()[numpy.array([True, False, True])]["a"], make()["a"][[0, 2]])
+    torch.testing.assert_close(make()[numpy.int64(1)]["a"], make()["a"][1])
+
+
+@pytest.mark.parametrize("index", [[], torch.tensor([], dtype=torch.int64), slice(3, None)])
+def test_no_rows_are_an_empty_batch(index: list[int]) -> None:
+    assert make()[index].batch_size == (0,)
+    assert make()[index]["a"].shape == (0, 4)
+
+
+def test_a_nested_container_keeps_its_further_batch_dimensions() -> None:
+    td = TensorDict({"n": TensorDict({"b": torch.zeros(3, 4, 5)}, [3, 4])}, [3])
+    assert inner(td[0], "n").batch_size == (4,)
+    assert inner(td[:, None], "n").batch_size == (3, 1, 4)
+    mask = torch.tensor([True, False, True])
+    assert inner(td[mask], "n").batch_size == (2, 4)
+
+
+@pytest.mark.parametrize("index", [3, -4, [0, 3], torch.tensor([5]), (slice(None), 0)])
+def test_rows_that_are_not_there_are_refused(index: int) -> None:
+    td = make()
+    with pytest.raises(OutOfRange, match=r"range|too many"):
+        td[index]
+    with pytest.raises(OutOfRange, match=r"range|too many"):
+        td[index] = 0
+    torch.testing.assert_close(td["a"], make()["a"])
+
+
+@pytest.mark.parametrize("index", [1.5, object(), torch.tensor(1.5), [1.5], {"a"}])
+def test_what_is_neither_key_nor_index_is_refused(index: int) -> None:
+    with pytest.raises(InvalidArgument, match="neither a key nor an index"):
+        make()[index]
+
+
+def test_parts_of_both_are_refused() -> None:
+    with pytest.raises(InvalidKey, match="`int`"):
+        make()["a", 0]  # type: ignore[index]
+    with pytest.raises(InvalidArgument, match="neither a key nor an index"):
+        make()[0, "a"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_single_bool_is_refused(index: bool) -> None:
+    with pytest.raises(InvalidArgument, match="single bool"):
+        make()[index]
+
+
+def test_a_backward_slice_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"step of 1 or more, but -1 came. Use `flip`"):
+        make()[::-1]
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 4), ()])
+def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeMismatch, match="mask of shape"):
+        make()[torch.ones(shape, dtype=torch.bool)]
+
+
+def test_a_value_is_broadcast_to_rows() -> None:
+    td = make()
+    td[1:] = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    torch.testing.assert_close(td["a"][1:], torch.tensor([[1.0, 2, 3, 4]]).expand(2, 4))
+    td[torch.tensor([True, False, False])] = {"a": torch.zeros(1, 4)}
+    torch.testing.assert_close(td["a"][0], torch.zeros(4))
+
+
+def test_rows_of_a_row_count_that_differs_are_refused() -> None:
+    td = make()
+    with pytest.raises(ShapeMismatch, match=r"shape \(2, 4\) to rows of `a`.*\(3, 4\)"):
+        td[:] = make()[:2]
+    torch.testing.assert_close(td["n", "b"], torch.ones(3))
+
+
+def test_keys_that_the_target_lacks_are_refused() -> None:
+    td = make()
+    with pytest.raises(KeySetMismatch, match=r"keys below `n` that the target lacks: `x`"):
+        td[0] = {"a": torch.zeros(4), "n": {"x": 1.0}}
+    torch.testing.assert_close(td["a"], make()["a"])
+
+
+def test_gradients_flow_through_rows() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    (grad,) = torch.autograd.grad(TensorDict({"a": leaf}, [3])[1:]["a"].sum(), leaf)
+    torch.testing.assert_close(grad, torch.tensor([0.0, 1.0, 1.0]))
+
+
+def test_rows_of_one_entry_are_read_and_written() -> None:
+    td = make().lock_()
+    assert td.set_at_("a", 7.0, slice(0, 2)) is td
+    torch.testing.assert_close(td.get_at("a", 1), torch.full((4,), 7.0))
+    td.set_at_("n", {"b": 0.0}, 0)
+    torch.testing.assert_close(td["n", "b"], torch.tensor([0.0, 1.0, 1.0]))
+    with pytest.raises(KeyNotFound, match="`x`"):
+        td.set_at_("x", 0.0, 0)
+    with pytest.raises(KeyNotFound, match="`x`"):
+        td.get_at("x", 0)
+
+
+def test_iteration_needs_a_dimension() -> None:
+    with pytest.raises(InvalidArgument, match=r"none.*Iterate over"):
+        iter(TensorDict({"a": 1.0}))
+
+
+def test_a_missing_key_is_not_removed() -> None:
+    with pytest.raises(KeyNotFound, match="`x`"):
+        del make()["x"]

@@ -1,0 +1,80 @@
+"""Locks: whose they are, what they cover, and when they end."""
+
+import pytest
+import torch
+from tests.core.containers import inner
+
+from kd_core import Locked, TensorDict
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": 1.0, "n": {"b": 2.0, "m": {"c": 3.0}}})
+
+
+def test_locking_twice_is_locking_once() -> None:
+    td = make().lock_().lock_()
+    assert not td.unlock_().is_locked
+    assert not inner(td, ("n", "m")).is_locked
+
+
+def test_a_lock_of_its_own_stays_when_the_outer_one_goes() -> None:
+    td = make()
+    inner(td, "n").lock_()
+    td.lock_()
+    td.unlock_()
+    assert inner(td, "n").is_locked
+    assert inner(td, ("n", "m")).is_locked
+    assert not td.is_locked
+
+
+def test_a_container_in_two_locked_ones_is_free_when_both_are() -> None:
+    shared = TensorDict({"x": 1.0})
+    first, second = TensorDict({"s": shared}).lock_(), TensorDict({"s": shared}).lock_()
+    first.unlock_()
+    with pytest.raises(Locked, match="`y`"):
+        shared["y"] = 2.0
+    second.unlock_()
+    shared["y"] = 2.0
+
+
+def test_a_locked_container_may_stand_in_an_unlocked_one() -> None:
+    td = TensorDict({"locked": make().lock_()})
+    td["free"] = 1.0
+    with pytest.raises(Locked, match="locked by `lock_"):
+        td["locked", "z"] = 1.0
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_scopes_restore_what_was_also_after_an_error(locked: bool) -> None:
+    td = make()
+    if locked:
+        td.lock_()
+    for scope in (td.locked, td.unlocked):
+        with scope() as same:
+            assert same is td
+        assert td.is_locked is locked
+        with pytest.raises(ZeroDivisionError), scope():
+            raise ZeroDivisionError
+        assert td.is_locked is locked
+
+
+def test_a_message_tells_who_locked_and_the_way_out() -> None:
+    td = make().lock_()
+    with pytest.raises(Locked, match=r"cannot set `z`: .* by `lock_\(\)`.* `unlock_\(\)`.*clone"):
+        td["z"] = 1.0
+    with pytest.raises(Locked, match="by the lock of an enclosing container"):
+        inner(td, "n")["z"] = 1.0
+
+
+def test_the_way_out_is_one() -> None:
+    td = make().lock_()
+    free = inner(td, "n").clone(recurse=False)
+    free["z"] = 1.0
+    assert free["b"] is td["n", "b"]
+
+
+def test_reading_and_results_need_no_lock() -> None:
+    td = make().lock_()
+    assert (td + 1)["n", "m", "c"] == 4
+    assert td.to_dict()["a"] == 1
+    torch.testing.assert_close(td.get(("n", "b")), torch.tensor(2.0))

@@ -1,0 +1,186 @@
+"""Changing keys: what is merged, kept, renamed, and refused."""
+
+import pytest
+import torch
+from tests.core.containers import inner
+
+from kd_core import (
+    InvalidArgument,
+    InvalidKey,
+    KeyCollision,
+    KeyNotFound,
+    Locked,
+    NestedKey,
+    ShapeMismatch,
+    TensorDict,
+)
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3), "c": torch.ones(3)}}, [3])
+
+
+def test_update_stores_by_reference_and_keeps_order() -> None:
+    td, value = make(), torch.ones(3)
+    assert td.update({"z": value, "a": value}) is td
+    assert td["a"] is value
+    assert list(td.keys()) == ["a", "n", "z"]
+    assert make().update({"a": value}, clone=True)["a"] is not value
+
+
+def test_update_replaces_a_container_by_a_leaf_and_back() -> None:
+    td = make().update({"n": torch.zeros(3), "a": {"x": torch.ones(3)}})
+    assert set(td.keys(True, True)) == {"n", ("a", "x")}
+
+
+def test_update_in_place_keeps_the_storage_where_there_is_one() -> None:
+    td = make()
+    before = td["a"]
+    td.update({"a": torch.ones(3), "z": torch.ones(3)}, inplace=True)
+    assert td["a"] is before
+    torch.testing.assert_close(before, torch.ones(3))
+    assert "z" in td
+
+
+@pytest.mark.parametrize("only", [["z"], [("n", "d")], ["n", "z"]])
+def test_update_takes_chosen_keys(only: list[NestedKey]) -> None:
+    source = {"z": torch.zeros(3), "y": torch.zeros(3), "n": {"d": torch.zeros(3)}}
+    td = make().update(source, keys_to_update=only)
+    added = set(td.keys(True, True)) - set(make().keys(True, True))
+    assert added == {"z" if key == "z" else ("n", "d") for key in only}
+
+
+def test_update_refuses_what_is_no_mapping_and_conflicts() -> None:
+    td = make()
+    with pytest.raises(InvalidArgument, match="takes a mapping or a container, but a `int` came"):
+        td.update(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidKey, match="must be a string"):
+        td.update({3: 1.0})  # type: ignore[arg-type]
+    both: dict[NestedKey, object] = {"q": torch.zeros(3), ("q", "x"): torch.zeros(3)}
+    with pytest.raises(KeyCollision, match="makes `q` a container, and another key makes it a val"):
+        td.update(both)
+    twice: dict[NestedKey, object] = {("n", "b"): torch.zeros(3), "n": {"b": torch.ones(3)}}
+    with pytest.raises(KeyCollision, match="`n` is given twice"):
+        td.update(twice)
+
+
+def test_update_with_itself_changes_nothing() -> None:
+    td = make()
+    td.update(td)
+    td.update_(td)
+    assert list(td.keys(True)) == list(make().keys(True))
+
+
+def test_a_locked_nested_container_is_not_updated() -> None:
+    td = make()
+    inner(td, "n").lock_()
+    with pytest.raises(Locked, match=r"`\('n', 'b'\)`"):
+        td.update({"a": torch.ones(3), "n": {"b": torch.zeros(3)}})
+    torch.testing.assert_close(td["a"], torch.zeros(3))
+
+
+def test_replace_is_a_new_container_with_shared_tensors() -> None:
+    td = make()
+    other = td.replace({"n": {"b": torch.zeros(3)}, "z": torch.zeros(3)})
+    assert other["a"] is td["a"]
+    assert "z" not in td
+    torch.testing.assert_close(td["n", "b"], torch.ones(3))
+
+
+def test_select_shares_tensors_and_keeps_the_asked_order() -> None:
+    td = make()
+    part = td.select(("n", "c"), "a")
+    assert list(part.keys(True)) == ["n", ("n", "c"), "a"]
+    assert part["a"] is td["a"]
+    assert part["n", "c"] is td["n", "c"]
+
+
+@pytest.mark.parametrize(
+    "keys", [["x"], [("n", "x")], [("a", "x")], ["n", ("n", "x")], [("n", "x"), "n"]]
+)
+def test_select_of_a_missing_key_is_refused_or_ignored(keys: list[NestedKey]) -> None:
+    with pytest.raises(KeyNotFound, match="`"):
+        make().select(*keys)
+    make().select(*keys, strict=False)
+
+
+def test_select_and_exclude_in_place_change_the_container() -> None:
+    td = make()
+    assert td.select("n", inplace=True) is td
+    assert list(td.keys()) == ["n"]
+    assert td.exclude(("n", "b"), ("n", "c"), inplace=True) is td
+    assert list(td.keys(True)) == ["n"]
+    with pytest.raises(Locked, match="exclude in place"):
+        td.lock_().exclude("n", inplace=True)
+
+
+def test_a_part_of_a_locked_container_is_not_locked() -> None:
+    td = make().lock_()
+    for part in (td.select("n"), td.exclude("a"), td.select(("n", "b"))):
+        inner(part, "n")["new"] = torch.zeros(3)
+    assert set(td.keys(True, True)) == set(make().keys(True, True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("a", "z"), (("n", "b"), ("n", "z")), (("n", "b"), "z"), ("a", ("m", "z"))]
+)
+def test_rename_moves_an_entry(old: NestedKey, new: NestedKey) -> None:
+    td = make()
+    value = td.get(old)
+    assert td.rename_key_(old, new) is td
+    assert td.get(new) is value
+    assert old not in td
+
+
+def test_rename_overwrites_unless_it_is_to_be_safe() -> None:
+    with pytest.raises(KeyCollision, match="there is an entry of that name"):
+        make().rename_key_("a", "n", safe=True)
+    td = make().rename_key_("a", "n")
+    assert list(td.keys(True)) == ["n"]
+    assert list(make().rename_key_(("n", "b"), "n").keys(True)) == ["a", "n"]
+    assert list(make().rename_key_("a", "a").keys()) == ["a", "n"]
+
+
+def test_rename_that_cannot_be_done_changes_nothing() -> None:
+    td = make()
+    with pytest.raises(KeyNotFound, match="`x`"):
+        td.rename_key_("x", "y")
+    with pytest.raises(InvalidArgument, match="is inside of it"):
+        td.rename_key_("n", ("n", "x"))
+    with pytest.raises(KeyNotFound, match="goes through `a`"):
+        td.rename_key_(("n", "b"), ("a", "b"))
+    td.batch_size = []
+    inner(td, "n").batch_size = [3]
+    td["m"] = TensorDict({"short": torch.zeros(2)}, [2])
+    with pytest.raises(ShapeMismatch, match="short"):
+        td.rename_key_(("m", "short"), ("n", "short"))
+    assert ("m", "short") in td
+
+
+@pytest.mark.parametrize("separator", [".", "/", "__"])
+def test_flat_keys_become_nested_again(separator: str) -> None:
+    flat = make().flatten_keys(separator)
+    assert list(flat.keys()) == ["a", f"n{separator}b", f"n{separator}c"]
+    assert flat[f"n{separator}b"].shape == (3,)
+    assert set(flat.unflatten_keys(separator).keys(True)) == set(make().keys(True))
+
+
+def test_keys_that_would_collide_are_refused() -> None:
+    with pytest.raises(KeyCollision, match=r"`a.b`. Choose another separator than '.'"):
+        TensorDict({"a": {"b": 1.0}, "a.b": 2.0}).flatten_keys()
+    with pytest.raises(KeyCollision, match=r"key `a.b` makes `a` a container"):
+        TensorDict({"a": 1.0, "a.b": 2.0}).unflatten_keys()
+
+
+def test_flattening_in_place_changes_the_container() -> None:
+    td = make()
+    assert td.flatten_keys(inplace=True) is td
+    assert list(td.keys()) == ["a", "n.b", "n.c"]
+    assert set(td.unflatten_keys(inplace=True).keys(True)) == set(make().keys(True))
+
+
+def test_empty_keeps_levels_on_request() -> None:
+    assert list(make().empty(recurse=True).keys(True)) == ["n"]
+    assert make().empty(recurse=True).is_empty()
+    assert not make().is_empty()
+    assert not TensorDict({"word": "x"}).is_empty()

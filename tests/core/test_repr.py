@@ -1,0 +1,58 @@
+"""The printed form of containers."""
+
+import torch
+
+from kd_core import TensorDict
+
+
+def test_a_container_prints_nested_and_sorted() -> None:
+    td = TensorDict({"b": torch.zeros(3, 4), "a": {"c": torch.ones(3).bool()}}, [3], device="cpu")
+    assert repr(td) == (
+        "TensorDict(\n"
+        "    fields={\n"
+        "        a: TensorDict(\n"
+        "            fields={\n"
+        "                c: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.bool, "
+        "is_shared=False)},\n"
+        "            batch_size=torch.Size([3]),\n"
+        "            device=cpu,\n"
+        "            is_shared=False),\n"
+        "        b: Tensor(shape=torch.Size([3, 4]), device=cpu, dtype=torch.float32, "
+        "is_shared=False)},\n"
+        "    batch_size=torch.Size([3]),\n"
+        "    device=cpu,\n"
+        "    is_shared=False)"
+    )
+
+
+def test_an_empty_container_prints() -> None:
+    assert repr(TensorDict()) == (
+        "TensorDict(\n    fields={\n    },\n    batch_size=torch.Size([]),\n    device=None,\n"
+        "    is_shared=False)"
+    )
+
+
+def test_parameters_and_data_print_their_kind() -> None:
+    text = repr(TensorDict({"w": torch.nn.Parameter(torch.zeros(2)), "s": "text", "m": None}))
+    assert "w: Parameter(shape=torch.Size([2])" in text
+    assert "s: NonTensorData(data='text', batch_size=torch.Size([]))" in text
+    assert "m: NonTensorData(data=None" in text
+
+
+def test_shared_memory_is_told() -> None:
+    shared = torch.zeros(2).share_memory_()  # type: ignore[no-untyped-call]
+    assert repr(TensorDict({"a": shared})).endswith("is_shared=True)")
+    assert repr(TensorDict({"a": shared, "b": torch.zeros(2)})).endswith("is_shared=False)")
+
+
+def test_many_keys_are_cut() -> None:
+    text = repr(TensorDict({f"k{i:04}": 0.0 for i in range(1000)}))
+    assert "k0199" in text
+    assert "k0200" not in text
+    assert "... (800 more)" in text
+
+
+def test_tensors_without_storage_print() -> None:
+    text = repr(TensorDict({"a": torch.zeros(2, device="meta")}))
+    assert "device=meta" in text
+    torch.vmap(lambda td: [repr(td), td][1])(TensorDict({"a": torch.zeros(2)}, [2]))

@@ -1,0 +1,40 @@
+"""`assert_close` tells the key, and what is different there."""
+
+import pytest
+import torch
+
+from kd_core import TensorDict, lazy_stack
+from kd_core.testing import assert_close
+
+TD = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3, 2), "word": "x"}}, [3])
+
+
+def test_equal_containers_pass() -> None:
+    assert_close(TD, TD.clone())
+    assert_close(TD, TD.to_dict())
+    assert_close(TD.to_dict(), TD)
+    assert_close(lazy_stack(TD.unbind(0)), TD)
+    assert_close(TensorDict({"a": torch.tensor(float("nan"))}), {"a": torch.tensor(float("nan"))})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (TD.exclude("a"), r"keys of the container differ: \['a', 'n'\] came, \['n'\]"),
+        (TD.exclude(("n", "b")), r"keys of `n` differ"),
+        (TD + 1, "`a`: Tensor-likes are not close"),
+        (TD.replace({"n": {"b": torch.zeros(3, 2)}}), r"`\('n', 'b'\)`: Tensor-likes"),
+        (TD.double(), "`a`: .*dtype"),
+        (TD.replace({"n": {"word": "y"}}), r"`\('n', 'word'\)` is .*'x'.*'y'"),
+        (TD.replace({"n": torch.zeros(3)}), "`n` is "),
+        (TensorDict(TD, []), r"the container has batch_size \(3,\), \(\) was expected"),
+    ],
+)
+def test_a_difference_is_told(other: TensorDict, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        assert_close(TD, other)
+
+
+def test_tolerances_and_batch_sizes_are_chosen() -> None:
+    assert_close(TD, TD + 1e-3, atol=1e-2, rtol=0)
+    assert_close(TD, TensorDict(TD, []), batch_size=False)
