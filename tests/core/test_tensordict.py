@@ -180,6 +180,13 @@ def test_a_container_is_built_locked_on_request() -> None:
     assert inner(td, "n").is_locked
 
 
+def test_its_type_rebuilds_it_from_its_items() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
+    rebuilt = type(td)(dict(td.items()))  # type: ignore[arg-type]  # keys of one level are strings
+    assert rebuilt["n", "b"] is td["n", "b"]
+    assert rebuilt.batch_size == ()
+
+
 def test_the_source_is_not_kept() -> None:
     source: dict[str, object] = {"a": torch.zeros(3)}
     td = TensorDict(source, [3])

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kd_core import _collation as _collation
 from kd_core import _pickling as _pickling
 from kd_core import _pytree as _pytree
 from kd_core._base import TensorDictBase as TensorDictBase

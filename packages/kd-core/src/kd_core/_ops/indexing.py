@@ -6,7 +6,7 @@ batch shape to batch shape; masks become row numbers once, not once per leaf.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
 
 import torch
@@ -99,6 +99,10 @@ class Indexing(Waist):
                 "(batch_size ()). Iterate over `keys()`, `values()` or `items()`."
             )
         return (self[i] for i in range(desc.batch[0]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Self:
+        """Take several rows: what a `DataLoader` asks of its data set."""
+        return _taken(self, torch.as_tensor(indices))
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
         """Read rows of one entry; only batch dimensions are indexed."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from kd_core._base import TensorDictBase
+from kd_core._combine import cat, stack
 from kd_core._errors import KdError, KeySetMismatch, OutOfRange, ShapeMismatch
 from kd_core.testing._comparison import assert_close
 from kd_core.testing._content import BATCH, Contract, holds, mapped, refused, unchanged
@@ -152,6 +155,21 @@ class _Shaping(Contract):
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
 
+    def test_copies_of_it_are_stacked_and_joined(self) -> None:
+        td = self.make()
+        content = self.content()
+        for join in (stack, _torch_stack):
+            rows = mapped(content, lambda leaf: torch.stack([leaf, leaf], 1))
+            holds(join([td, self.make()], 1), rows, (3, 2, 4))
+        joined = mapped(content, lambda leaf: torch.cat([leaf, leaf[:1]], 0))
+        holds(cat([td, self.make()[:1]], 0), joined, (4, 4))
+
+    def test_rows_are_put_together_by_a_data_loader(self) -> None:
+        batches = list(DataLoader(cast("Dataset[TensorDictBase]", self.make()), batch_size=2))
+        holds(batches[0], mapped(self.content(), lambda leaf: leaf[:2]), (2, 4))
+        rows = DataLoader(cast("Dataset[TensorDictBase]", list(self.make())), batch_size=3)
+        holds(next(iter(rows)), self.content())
+
     def test_where_chooses_rows(self) -> None:
         td = self.make()
         chosen = td.where(GRID, self.make() * 2)
@@ -165,6 +183,12 @@ class _Shaping(Contract):
             td.reshape(5, 2)
         with unchanged(td), refused(OutOfRange, "2"):
             td.unbind(2)
+
+
+def _torch_stack(containers: list[TensorDictBase], dim: int) -> TensorDictBase:
+    found: object = torch.stack(containers, dim)  # type: ignore[arg-type]  # containers
+    assert isinstance(found, TensorDictBase)
+    return found
 
 
 class BatchContract(_Indexing, _Shaping):

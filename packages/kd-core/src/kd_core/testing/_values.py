@@ -26,6 +26,11 @@ MATHS: tuple[tuple[Callable[[TensorDictBase], TensorDictBase], Callable[[Tensor]
 )
 
 
+def _masked(leaf: Tensor, mask: Tensor) -> Tensor:
+    leaf[mask] = 0
+    return leaf
+
+
 class ValueContract(Contract):
     """Values."""
 
@@ -76,6 +81,32 @@ class ValueContract(Contract):
             result = td.apply(lambda leaf: leaf * 2)
         assert result is not None
         holds(result, mapped(self.content(), lambda x: x * 2))
+
+    def test_values_are_filled_and_copied_in_place(self) -> None:
+        td = self.make()
+        holds(td.zero_(), mapped(self.content(), torch.zeros_like))
+        holds(td.fill_(3), mapped(self.content(), lambda x: torch.full_like(x, 3)))
+        holds(td.copy_(self.make()), self.content())
+        mask = torch.tensor([True, False, True])
+        holds(td.masked_fill_(mask[:, None], 0), mapped(self.content(), lambda x: _masked(x, mask)))
+
+    def test_it_is_moved_and_cast(self) -> None:
+        td = self.make()
+        with unchanged(td):
+            holds(td.to(torch.float64), mapped(self.content(), lambda x: x.to(torch.float64)))
+            moved = td.to("meta")
+        assert moved.device == torch.device("meta")
+        assert tuple(moved.batch_size) == BATCH
+        assert all(leaf.is_meta for leaf in moved.select("a", "b", "n").values(True, True))
+        holds(td.contiguous(), self.content())
+
+    def test_gradients_reach_its_entries(self) -> None:
+        td = self.make().select("a", ("n", "c"))
+        td.requires_grad_()
+        (td * 3)["n", "c"].sum().backward()  # type: ignore[no-untyped-call]  # torch types it not
+        assert not td.detach().requires_grad
+        expected = torch.full((*BATCH, 5), 3.0)
+        torch.testing.assert_close(td.grad["n", "c"], expected)
 
     def test_torch_functions_reach_it(self) -> None:
         td = self.make()
