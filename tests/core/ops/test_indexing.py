@@ -1,5 +1,7 @@
 """The index operator: what is a key, what is an index, and what is neither."""
 
+from enum import StrEnum
+
 import pytest
 import torch
 from tests.core.containers import inner
@@ -24,6 +26,21 @@ def test_strings_and_tuples_of_strings_are_keys() -> None:
     td = make()
     assert td["a"] is td["a",]
     assert td["n", "b"] is td["n", ("b",)]  # type: ignore[index]  # nested tuples
+
+
+class Name(StrEnum):
+    A = "a"
+    N = "n"
+
+
+def test_strings_of_a_class_of_their_own_are_keys() -> None:
+    td = make()
+    assert td[Name.A] is td["a"]
+    assert td[Name.N, "b"] is td["n", "b"]
+    td[Name.N, "b"] = torch.zeros(3)
+    td[Name.A] = torch.zeros(3)
+    assert not td["a"].any()
+    assert not td["n", "b"].any()
 
 
 def test_rows_and_slices_are_views() -> None:

@@ -125,7 +125,7 @@ def _as_tensor(value: object) -> Tensor | None:
     if type(value).__module__ == "numpy":
         kind = getattr(getattr(value, "dtype", None), "kind", "O")
         return torch.as_tensor(value) if kind in "biufc" else None
-    if isinstance(value, list | tuple) and value and _holds_numbers(value):
+    if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
         try:
             return torch.as_tensor(value)
         except (ValueError, TypeError):
@@ -136,7 +136,7 @@ def _as_tensor(value: object) -> Tensor | None:
 def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:
     return all(
         isinstance(value, _NUMBERS)
-        or (isinstance(value, list | tuple) and bool(value) and _holds_numbers(value))
+        or (isinstance(value, (list, tuple)) and bool(value) and _holds_numbers(value))
         for value in values
     )
 

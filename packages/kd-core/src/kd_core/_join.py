@@ -84,7 +84,7 @@ def first_of(containers: object, name: str) -> TensorDictBase:
         InvalidArgument: if something else came.
         InvalidValue: if the sequence is empty.
     """
-    if not isinstance(containers, list | tuple):
+    if not isinstance(containers, (list, tuple)):
         raise InvalidArgument(
             f"`{name}` takes a list or tuple of containers, but a `{type(containers).__name__}` "
             "came."

@@ -34,7 +34,7 @@ def path_of(key: NestedKey) -> Path:
     if not key:
         raise InvalidKey("a key must have at least one part, but an empty tuple came.")
     for part in key:
-        if part.__class__ is not str:
+        if type(part) is not str:
             return tuple(name for part in key for name in path_of(part))
     return key  # type: ignore[return-value]  # all parts are strings
 
@@ -53,7 +53,7 @@ def is_path(index: object) -> TypeGuard[tuple[str, ...]]:
         if not first:
             return False
         first = first[0]
-    return first.__class__ is str
+    return isinstance(first, str)
 
 
 def unravel_key(key: NestedKey) -> NestedKey:

@@ -307,7 +307,7 @@ def _stacked(stack: LazyStackedTensorDict, key: str, found: list[Entry]) -> Entr
             raise _ragged(key, leaves, stack._dim, error) from None
     if all(isinstance(entry, TensorDictBase) for entry in found):
         return _stacked_nodes(stack, cast("list[TensorDictBase]", found))
-    if any(isinstance(entry, Tensor | Waist) for entry in found):
+    if any(isinstance(entry, (Tensor, Waist)) for entry in found):
         kinds = " and a ".join(sorted({f"`{type(entry).__name__}`" for entry in found}))
         raise KeySetMismatch(
             f"entry {format_key(key)} is a {kinds} among the members: it must be of one kind. Read "

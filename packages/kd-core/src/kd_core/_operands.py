@@ -224,7 +224,7 @@ def _run_columns(
     leaves: list[Tensor], columns: list[list[object]], fn: _LeafOp, kernel: Kernel | None
 ) -> list[Tensor]:
     first, second = columns
-    if kernel is not None and leaves and isinstance(second[0], float | int):
+    if kernel is not None and leaves and isinstance(second[0], (float, int)):
         ends = [each for each in first if isinstance(each, Tensor)]
         if len(ends) == len(leaves) and use_foreach(leaves) and use_foreach(ends):
             return kernel(leaves, ends, second[0])  # type: ignore[return-value]  # gives the leaves
@@ -387,7 +387,7 @@ def _as_operand(value: object) -> Tensor | complex:
     Raises:
         InvalidArgument: if the value is neither.
     """
-    if isinstance(value, Tensor | complex | float | int):
+    if isinstance(value, (Tensor, complex, float, int)):
         return value
     if _is_array(value):
         tensor = torch.as_tensor(value)

@@ -99,7 +99,7 @@ def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
 def _default_of(cls: type, name: str, default: object) -> Field[object]:
     if isinstance(default, Field):
         return default
-    if isinstance(default, list | dict | set):
+    if isinstance(default, (list, dict, set)):
         raise InvalidValue(
             f"field {format_key(name)} of `{cls.__name__}` has a `{type(default).__name__}` as its "
             "default, which all instances would share. Use `field(default_factory=...)`."

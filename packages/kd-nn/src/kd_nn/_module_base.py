@@ -335,6 +335,9 @@ class TensorDictModuleBase(Flagged):
         return BUSY
 
     def _plan_again(self) -> Plan:
+        # An export takes the long way, and torch 2.8 refuses attributes made meanwhile.
+        if torch.compiler.is_compiling():
+            return NO_PLAN
         # The first call goes the long way: a module that is called once needs no plan.
         made, wait = self.__dict__.get("_plans_made", (0, 1))
         if wait:

@@ -116,7 +116,7 @@ class Conversion(Waist):
         """
         plain: dict[str, Any] = {}
         for key, value in self._entries.items():
-            if isinstance(value, Tensor | Conversion):
+            if isinstance(value, (Tensor, Conversion)):
                 plain[key] = value.tolist()
             else:
                 plain[key] = value._item()

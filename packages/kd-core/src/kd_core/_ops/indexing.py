@@ -61,6 +61,10 @@ class Indexing(Waist):
             if value is None:
                 value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
+        if kind is not int and isinstance(index, (str, tuple)) and is_path(index):
+            # A string of a class of its own, and what dynamo of torch 2.8 takes for no string.
+            value = self._read(path_of(index))
+            return value if isinstance(value, Tensor) else value._item()
         return _taken(self, index)
 
     def __setitem__(self, index: object, value: object) -> None:
@@ -76,7 +80,7 @@ class Indexing(Waist):
         """
         if index.__class__ is str:
             self._put(index, value)
-        elif index.__class__ is tuple and is_path(index):
+        elif isinstance(index, (str, tuple)) and is_path(index):
             self._store(path_of(index), value)
         else:
             rows = _Rows(index, self._desc.batch)
@@ -227,7 +231,7 @@ def plain_index(index: object, ndim: int) -> tuple[IndexItem, ...]:
     used = 0
     converted: list[IndexItem] = []
     for item in items:
-        if item is None or item is Ellipsis or isinstance(item, int | slice):
+        if item is None or item is Ellipsis or isinstance(item, (int, slice)):
             used += item is not None and item is not Ellipsis
         else:
             rows = _index_tensor(item)
@@ -311,7 +315,7 @@ def _gives_views(index: object) -> bool:
     if index.__class__ is int or index.__class__ is slice:
         return True
     items = index if isinstance(index, tuple) else (index,)
-    return all(item is None or item is Ellipsis or isinstance(item, int | slice) for item in items)
+    return all(item is None or item is Ellipsis or isinstance(item, (int, slice)) for item in items)
 
 
 def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
@@ -332,7 +336,9 @@ def _stage_level(
     entries = target._entries
     source = value._entries if isinstance(value, Waist) else value
     if not isinstance(source, Mapping):
-        source = {key: value for key, entry in entries.items() if isinstance(entry, Tensor | Waist)}
+        source = {
+            key: value for key, entry in entries.items() if isinstance(entry, (Tensor, Waist))
+        }
     if not target._owns_leaves:  # each read would make another tensor
         entries = {key: entries[key] for key in source if key in entries}
         leaves = {key: entry for key, entry in entries.items() if isinstance(entry, Tensor)}

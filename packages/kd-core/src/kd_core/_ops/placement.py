@@ -137,7 +137,7 @@ def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
         if where._desc.device is None:
             raise InvalidArgument("`to` got a container without a device: give the device itself.")
         return where._desc.device, None
-    if isinstance(where, torch.device | str | int):
+    if isinstance(where, (torch.device, str, int)):
         return torch.device(where), None
     raise InvalidArgument(
         f"`to` takes a device, a dtype, a tensor or a container, but a `{type(where).__name__}` "

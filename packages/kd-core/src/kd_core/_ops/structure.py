@@ -262,7 +262,7 @@ def _source_items(source: object, method: str) -> Mapping[str, object]:
             f"`{method}` takes a mapping or a container, but a `{type(source).__name__}` came."
         )
     for key in source:
-        if key.__class__ is not str:
+        if type(key) is not str:
             return _nested(source)
     return source
 
@@ -409,7 +409,7 @@ def _stage_update(
         if not taken:
             continue
         current = entries.get(key)
-        if isinstance(current, Waist) and isinstance(value, Waist | Mapping):
+        if isinstance(current, Waist) and isinstance(value, (Waist, Mapping)):
             inner = _source_items(value, "update")
             rule = _Update(how.clone, how.inplace, only)
             _stage_update(current, inner, (*path, key), rule, stage)
@@ -441,7 +441,7 @@ def _staged_write(level: Waist, path: Path, current: Tensor, value: object) -> C
 
 def _is_same_data(current: Entry, value: object) -> bool:
     """Whether an entry is data, and the value is the same, so that there is nothing to write."""
-    if isinstance(current, Tensor | Waist) or isinstance(value, Tensor | Waist):
+    if isinstance(current, (Tensor, Waist)) or isinstance(value, (Tensor, Waist)):
         return False
     new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]
     old = current._item()
@@ -460,7 +460,7 @@ def _stage_writes(
         if not taken:
             continue
         current = level._read((key,))
-        if isinstance(current, Waist) and isinstance(value, Waist | Mapping):
+        if isinstance(current, Waist) and isinstance(value, (Waist, Mapping)):
             inner = _source_items(value, "update_")
             _stage_writes(current, inner, (*path, key), below, stage)
         elif not _is_same_data(current, value):

@@ -81,7 +81,7 @@ def _level(value: Comparable) -> Mapping[str, object]:
 
 
 def _is_level(value: object) -> bool:
-    return isinstance(value, Waist | Mapping)
+    return isinstance(value, (Waist, Mapping))
 
 
 def _compare_leaves(
