@@ -173,3 +173,16 @@ def test_iteration_needs_a_dimension() -> None:
 def test_a_missing_key_is_not_removed() -> None:
     with pytest.raises(KeyNotFound, match="`x`"):
         del make()["x"]
+
+
+def test_a_mask_of_several_dimensions_may_follow_an_ellipsis_and_an_integer() -> None:
+    rows = torch.arange(12).reshape(2, 1, 3, 2)
+    td = TensorDict({"a": rows}, rows.shape)
+    index = (..., -2, torch.tensor([[True, False, True]]), [True, False])
+    assert torch.equal(td[index]["a"], rows[index])
+    assert td[index].batch_size == rows[index].shape
+
+
+def test_a_mask_takes_rows_of_dtypes_that_index_select_lacks() -> None:
+    td = TensorDict({"a": torch.arange(3).to(torch.uint16)}, [3])
+    assert td[torch.tensor([True, False, True])]["a"].tolist() == [0, 2]

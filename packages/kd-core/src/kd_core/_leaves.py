@@ -17,18 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-import torch
 from torch import Tensor
 
 from kd_core._errors import (
-    InvalidArgument,
     KeyNotFound,
     KeySetMismatch,
-    ShapeMismatch,
     listed,
     walks_through_leaf,
 )
-from kd_core._kernels import FOREACH_FROM, use_foreach
+from kd_core._kernels import FOREACH_FROM
 from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
@@ -281,51 +278,6 @@ def _paths(entries: Entries, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...
         inner = None if isinstance(value, Tensor) else entries_of(value)
         if inner is not None:
             yield from _paths(inner, (*prefix, key))
-
-
-def write_in_place(path: tuple[str, ...], entry: Entry, value: object) -> None:
-    """Copy a value into the storage of a leaf."""
-    source = writable_source(path, entry, value)
-    cast(Tensor, entry).copy_(source)
-
-
-def writable_source(path: tuple[str, ...], entry: Entry, value: object) -> Tensor:
-    """The tensor to copy into a leaf, checked.
-
-    Raises:
-        ShapeMismatch: if the value cannot be broadcast to the leaf.
-        InvalidArgument: if the entry is no tensor.
-    """
-    if not isinstance(entry, Tensor):
-        raise InvalidArgument(
-            f"entry {format_key(path)} is a `{type(entry).__name__}`: only tensors are written in "
-            "place. Use `update_` for a nested container, `set` to replace it."
-        )
-    source = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    offset = entry.ndim - source.ndim
-    fits = offset >= 0 and all(
-        got in (1, expected)
-        for got, expected in zip(source.shape, entry.shape[offset:], strict=True)
-    )
-    if not fits:
-        raise ShapeMismatch(
-            f"cannot write a value of shape {tuple(source.shape)} to {format_key(path)} in place: "
-            f"it must be broadcastable to {tuple(entry.shape)}. Use `set` to replace the entry."
-        )
-    return source
-
-
-def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
-    """Copy each source into its target; `False`, and nothing done, if a shape differs."""
-    for target, source in zip(targets, sources, strict=True):
-        if target.shape != source.shape:
-            return False
-    if use_foreach(targets):
-        torch._foreach_copy_(targets, sources)
-    else:
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
-    return True
 
 
 def common_batch(leaves: list[Tensor], most: int | None = None) -> tuple[int, ...]:

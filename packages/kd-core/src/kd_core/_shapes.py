@@ -43,10 +43,10 @@ def wrap_dim(dim: int, ndim: int) -> int:
         OutOfRange: if there is no such dimension.
     """
     if not -ndim <= dim < ndim:
-        allowed = f"between {-ndim} and {ndim - 1}" if ndim else "absent: there are no dimensions"
+        allowed = f"it must be between {-ndim} and {ndim - 1}" if ndim else "there are none"
         raise OutOfRange(
-            f"dimension {dim} is out of range for a container of {ndim} batch dimensions: it must "
-            f"be {allowed}. Trailing dimensions of entries are reached with `apply`."
+            f"dimension {dim} is out of range of the batch dimensions: {allowed}. Trailing "
+            "dimensions of entries are reached with `apply`."
         )
     return dim + ndim if dim < 0 else dim
 
@@ -112,6 +112,8 @@ def index_simple(
             out.append(1)
             continue
         if item is Ellipsis:
+            if not all(_is_simple(other) for other in index):
+                return None  # a mask may stand for several dimensions, so what is left is not known
             rest = ndim - sum(other is not None and other is not Ellipsis for other in index)
             if rest > 0:
                 items.extend([slice(None)] * rest)
@@ -129,6 +131,10 @@ def index_simple(
         items.append(item)
         position += 1
     return tuple(items), (*out, *batch[position:])
+
+
+def _is_simple(item: object) -> bool:
+    return item is None or item is Ellipsis or item.__class__ is slice or item.__class__ is int
 
 
 def _check_row(row: int, dim: int, batch: Batch) -> None:

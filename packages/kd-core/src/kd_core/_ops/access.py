@@ -9,10 +9,11 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves import all_fit, find_entry, walk_error, write_in_place
+from kd_core._leaves import all_fit, find_entry, walk_error
 from kd_core._types import NO_DEFAULT, NoDefault
 from kd_core._views import NestedItems, NestedKeys, NestedValues
 from kd_core._waist import Waist, level_at
+from kd_core._writes import writable_source, write_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -138,8 +139,12 @@ class Access(Waist):
                 and entry.shape == value.shape
                 and self._owns_leaves
             ):
-                entry.copy_(value)
-                return self
+                try:
+                    entry.copy_(value)
+                except RuntimeError:
+                    pass  # the error that names the entry comes from below
+                else:
+                    return self
         path = path_of(key)
         _overwrite(self, path, self._read(path), value)
         return self
@@ -294,7 +299,8 @@ def _remove(container: Waist, path: tuple[str, ...]) -> None:
 
 
 def _overwrite(container: Waist, path: tuple[str, ...], entry: Entry, value: object) -> None:
-    write_in_place(path, entry, value)
+    source = writable_source(path, entry, value)
+    write_all([(cast(Tensor, entry), source, path)])
     level = level_at(container, path[:-1])
     if not level._owns_leaves:
         level._take_back({path[-1]: cast(Tensor, entry)})

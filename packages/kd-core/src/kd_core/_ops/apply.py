@@ -11,10 +11,11 @@ from kd_core._admission import admit
 from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
-from kd_core._leaves import all_fit, entries_of, key_sets_differ, name_of_leaf, writable_source
+from kd_core._leaves import all_fit, entries_of, key_sets_differ, name_of_leaf
 from kd_core._shapes import batch_of
 from kd_core._types import NO_DEFAULT
 from kd_core._waist import Waist
+from kd_core._writes import Write, writable_source, write_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -145,13 +146,12 @@ class Apply(Waist):
             self._collect_pair(cast("Entry", other), [], theirs, ())
             columns.append(theirs)
         results = [fn(*row) for row in zip(*columns, strict=True)]
-        writes = [
-            (leaf, writable_source(name_of_leaf(self._entries, leaf) or ("...",), leaf, result))
-            for leaf, result in zip(leaves, results, strict=True)
-            if result is not None and result is not leaf
-        ]
-        for leaf, source in writes:
-            leaf.copy_(source)
+        writes: list[Write] = []
+        for leaf, result in zip(leaves, results, strict=True):
+            if result is not None and result is not leaf:
+                path = name_of_leaf(self._entries, leaf) or ("...",)
+                writes.append((leaf, writable_source(path, leaf, result), path))
+        write_all(writes)
         return self
 
 

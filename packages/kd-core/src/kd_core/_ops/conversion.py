@@ -11,9 +11,9 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
 from kd_core._keys import format_key
-from kd_core._leaves import writable_source
 from kd_core._shapes import batch_of
 from kd_core._waist import Waist
+from kd_core._writes import Write, writable_source, write_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -81,11 +81,10 @@ class Conversion(Waist):
         if assign:
             _assign(self, state_dict)
             return self
-        writes: list[tuple[Tensor, Tensor]] = []
+        writes: list[Write] = []
         _stage(self, state_dict, strict, (), writes)
         with torch.no_grad():
-            for leaf, source in writes:
-                leaf.copy_(source)
+            write_all(writes)
         return self
 
     def numpy(self) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def _stage(
     state: object,
     strict: bool,
     path: Path,
-    writes: list[tuple[Tensor, Tensor]],
+    writes: list[Write],
 ) -> None:
     """Check a level and note its writes."""
     if not isinstance(state, Mapping):
@@ -159,7 +158,8 @@ def _stage(
         if isinstance(entry, Waist):
             _stage(entry, value, strict, (*path, key), writes)
         elif isinstance(entry, Tensor):
-            writes.append((entry, writable_source((*path, key), entry, value)))
+            where = (*path, key)
+            writes.append((entry, writable_source(where, entry, value), where))
         elif entry._item() != value:
             raise InvalidArgument(
                 f"entry {format_key((*path, key))} is data that is no tensor, {entry._item()!r}, "

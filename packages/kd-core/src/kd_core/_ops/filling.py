@@ -10,10 +10,11 @@ from torch import Tensor
 
 from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument
-from kd_core._leaves import copy_pairs
+from kd_core._leaves import name_of_leaf
 from kd_core._operands import binary_, blend, padded, unary_
 from kd_core._shapes import sizes_of
 from kd_core._waist import Waist
+from kd_core._writes import check_write, copy_pairs
 
 if TYPE_CHECKING:
     from typing import Self
@@ -61,6 +62,8 @@ class Filling(Waist):
         theirs: list[Tensor] = []
         self._collect_pair(cast("Entry", source), mine, theirs, ())
         if non_blocking or not copy_pairs(mine, theirs):
+            for leaf, value in zip(mine, theirs, strict=True):
+                check_write(leaf, value, name_of_leaf(self._entries, leaf) or ("...",))
             write = _non_blocking_copy if non_blocking else _copy
             return binary_(self, source, write, casts=True)
         return self

@@ -17,6 +17,7 @@ from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves import find_entry, missing_key
 from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
 from kd_core._waist import Waist, level_at
+from kd_core._writes import Write, as_source, commit, write_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -84,7 +85,7 @@ class Indexing(Waist):
             self._store(path_of(index), value)
         else:
             rows = _Rows(index, self._desc.batch)
-            writes: list[_Write] = []
+            writes: list[Write] = []
             _stage_level(self, value, (), rows, writes)
             rows.commit(writes)
 
@@ -129,7 +130,7 @@ class Indexing(Waist):
         path = path_of(key)
         entry = self._read(path)
         rows = _Rows(index, self._desc.batch)
-        writes: list[_Write] = []
+        writes: list[Write] = []
         if isinstance(entry, Waist):
             _stage_level(entry, value, path, rows, writes)
         elif isinstance(entry, Tensor):
@@ -141,7 +142,6 @@ class Indexing(Waist):
         return self
 
 
-_Write: TypeAlias = "tuple[Tensor, Tensor]"
 W = TypeVar("W", bound=Waist)
 
 
@@ -218,7 +218,11 @@ def _by_mask(mask: Tensor, batch: Batch) -> Resolved:
 
 
 def _rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
-    return leaf.index_select(0, rows if leaf.is_cpu else rows.to(leaf.device))
+    rows = rows if leaf.is_cpu else rows.to(leaf.device)
+    try:
+        return leaf.index_select(0, rows)
+    except NotImplementedError:  # unsigned integers of several bytes
+        return leaf[rows]
 
 
 def plain_index(index: object, ndim: int) -> tuple[IndexItem, ...]:
@@ -281,7 +285,7 @@ class _Rows:
         self.where = None if _gives_views(index) else plain_index(index, self.ndim)
         self.lent: list[tuple[Waist, dict[str, Tensor]]] = []
 
-    def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> _Write:
+    def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
         """Check one write and note it down."""
         if self.where is None:
             target = self.fn(leaf)
@@ -291,24 +295,25 @@ class _Rows:
             shape = self.batch_fn(tuple(leaf.shape[: self.ndim])) + leaf.shape[self.ndim :]
         source = value
         if not isinstance(source, Tensor):
-            source = torch.as_tensor(value, dtype=leaf.dtype)
+            source = as_source(path, value, leaf.dtype)
         if source.shape != shape:
             _check_broadcast(source, shape, path)
-        return target, source
+        return target, source, path
 
-    def commit(self, writes: list[_Write]) -> None:
+    def commit(self, writes: list[Write]) -> None:
         """Do what was noted down."""
         if self.where is None:
-            for target, source in writes:
-                target.copy_(source)
+            write_all(writes)
         else:
             try:
-                for target, source in writes:
-                    target[self.where] = source
+                commit(writes, self._put_rows)
             except IndexError as error:  # from the first one: the index is the same for all
                 raise _beyond(self.batch, error) from None
         for lender, leaves in self.lent:
             lender._take_back(leaves)
+
+    def _put_rows(self, target: Tensor, source: Tensor) -> None:
+        target[self.where] = source
 
 
 def _gives_views(index: object) -> bool:
@@ -330,7 +335,7 @@ def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ..
 
 
 def _stage_level(
-    target: Waist, value: object, path: tuple[str, ...], rows: _Rows, writes: list[_Write]
+    target: Waist, value: object, path: tuple[str, ...], rows: _Rows, writes: list[Write]
 ) -> None:
     """Note down the writes of one level: of a container, a mapping, or one value for all leaves."""
     entries = target._entries

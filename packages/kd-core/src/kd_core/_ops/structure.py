@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of
-from kd_core._leaves import copy_pairs, find_entry, writable_source
+from kd_core._leaves import find_entry
 from kd_core._waist import Waist, level_at
+from kd_core._writes import check_write, copy_pairs, writable_source, write_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -430,9 +432,11 @@ def _staged_set(level: Waist, key: str, entry: Entry) -> Callable[[], None]:
 
 def _staged_write(level: Waist, path: Path, current: Tensor, value: object) -> Callable[[], None]:
     source = writable_source(path, current, value)
+    if not is_compiling():
+        check_write(current, source, path)
 
     def write() -> None:
-        current.copy_(source)
+        write_all([(current, source, path)])
         if not level._owns_leaves:
             level._take_back({path[-1]: current})
 

@@ -1,0 +1,87 @@
+"""Writes into leaves: all of them or none, and overlapping memory."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_core import InvalidArgument, InvalidValue, TensorDict
+
+WRITES = {
+    "index": lambda td, source: td.__setitem__(slice(None), source),
+    "rows": lambda td, source: td.__setitem__([0, 1], source),
+    "update_": lambda td, source: td.update_(source),
+    "update_ of a mapping": lambda td, source: td.update_(source.to_dict()),
+    "update inplace": lambda td, source: td.update(source, inplace=True),
+    "copy_": lambda td, source: td.copy_(source),
+    "apply_": lambda td, source: td.apply_(lambda _, new: new, source),
+}
+
+
+def ones(td: TensorDict) -> TensorDict:
+    return td.apply(lambda leaf: torch.ones(leaf.shape))
+
+
+def pair(second: Tensor) -> TensorDict:
+    return TensorDict({"a": torch.zeros(2), "n": {"b": second}}, [2])
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_nothing_is_written_where_an_entry_is_expanded(write: object) -> None:
+    td = pair(torch.zeros(1).expand(2))
+    with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* share one place in memory"):
+        write(td, ones(td))  # type: ignore[operator]
+    assert td["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_nothing_is_written_where_an_entry_is_a_parameter(write: object) -> None:
+    td = pair(nn.Parameter(torch.zeros(2)))
+    with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* requires grad"):
+        write(td, ones(td))  # type: ignore[operator]
+    assert td["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_parameters_are_written_without_gradients(write: object) -> None:
+    td = pair(nn.Parameter(torch.zeros(2)))
+    with torch.no_grad():
+        write(td, ones(td))  # type: ignore[operator]
+    assert td["n", "b"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_nothing_is_written_where_a_value_has_no_data(write: object) -> None:
+    td = pair(torch.zeros(2))
+    source = ones(td).set(("n", "b"), torch.ones(2, device="meta"))
+    with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* `meta`"):
+        write(td, source)  # type: ignore[operator]
+    assert td["a"].tolist() == [0, 0]
+
+
+def test_rows_that_overlap_are_read_before_they_are_written() -> None:
+    td = TensorDict({"a": torch.arange(4.0), "b": torch.arange(4)}, [4])
+    td[1:] = td[:-1]
+    assert td["a"].tolist() == td["b"].tolist() == [0, 0, 1, 2]
+    td[[1, 2, 3]] = td[:3]
+    assert td["a"].tolist() == [0, 0, 0, 1]
+
+
+def test_a_single_write_that_torch_refuses_names_the_entry() -> None:
+    td = TensorDict({"a": torch.zeros(1).expand(2)}, [2])
+    with pytest.raises(InvalidValue, match="entry `a` cannot be written in place"):
+        td[:] = 1.0
+    with pytest.raises(InvalidValue, match="entry `a` cannot be written in place"):
+        td.set_("a", torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("value", [1j, "x", None, float("nan")])
+def test_a_value_without_a_place_in_the_dtype_names_the_entry(value: object) -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}, [2])
+    with pytest.raises(InvalidArgument, match=r"cannot write .* whose dtype is torch"):
+        td[0] = value
+    assert td["a"].tolist() == [0, 0]
+
+
+def test_a_string_is_not_written_in_place() -> None:
+    with pytest.raises(InvalidArgument, match="cannot write 'x' of type `str` to `a`"):
+        TensorDict({"a": torch.zeros(2)}, [2]).update_({"a": "x"})
