@@ -60,9 +60,10 @@ def test_container_call_is_one_graph(eager_first: bool) -> None:
     assert counter.frame_count == 1
 
 
-def test_unrelated_key_does_not_recompile() -> None:
+@pytest.mark.parametrize("inplace", [True, False])
+def test_unrelated_key_does_not_recompile(inplace: bool) -> None:
     model = make()
-    model.inplace = False
+    model.inplace = inplace
     run, counter = compiled(model)
     run(TensorDict({"x": X}, [2]))
     run(TensorDict({"x": X, "other": X}, [2]))

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from kd_core._admission import admit
 from kd_core._base import TensorDictBase
 from kd_core._descriptor import LOCKED_BY_USER, describe
+from kd_core._late_entries import lay_over, own_dict
 from kd_core._leaves import deal, rebuild, zip_each
 
 if TYPE_CHECKING:
@@ -43,14 +45,20 @@ class Dense(TensorDictBase):
     def _set_entry(self, key: str, value: Entry) -> None:
         if not isinstance(value, Tensor):
             self._nested = True
-        self._entries[key] = value
+        if is_dynamo_compiling():
+            lay_over(self, {key: value})
+        else:
+            self._entries[key] = value
 
     def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
         # Overridden for speed: "tutorial Sequential(td)" in the benchmarks.
-        self._entries.update(leaves)
+        if is_dynamo_compiling():
+            lay_over(self, leaves)
+        else:
+            self._entries.update(leaves)
 
     def _del_entry(self, key: str) -> None:
-        del self._entries[key]
+        del own_dict(self)[key]
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
 from kd_core._admission import admit, check_key
@@ -86,10 +87,12 @@ class TensorDict(Dense):
     def _put(self, key: str, value: object) -> None:
         # Overridden for speed: "td['a'] = x" in the benchmarks.
         desc = self._desc
-        if value.__class__ is Tensor and desc.plain and leaf_fits(value, desc):
-            self._entries[key] = value
-        else:
+        if value.__class__ is not Tensor or not desc.plain or not leaf_fits(value, desc):
             super()._put(key, value)
+        elif is_dynamo_compiling():
+            self._set_entry(key, value)
+        else:
+            self._entries[key] = value
 
     def update(
         self,
@@ -103,7 +106,7 @@ class TensorDict(Dense):
         if not (clone or inplace) and keys_to_update is None and self._desc.plain:
             if source.__class__ is dict:
                 if all_fit(source, self._desc):
-                    self._entries.update(source)
+                    self._set_leaves(source)
                     return self
             elif isinstance(source, TensorDict) and _merge(self, source):
                 return self
@@ -196,24 +199,24 @@ def _params_of(module: nn.Module) -> TensorDictBase:
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:
     """Merge where all that is merged is known to fit; else change nothing and say so."""
-    merges: list[tuple[dict[str, Entry], dict[str, Entry]]] = []
+    merges: list[tuple[TensorDict, Mapping[str, Entry]]] = []
     if not _stage_merge(target, source, merges):
         return False
-    for mine, theirs in merges:
-        mine.update(theirs)
+    for level, entries in merges:
+        level._set_leaves(entries)  # type: ignore[arg-type]  # leaves, or there was a node before
     return True
 
 
 def _stage_merge(
     target: TensorDict,
     source: TensorDict,
-    merges: list[tuple[dict[str, Entry], dict[str, Entry]]],
+    merges: list[tuple[TensorDict, Mapping[str, Entry]]],
 ) -> bool:
     """Note down the dicts to merge, where all that is merged is known to fit."""
     if target._desc is not source._desc or not target._desc.plain:
         return False
     if not source._nested:
-        merges.append((target._entries, source._entries))
+        merges.append((target, source._entries))
         return True
     rest: dict[str, Entry] = {}
     for key, value in source._entries.items():
@@ -225,7 +228,7 @@ def _stage_merge(
             return False
         if not _stage_merge(current, value, merges):
             return False
-    merges.append((target._entries, rest))
+    merges.append((target, rest))
     return True
 
 

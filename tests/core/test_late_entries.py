@@ -1,0 +1,125 @@
+"""What compiled code writes into a container from outside, and how it comes back."""
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from kd_core import TensorDict, stack
+from kd_core.testing import assert_close
+
+X = torch.arange(3.0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[[TensorDict], TensorDict]) -> Callable[[TensorDict], TensorDict]:
+    run: Callable[[TensorDict], TensorDict] = torch.compile(
+        function, fullgraph=True, backend="eager"
+    )
+    return run
+
+
+def write(td: TensorDict) -> TensorDict:
+    td["y"] = td["x"] + 1
+    td.set(("n", "z"), td["y"] * 2)
+    td.update({"x": td["n", "z"], ("n", "w"): td["y"]})
+    return td
+
+
+def make(**others: object) -> TensorDict:
+    return TensorDict({"x": X, **others}, [3])
+
+
+def test_writes_come_back_in_the_container_that_was_given() -> None:
+    td = make()
+    assert compiled(write)(td) is td
+    assert list(td.keys(True, True)) == ["x", "y", ("n", "z"), ("n", "w")]
+    assert_close(td, write(make()))
+
+
+def test_unrelated_keys_do_not_recompile() -> None:
+    counter = CompileCounter()
+    run = torch.compile(write, fullgraph=True, backend=counter)
+    for others in ({}, {"u": X}, {"more": {"deep": X}, "v": X}, {"s": "text"}):
+        td = make(**others)
+        run(td)
+        assert_close(td, write(make(**others)))
+    assert counter.frame_count == 1
+
+
+LOOKS: dict[str, Callable[[TensorDict], object]] = {
+    "get": lambda td: td["y"],
+    "in": lambda td: "y" in td,
+    "set": lambda td: td.set("y", X),
+    "set another": lambda td: td.set("k", X),
+    "delete": lambda td: td.del_("y"),
+    "keys": lambda td: list(td.keys()),
+    "items": lambda td: dict(td.items(True, True)),
+    "update": lambda td: td.update({"y": X}),
+    "update from container": lambda td: td.update(make(y=X)),
+    "index": lambda td: td[0],
+    "add": lambda td: td + td,
+    "stack": lambda td: stack([td, td]),
+    "lock": lambda td: td.lock_(),
+    "select": lambda td: td.select("y", "x"),
+    "rename": lambda td: td.rename_key_("y", "q"),
+    "repr": repr,
+    "dict": lambda td: td.to_dict(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "clone": lambda td: td.clone(),
+    "rows": lambda td: td.__setitem__(0, 7.0),
+    "batch size": lambda td: setattr(td, "batch_size", []),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_first_look_finds_what_was_written(look: str) -> None:
+    td, expected = make(), make()
+    compiled(write)(td)
+    write(expected)
+    found, wanted = LOOKS[look](td), LOOKS[look](expected)
+    if isinstance(found, TensorDict) and isinstance(wanted, TensorDict):
+        assert_close(found, wanted)
+    assert_close(td, expected)
+    assert td.is_locked == expected.is_locked
+
+
+def test_container_that_is_passed_again_settles() -> None:
+    counter = CompileCounter()
+    run = torch.compile(write, fullgraph=True, backend=counter)
+    td, expected = make(), make()
+    counts = []
+    for _ in range(5):
+        run(td)
+        write(expected)
+        counts.append(counter.frame_count)
+    assert counts[-1] == counts[-2] == counts[-3]
+    assert_close(td, expected)
+
+
+def test_container_made_in_the_graph_is_a_whole_one() -> None:
+    made = compiled(lambda td: write(TensorDict({"x": td["x"]}, [3])))(make())
+    assert_close(made, write(make()))
+
+
+def test_nothing_is_kept_alive() -> None:
+    td = make()
+    compiled(write)(td)
+    seen = weakref.ref(td)
+    del td
+    torch._dynamo.reset()
+    gc.collect()
+    assert seen() is None
