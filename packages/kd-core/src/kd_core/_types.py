@@ -79,7 +79,8 @@ class Node(Protocol):
         """Count `count` more enclosing containers that are locked."""
 
 
-Source: TypeAlias = "Mapping[str, object] | Mapping[tuple[str, ...], object] | Mapping[Sequence[str], object] | Mapping[NestedKey, object] | Node"
+_Paths: TypeAlias = "Mapping[tuple[str, ...], object] | Mapping[Sequence[str], object]"
+Source: TypeAlias = "Mapping[str, object] | _Paths | Mapping[NestedKey, object] | Node"
 """Where an update takes its entries from: a mapping, or a container.
 
 The key of a mapping is invariant to a type checker: a dict with strings and tuples as keys is one
