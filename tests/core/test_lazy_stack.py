@@ -2,11 +2,13 @@
 
 import pickle
 
+import numpy
 import pytest
 import torch
 from tests.core.containers import inner
 
 from kd_core import (
+    InvalidArgument,
     InvalidValue,
     KeyNotFound,
     KeySetMismatch,
@@ -18,6 +20,9 @@ from kd_core import (
     TensorDictBase,
     lazy_stack,
     maybe_dense_stack,
+)
+from kd_core import (
+    stack as stack_dense,
 )
 from kd_core.testing import assert_close
 
@@ -224,3 +229,49 @@ def test_a_ragged_stack_is_pickled() -> None:
     other = pickle.loads(pickle.dumps(lazy_stack(members(2, 3))))
     assert type(other) is LazyStackedTensorDict
     assert [row["a"].shape[0] for row in other] == [2, 3]
+
+
+def ragged() -> LazyStackedTensorDict:
+    first = TensorDict({"r": torch.zeros(3), "x": torch.zeros(2), "n": {"r": torch.zeros(1)}})
+    second = TensorDict({"r": torch.zeros(4), "x": torch.ones(2), "n": {"r": torch.zeros(2)}})
+    return LazyStackedTensorDict(first.set("s", "one"), second.set("s", "two").set("own", 1.0))
+
+
+def test_keys_of_ragged_entries_are_listed() -> None:
+    stacked = ragged()
+    assert list(stacked.keys(True, True)) == ["r", "x", ("n", "r"), "s"]
+    assert list(stacked.keys(True, sort=True)) == ["n", ("n", "r"), "r", "s", "x"]
+    assert len(stacked.keys(True)) == 5
+    assert ("n", "r") in stacked.keys(True, True)
+    assert "n" not in stacked.keys(True, True)
+    assert ("n", "r") in stacked
+    assert ("n", "own") not in stacked
+
+
+def test_a_missing_key_of_a_ragged_stack_is_the_error() -> None:
+    with pytest.raises(KeyNotFound, match=r"key `own` is not there: the keys are `r`, `x`"):
+        ragged()["own"]
+
+
+def test_a_ragged_stack_moves_member_by_member() -> None:
+    moved = ragged().to("meta")
+    assert isinstance(moved, LazyStackedTensorDict)
+    assert moved.device == moved[0].device == moved[1]["n"].device == torch.device("meta")
+    assert moved[1]["r"].is_meta
+
+
+def test_a_ragged_stack_is_written_by_apply_() -> None:
+    stacked = ragged()
+    stacked.apply_(lambda leaf: leaf + 1)
+    assert stacked[0]["r"].tolist() == [1, 1, 1]
+
+
+def test_a_member_is_a_container() -> None:
+    with pytest.raises(InvalidArgument, match="member 1 is a `dict`"):
+        LazyStackedTensorDict(TensorDict(), {})  # type: ignore[arg-type]
+
+
+def test_equal_arrays_are_one_value() -> None:
+    rows = [TensorDict({"names": numpy.array(["a", "b"])}) for _ in range(2)]
+    assert LazyStackedTensorDict(*rows)["names"].tolist() == ["a", "b"]
+    assert stack_dense(rows)["names"].tolist() == ["a", "b"]

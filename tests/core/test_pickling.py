@@ -83,3 +83,16 @@ def test_a_view_pickles_its_own_bytes() -> None:
 def test_torch_load_takes_weights_only(tmp_path: Path) -> None:
     torch.save(nested(), tmp_path / "td.pt")
     assert_same(nested(), torch.load(tmp_path / "td.pt", weights_only=True))
+
+
+def test_load_may_map_to_another_device(tmp_path: Path) -> None:
+    torch.save(nested(), tmp_path / "td.pt")
+    td = torch.load(tmp_path / "td.pt", weights_only=True, map_location="meta")
+    assert td.device == td["b"].device == td["a"].device == torch.device("meta")
+    assert td.get(("a", "word")).device == torch.device("meta")
+
+
+def test_a_device_is_kept_without_leaves() -> None:
+    td = TensorDict({"n": {}, "word": "reach"}, device="meta")
+    assert pickle.loads(pickle.dumps(td)).device == torch.device("meta")
+    assert pickle.loads(pickle.dumps(td))["n"].device == torch.device("meta")

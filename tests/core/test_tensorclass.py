@@ -93,7 +93,7 @@ def test_an_unknown_field_is_told_with_the_nearest() -> None:
 
 
 def test_arguments_are_matched_with_fields() -> None:
-    with pytest.raises(InvalidArgument, match="`Sample` lacks `label`, which have no default"):
+    with pytest.raises(InvalidArgument, match="`Sample` is built without `label`"):
         Sample(torch.zeros(4))  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match="`image` is given twice"):
         Sample(torch.zeros(4), image=torch.zeros(4))  # type: ignore[call-arg, misc]
@@ -173,3 +173,23 @@ def test_classes_and_instances_are_told_apart_from_others() -> None:
     assert is_tensorclass(sample())
     assert not is_tensorclass(TensorDict)
     assert not is_tensorclass(3)
+
+
+def test_post_init_runs_after_construction() -> None:
+    class Doubled(TensorClass):
+        x: Tensor
+
+        def __post_init__(self) -> None:
+            self.x = self.x * 2
+
+    assert Doubled(torch.ones(2)).x.tolist() == [2, 2]
+    assert Doubled(torch.ones(2), batch_size=[2])[:1].x.tolist() == [2]
+
+
+def test_a_missing_field_is_named() -> None:
+    class Pair(TensorClass):
+        x: Tensor
+        y: Tensor
+
+    with pytest.raises(InvalidArgument, match="`Pair` is built without `y`"):
+        Pair(torch.ones(2))  # type: ignore[call-arg]

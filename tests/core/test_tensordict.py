@@ -3,7 +3,9 @@
 import types
 from collections import OrderedDict, UserDict
 from collections.abc import Mapping
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from tests.core.containers import inner
@@ -246,3 +248,15 @@ def test_a_hundred_thousand_keys_are_no_trouble() -> None:
     td = TensorDict({str(i): leaf for i in range(100_000)}, [3])
     assert td["99999"] is leaf
     assert len(td.select("5", "6").keys()) == 2
+
+
+@pytest.mark.parametrize("array", [numpy.arange(3.0)[::-1], numpy.arange(3.0).astype(">f8")])
+def test_arrays_that_torch_cannot_share_are_copied(array: numpy.ndarray[Any, Any]) -> None:
+    assert TensorDict({"a": array})["a"].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("name", ["names", "non_blocking"])
+def test_what_looks_like_an_option_is_no_entry_by_keyword(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"`{name}` is no option of the constructor"):
+        TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]
+    assert TensorDict({name: "x"})[name] == "x"

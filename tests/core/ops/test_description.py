@@ -63,3 +63,22 @@ def test_the_device_is_told() -> None:
     assert make().device is None
     assert TensorDict({}, device="cpu").device == torch.device("cpu")
     assert TensorDict({}, device="cpu")[None].device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("holder", ["itself", "another parent"])
+def test_a_locked_child_does_not_follow_the_batch_size(holder: str) -> None:
+    child = TensorDict({"b": torch.zeros(3, 2)}, [3])
+    td = TensorDict({"a": torch.zeros(3, 2), "n": child}, [3])
+    (child if holder == "itself" else TensorDict({"x": child}, [3])).lock_()
+    with pytest.raises(Locked, match="`n` would have to follow"):
+        td.batch_size = [3, 2]
+    with pytest.raises(Locked, match="`n` would have to follow"):
+        td.auto_batch_size_()
+    assert td.batch_size == child.batch_size == (3,)
+
+
+def test_a_locked_child_that_fits_stays() -> None:
+    child = TensorDict({"b": torch.zeros(3, 2)}, [3, 2]).lock_()
+    td = TensorDict({"a": torch.zeros(3, 2), "n": child}, [3])
+    td.batch_size = [3, 2]
+    assert inner(td, "n").batch_size == (3, 2)

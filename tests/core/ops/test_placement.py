@@ -82,3 +82,8 @@ def test_wrong_places_are_explained(td: TensorDict) -> None:
         td.to("cpu", device="meta")
     with pytest.raises(InvalidArgument, match="container without a device"):
         td.to(TensorDict())
+
+
+def test_a_device_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'nowhere' is no device"):
+        TensorDict().to("nowhere")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kd_core import InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict
+from kd_core import DeviceMismatch, InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict
 from kd_core._ops.table import (
     ARITHMETIC,
     CASTS,
@@ -427,3 +427,17 @@ def test_no_bit_differs_from_the_loop(
             numbers = ~expected.isnan()
             assert torch.equal(result[key].isnan(), ~numbers)
             assert torch.equal(result[key].view(bits)[numbers], expected.view(bits)[numbers])
+
+
+def test_leaves_that_do_not_broadcast_are_named() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2, 3)}}, [2])
+    other = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2, 4)}}, [2])
+    message = r"entry `\('n', 'b'\)` has shape \(2, 3\) .* \(2, 4\) in the second"
+    with pytest.raises(ShapeMismatch, match=message):
+        td + other
+
+
+def test_leaves_on_different_devices_are_named() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    with pytest.raises(DeviceMismatch, match=r"entry `a` is on cpu .* meta in the second"):
+        td + td.to("meta")

@@ -20,8 +20,14 @@ from kd_core._keys import format_key
 from kd_core._leaves import leaf_fits
 
 if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    import numpy
+
     from kd_core._descriptor import Descriptor
     from kd_core._types import Entry, Node
+
+    NumpyArray: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
 
 _NUMBERS = (bool, int, float, complex)
 MAX_DEPTH = 256
@@ -124,13 +130,22 @@ def _as_tensor(value: object) -> Tensor | None:
         return torch.as_tensor(value)
     if type(value).__module__ == "numpy":
         kind = getattr(getattr(value, "dtype", None), "kind", "O")
-        return torch.as_tensor(value) if kind in "biufc" else None
+        return _of_array(value) if kind in "biufc" else None
     if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
         try:
             return torch.as_tensor(value)
         except (ValueError, TypeError):
             return None
     return None
+
+
+def _of_array(value: object) -> Tensor:
+    """A tensor of an array of numbers; one that torch cannot share memory with is copied."""
+    try:
+        return torch.as_tensor(value)
+    except ValueError:  # another byte order, or reversed
+        array = cast("NumpyArray", value)
+        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
 def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:

@@ -203,12 +203,28 @@ def restore(
     new = object.__new__(cls)
     new._entries = entries
     new._nested = holds_nodes(entries)
-    free = describe(tuple(batch), device)
+    free = describe(tuple(batch), None if device is None else _found_device(entries, device))
+    if free.device != device:
+        for key, value in entries.items():
+            if not isinstance(value, Tensor) and value._desc.device == device:
+                entries[key] = value._with_descriptor(free.with_batch(value._desc.batch))
     new._desc = free
     if lock is not None:
         new._desc = free.with_lock(LOCKED_BY_USER if lock == LOCKED_BY_USER else lock, 0)
         new._hold_below(1)
     return new
+
+
+def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.device | None:
+    """The device of restored entries: `torch.load` may have been told to put them elsewhere."""
+    found = {
+        value.device if isinstance(value, Tensor) else value._desc.device
+        for value in entries.values()
+        if isinstance(value, Tensor) or value._desc.device != device
+    }
+    if not found or found == {device}:
+        return device
+    return found.pop() if len(found) == 1 else None
 
 
 def own_bytes(leaf: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ a subclass wins; its second name is the method to call when the container is the
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -57,15 +58,21 @@ def name_of(func: TorchFunction) -> str:
     for space, prefix in ((torch, "torch"), (Tensor, "torch.Tensor")):
         if getattr(space, name, None) is func:
             return f"{prefix}.{name}"
-    module = getattr(func, "__module__", None)
-    return f"{module}.{name}" if module else name
+    public = torch.overrides.resolve_name(func)
+    return name if public is None else public
+
+
+def _alike(name: str, other: str) -> bool:
+    """Whether one may be meant by the other: names of functions are short, so little is alike."""
+    return difflib.SequenceMatcher(None, name, other).ratio() > 0.75 or other.strip("_") in name
 
 
 def _unsupported(func: TorchFunction) -> UnsupportedFunction:
     name = name_of(func)
     bare = {name_of(each).rpartition(".")[2]: name_of(each) for each in (*METHODS, *FUNCTIONS)}
-    near = nearest_key(name.rpartition(".")[2], bare)
+    last = name.rpartition(".")[2]
+    near = nearest_key(last, bare)
     text = f"`{name}` has no meaning for a container of tensors."
-    if near is not None:
+    if near is not None and _alike(last, str(near)):
         text += f" The nearest function that has one is `{bare[str(near)]}`."
     return UnsupportedFunction(f"{text} Apply it to each leaf with `td.apply({name})`.")

@@ -26,6 +26,7 @@ from kd_core._errors import (
     listed,
 )
 from kd_core._keys import format_key
+from kd_core._leaves import same_data
 from kd_core._non_tensor import NonTensorData, wrap_data
 from kd_core._resolution import remembered
 
@@ -235,20 +236,13 @@ def _join_data(how: Join, nodes: Column, path: Path) -> NonTensorData:
     for number, node in enumerate(nodes):
         if not isinstance(node, NonTensorData):
             _explain(how, nodes, path, None)
-        if node.data is not first.data and not _equal(node.data, first.data):
+        if not same_data(node.data, first.data):
             raise InvalidValue(
                 f"entry {format_key(path)} is one value for the whole batch, but {node.data!r} in "
                 f"container {number} and {first.data!r} in container 0. Make them equal, or "
                 "`exclude` the entry."
             )
     return wrap_data(first.data, _joined_descriptor(how, nodes, path, None))
-
-
-def _equal(one: object, other: object) -> bool:
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):  # arrays compare elementwise
-        return False
 
 
 def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> NoReturn:
@@ -323,7 +317,7 @@ def _stage_out(
 
 
 def _check_data_out(data: NonTensorData, out: Entry, path: Path) -> None:
-    if not isinstance(out, NonTensorData) or not _equal(out.data, data.data):
+    if not isinstance(out, NonTensorData) or not same_data(out.data, data.data):
         raise InvalidValue(
             f"entry {format_key(path)} of `out` must hold {data.data!r}, as the containers do."
         )

@@ -19,6 +19,7 @@ from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._descriptor import describe
 from kd_core._errors import (
+    InvalidArgument,
     InvalidValue,
     KdError,
     KeySetMismatch,
@@ -26,6 +27,7 @@ from kd_core._errors import (
     shape_text,
 )
 from kd_core._keys import format_key
+from kd_core._leaves import same_data
 from kd_core._shapes import wrap_dim
 from kd_core._waist import Waist
 
@@ -72,6 +74,12 @@ class LazyStackedTensorDict(TensorDictBase):
     def __init__(self, *members: TensorDictBase, stack_dim: int = 0) -> None:
         if not members:
             raise InvalidValue("a lazy stack needs one member or more: its keys come from them.")
+        for position, member in enumerate(members):
+            if not isinstance(member, TensorDictBase):
+                raise InvalidArgument(
+                    f"members of a lazy stack are containers, but member {position} is a "
+                    f"`{type(member).__name__}`. Wrap a mapping with `TensorDict` first."
+                )
         first = members[0]._desc
         for position, member in enumerate(members):
             if member._desc is not first and member._desc.batch != first.batch:
@@ -111,9 +119,18 @@ class LazyStackedTensorDict(TensorDictBase):
         return [member._with_descriptor(member._desc.with_batch(inner)) for member in self._members]
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
-        if desc.batch == self._desc.batch:
+        device = desc.device
+        if desc.batch != self._desc.batch:
+            members = self._refitted(desc)
+        elif device is None:
             return self._of([member._shallow() for member in self._members], desc)
-        return self._of(self._refitted(desc), desc)
+        else:
+            members = self._members
+        if device is not None:
+            members = [
+                member._with_descriptor(describe(member._desc.batch, device)) for member in members
+            ]
+        return self._of(members, desc)
 
     def _of(self, members: Sequence[TensorDictBase], desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
@@ -290,6 +307,24 @@ class _StackedEntries(Mapping[str, "Entry"]):
             return iter(keys)
         return iter([key for key in keys if all(key in other for other in others)])
 
+    def _kinds(self) -> list[tuple[str, Entry]]:
+        """Keys and what is of the kind of their entries: for listing keys, where no value counts.
+
+        So that keys of ragged entries are listed, and nothing is stacked for it.
+        """
+        stack = self._stack
+        found: list[tuple[str, Entry]] = []
+        for key in self:
+            rows = [member._entries[key] for member in stack._members]
+            nodes = all(isinstance(row, TensorDictBase) for row in rows)
+            found.append(
+                (
+                    key,
+                    _stacked_nodes(stack, cast("list[TensorDictBase]", rows)) if nodes else rows[0],
+                )
+            )
+        return found
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
@@ -314,7 +349,7 @@ def _stacked(stack: LazyStackedTensorDict, key: str, found: list[Entry]) -> Entr
             f"it from each, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
     values = [cast("Waist", entry)._item() for entry in found]
-    if any(value is not values[0] and value != values[0] for value in values):
+    if not all(same_data(value, values[0]) for value in values):
         raise InvalidValue(
             f"entry {format_key(key)} is data that differs among the members: it has no one value. "
             f"Read it from each, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."

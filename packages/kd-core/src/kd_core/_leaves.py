@@ -14,7 +14,7 @@ The foreach kernels that take such a list stand in `_kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
@@ -232,6 +232,19 @@ def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -
     )
 
 
+def same_data(one: object, other: object) -> bool:
+    """Tell whether two values that are no tensors are equal; arrays are if all elements are."""
+    if one is other:
+        return True
+    try:
+        if getattr(one, "shape", None) != getattr(other, "shape", None):
+            return False
+        equal = one == other
+        return bool(equal.all() if hasattr(equal, "all") else equal)
+    except (TypeError, ValueError, RuntimeError):  # there is no such comparison
+        return False
+
+
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
     """The entry at a path, or `None` where the path ends early."""
     level: Entries = entries
@@ -241,6 +254,24 @@ def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
         return level.get(path[-1])
     except (KeyError, AttributeError):  # it is missing, or a leaf
         return None
+
+
+def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
+    """Tell whether there is an entry at a path; it is not read."""
+    level: Entries | None = entries
+    for part in path[:-1]:
+        if level is None or part not in level:
+            return False
+        level = getattr(level[part], "_entries", None)
+    return level is not None and path[-1] in level
+
+
+def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
+    """Keys and entries, where the values of leaves do not count: stacks need not stack them."""
+    if entries.__class__ is dict:
+        return entries.items()
+    kinds = getattr(entries, "_kinds", None)
+    return entries.items() if kinds is None else cast("Iterable[tuple[str, Entry]]", kinds())
 
 
 def entries_of(node: Node) -> Entries | None:
@@ -266,14 +297,23 @@ def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries)
 
 def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
     """The path at which this very tensor stands, for messages."""
-    for path in _paths(entries, ()):
-        if find_entry(entries, path) is leaf:
-            return path
+    for key, value in kinds_of(entries):
+        if value is leaf:
+            return (key,)
+        inner = None if isinstance(value, Tensor) else entries_of(value)
+        below = None if inner is None else name_of_leaf(inner, leaf)
+        if below is not None:
+            return (key, *below)
     return None
 
 
+def finder(entries: Entries, leaf: Tensor) -> Callable[[], tuple[str, ...]]:
+    """What finds the path of a leaf, or `...`, when a message needs it."""
+    return lambda: name_of_leaf(entries, leaf) or ("...",)
+
+
 def _paths(entries: Entries, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for key, value in entries.items():
+    for key, value in kinds_of(entries):
         yield (*prefix, key)
         inner = None if isinstance(value, Tensor) else entries_of(value)
         if inner is not None:

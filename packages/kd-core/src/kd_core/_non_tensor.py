@@ -12,6 +12,7 @@ from kd_core import _registry
 from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
+from kd_core._leaves import same_data
 from kd_core._shapes import batch_of
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class NonTensorData:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorData):
             return NotImplemented
-        return bool(self.data == other.data) and self._desc.batch == other._desc.batch
+        return self._desc.batch == other._desc.batch and same_data(self.data, other.data)
 
     __hash__ = None  # type: ignore[assignment]  # the value may have none
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._errors import DeviceMismatch, InvalidArgument, InvalidValue, KdError, ShapeMismatch
 from kd_core._kernels import (
     FOREACH_FROM,
     Kernel,
@@ -285,6 +285,35 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
 
 
 def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
+    try:
+        return _zip(td, other, fn, kernel)
+    except RuntimeError as error:
+        _explain_pairs(td, other, error)
+        raise
+
+
+def _explain_pairs(td: Waist, other: Waist, error: RuntimeError) -> None:
+    """Raise the error that names the entry, where two leaves do not go together."""
+    if isinstance(error, KdError) or is_compiling():
+        return
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    for leaf, value in zip(mine, theirs, strict=True):
+        pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
+        if any(size != beside and 1 not in (size, beside) for size, beside in pairs):
+            raise ShapeMismatch(
+                f"{name_in(td, leaf)} has shape {tuple(leaf.shape)} in the first container and "
+                f"{tuple(value.shape)} in the second: these do not broadcast."
+            ) from error
+        if leaf.device != value.device and leaf.ndim and value.ndim:
+            raise DeviceMismatch(
+                f"{name_in(td, leaf)} is on {leaf.device} in the first container and on "
+                f"{value.device} in the second. Move one of the containers with `to`."
+            ) from error
+
+
+def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)

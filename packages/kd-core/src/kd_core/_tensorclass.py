@@ -111,8 +111,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     """A container with declared fields: subclass it and annotate them.
 
     Fields are entries: `data.image` is `data["image"]`, and every method of a container works and
-    gives the class again. The keys are fixed: a method that would leave others gives a
-    `TensorDict`, or refuses when it changes the container itself.
+    gives the class again. A method `__post_init__` runs after construction, as in a dataclass. The
+    keys are fixed: a method that would leave others gives a `TensorDict`, or refuses when it
+    changes the container itself.
 
     Args:
         *values: fields in the order of their declaration, or by keyword.
@@ -154,6 +155,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             where = None if device is None else device_of(device)
             self._desc = describe(() if batch_size is None else batch_of(batch_size), where)
             self._entries, self._nested = admit_all(given, self._desc)
+            after = getattr(type(self), "__post_init__", None)
+            if after is not None:
+                after(self)
 
         # Hidden from checkers, which then see a misspelt field themselves.
         def __getattr__(self, name):
@@ -228,7 +232,10 @@ def _bind(
         else:
             missing.append(name)
     if missing:
-        raise InvalidArgument(f"`{cls.__name__}` lacks {listed(missing)}, which have no default.")
+        raise InvalidArgument(
+            f"`{cls.__name__}` is built without {listed(missing)}: give a value to each field that "
+            "has no default."
+        )
     return {name: given[name] for name in fields}
 
 

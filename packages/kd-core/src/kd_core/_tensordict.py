@@ -68,6 +68,7 @@ class TensorDict(Dense):
             batch = source._desc.batch if isinstance(source, Waist) else ()
         desc = self._desc = describe(batch, None if device is None else device_of(device))
         if entries:
+            _refuse_reserved(entries)
             source = entries if source is None else _merged(source, entries)
         self._fill(source, desc, ())
         if lock:
@@ -281,6 +282,16 @@ def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[st
     else:
         td._entries, td._nested = admit_all(source, desc, path)
     return td
+
+
+def _refuse_reserved(entries: dict[str, object]) -> None:
+    """Refuse keywords that users of other containers take for options, and that are none here."""
+    for name in ("names", "non_blocking"):
+        if name in entries:
+            raise InvalidArgument(
+                f"`{name}` is no option of the constructor. For an entry of that name, put it in "
+                f"the source: `TensorDict({{{name!r}: ...}})`."
+            )
 
 
 def _merged(source: Mapping[str, object] | Waist, entries: dict[str, object]) -> dict[str, object]:

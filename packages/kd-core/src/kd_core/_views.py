@@ -6,13 +6,13 @@ below it, so that iterating a flat container costs what iterating a dict costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
 from kd_core._keys import is_key, path_of
-from kd_core._leaves import find_entry
+from kd_core._leaves import has_entry, kinds_of
 
 if TYPE_CHECKING:
     from kd_core._types import Entries, Entry, NestedKey, Node
@@ -20,19 +20,25 @@ if TYPE_CHECKING:
     IsLeaf = Callable[[type], bool] | None
     Options = tuple[bool, bool, IsLeaf, bool]
     Items = list[tuple[NestedKey, Entry]]
+    Read = Callable[[Entries], Iterable[tuple[str, Entry]]]
 
 
-def walk_items(entries: Entries, options: Options) -> Items:
+def _items_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
+    return entries.items()
+
+
+def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> Items:
     """List keys and entries, a container before what it holds.
 
     Args:
         entries: the top level.
         options: whether to go into containers, whether to list leaves only, which types of
             container count as leaves, whether to sort the keys of each level.
+        read: gives keys and entries of a level.
     """
     found: Items = []
     nested, leaves_only, is_leaf, sort = options
-    for key, value in sorted(entries.items(), key=_first) if sort else entries.items():
+    for key, value in sorted(read(entries), key=_first) if sort else read(entries):
         if isinstance(value, Tensor):
             found.append((key, value))
             continue
@@ -40,13 +46,15 @@ def walk_items(entries: Entries, options: Options) -> Items:
         if inner is None or not leaves_only:
             found.append((key, value))
         if inner is not None and nested:
-            _walk_below(inner, (key,), options, found)
+            _walk_below(inner, (key,), options, found, read)
     return found
 
 
-def _walk_below(entries: Entries, prefix: tuple[str, ...], options: Options, found: Items) -> None:
+def _walk_below(
+    entries: Entries, prefix: tuple[str, ...], options: Options, found: Items, read: Read
+) -> None:
     _, leaves_only, is_leaf, sort = options
-    for key, value in sorted(entries.items(), key=_first) if sort else entries.items():
+    for key, value in sorted(read(entries), key=_first) if sort else read(entries):
         if isinstance(value, Tensor):
             found.append(((*prefix, key), value))
             continue
@@ -54,7 +62,7 @@ def _walk_below(entries: Entries, prefix: tuple[str, ...], options: Options, fou
         if inner is None or not leaves_only:
             found.append(((*prefix, key), value))
         if inner is not None:
-            _walk_below(inner, (*prefix, key), options, found)
+            _walk_below(inner, (*prefix, key), options, found, read)
 
 
 def _first(item: tuple[str, Entry]) -> str:
@@ -71,7 +79,7 @@ def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
 def _count(entries: Entries, options: Options) -> int:
     """How many items `walk_items` lists; `list(view)` asks for it too."""
     count = len(entries)
-    for value in entries.values():
+    for _, value in kinds_of(entries):
         if value.__class__ is Tensor or isinstance(value, Tensor):
             continue
         inner = _container_entries(value, options[2])
@@ -81,6 +89,15 @@ def _count(entries: Entries, options: Options) -> int:
             if options[1]:
                 count -= 1
     return count
+
+
+def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> bool:
+    """Tell whether the entry at a path that is there counts as a leaf."""
+    level = entries
+    for part in path[:-1]:
+        level = level[part]._entries  # type: ignore[union-attr]  # a container, as it has the path
+    found = next(value for key, value in kinds_of(level) if key == path[-1])
+    return isinstance(found, Tensor) or _container_entries(found, is_leaf) is None
 
 
 class NestedKeys(KeysView["NestedKey"]):
@@ -93,7 +110,7 @@ class NestedKeys(KeysView["NestedKey"]):
         self._options = options
 
     def __iter__(self) -> Iterator[NestedKey]:
-        return iter([key for key, _ in walk_items(self._entries, self._options)])
+        return iter([key for key, _ in walk_items(self._entries, self._options, kinds_of)])
 
     def __len__(self) -> int:
         return _count(self._entries, self._options)
@@ -103,10 +120,9 @@ class NestedKeys(KeysView["NestedKey"]):
         if not is_key(key):
             return False
         path = path_of(cast("NestedKey", key))
-        found = find_entry(self._entries, path) if nested or len(path) == 1 else None
-        if found is None or not leaves_only or isinstance(found, Tensor):
-            return found is not None
-        return _container_entries(found, is_leaf) is None
+        if not (nested or len(path) == 1) or not has_entry(self._entries, path):
+            return False
+        return not leaves_only or _is_leaf_at(self._entries, path, is_leaf)
 
     def __repr__(self) -> str:
         return f"keys({list(self)})"

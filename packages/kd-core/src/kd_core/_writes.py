@@ -22,8 +22,11 @@ from kd_core._keys import format_key
 if TYPE_CHECKING:
     from kd_core._types import Entry
 
-Write: TypeAlias = tuple[Tensor, Tensor, tuple[str, ...]]
-"""A leaf (or rows of it), what is written there, and the path of the leaf."""
+Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
+"""The path of a leaf, or what finds it: looked for only where a message needs it."""
+
+Write: TypeAlias = tuple[Tensor, Tensor, Where]
+"""A leaf (or rows of it), what is written there, and where that is."""
 
 
 def write_all(writes: Sequence[Write]) -> None:
@@ -59,7 +62,7 @@ def _copy(target: Tensor, source: Tensor) -> object:
     return target.copy_(source)
 
 
-def check_write(target: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
+def check_write(target: Tensor, source: Tensor, where: Where) -> None:
     """Refuse what torch would refuse to write.
 
     Raises:
@@ -67,7 +70,11 @@ def check_write(target: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
     """
     reason = _refusal(target, source)
     if reason is not None:
-        raise InvalidValue(f"entry {format_key(path)} cannot be written in place: {reason}")
+        raise InvalidValue(f"entry {_name(where)} cannot be written in place: {reason}")
+
+
+def _name(where: Where) -> str:
+    return format_key(where() if callable(where) else where)
 
 
 def _refusal(target: Tensor, source: Tensor) -> str | None:
@@ -114,7 +121,7 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     return True
 
 
-def writable_source(path: tuple[str, ...], entry: Entry, value: object) -> Tensor:
+def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
     """The tensor to copy into a leaf, checked.
 
     Raises:
@@ -123,10 +130,10 @@ def writable_source(path: tuple[str, ...], entry: Entry, value: object) -> Tenso
     """
     if not isinstance(entry, Tensor):
         raise InvalidArgument(
-            f"entry {format_key(path)} is a `{type(entry).__name__}`: only tensors are written in "
+            f"entry {_name(where)} is a `{type(entry).__name__}`: only tensors are written in "
             "place. Use `update_` for a nested container, `set` to replace it."
         )
-    source = value if isinstance(value, Tensor) else as_source(path, value)
+    source = value if isinstance(value, Tensor) else as_source(where, value)
     offset = entry.ndim - source.ndim
     fits = offset >= 0 and all(
         got in (1, expected)
@@ -134,13 +141,13 @@ def writable_source(path: tuple[str, ...], entry: Entry, value: object) -> Tenso
     )
     if not fits:
         raise ShapeMismatch(
-            f"cannot write a value of shape {tuple(source.shape)} to {format_key(path)} in place: "
+            f"cannot write a value of shape {tuple(source.shape)} to {_name(where)} in place: "
             f"it must be broadcastable to {tuple(entry.shape)}. Use `set` to replace the entry."
         )
     return source
 
 
-def as_source(path: tuple[str, ...], value: object, dtype: torch.dtype | None = None) -> Tensor:
+def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> Tensor:
     """A number, list or array as a tensor to write.
 
     Raises:
@@ -151,6 +158,6 @@ def as_source(path: tuple[str, ...], value: object, dtype: torch.dtype | None = 
     except (TypeError, ValueError, RuntimeError) as error:
         into = "" if dtype is None else f", whose dtype is {dtype}"
         raise InvalidArgument(
-            f"cannot write {value!r} of type `{type(value).__name__}` to {format_key(path)}{into}: "
+            f"cannot write {value!r} of type `{type(value).__name__}` to {_name(where)}{into}: "
             f"{error}. Pass a tensor, a number, or a list of numbers."
         ) from None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves import all_fit, find_entry, walk_error
+from kd_core._leaves import all_fit, find_entry, has_entry, walk_error
 from kd_core._types import NO_DEFAULT, NoDefault
 from kd_core._views import NestedItems, NestedKeys, NestedValues
 from kd_core._waist import Waist, level_at
@@ -253,7 +253,7 @@ class Access(Waist):
                 f"`in` asks for keys, and {key!r} is of type `{type(key).__name__}`. To look for "
                 "a tensor, compare with each of `values()`."
             )
-        return find_entry(self._entries, path_of(cast("NestedKey", key))) is not None
+        return has_entry(self._entries, path_of(cast("NestedKey", key)))
 
     def __len__(self) -> int:
         desc = self._desc

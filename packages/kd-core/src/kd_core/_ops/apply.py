@@ -11,7 +11,7 @@ from kd_core._admission import admit
 from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
-from kd_core._leaves import all_fit, entries_of, key_sets_differ, name_of_leaf
+from kd_core._leaves import all_fit, entries_of, finder, key_sets_differ
 from kd_core._shapes import batch_of
 from kd_core._types import NO_DEFAULT
 from kd_core._waist import Waist
@@ -149,8 +149,8 @@ class Apply(Waist):
         writes: list[Write] = []
         for leaf, result in zip(leaves, results, strict=True):
             if result is not None and result is not leaf:
-                path = name_of_leaf(self._entries, leaf) or ("...",)
-                writes.append((leaf, writable_source(path, leaf, result), path))
+                where = finder(self._entries, leaf)
+                writes.append((leaf, writable_source(where, leaf, result), where))
         write_all(writes)
         return self
 

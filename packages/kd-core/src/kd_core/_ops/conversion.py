@@ -11,6 +11,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
 from kd_core._keys import format_key
+from kd_core._leaves import same_data
 from kd_core._shapes import batch_of
 from kd_core._waist import Waist
 from kd_core._writes import Write, writable_source, write_all
@@ -160,7 +161,7 @@ def _stage(
         elif isinstance(entry, Tensor):
             where = (*path, key)
             writes.append((entry, writable_source(where, entry, value), where))
-        elif entry._item() != value:
+        elif not same_data(entry._item(), value):
             raise InvalidArgument(
                 f"entry {format_key((*path, key))} is data that is no tensor, {entry._item()!r}, "
                 f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."

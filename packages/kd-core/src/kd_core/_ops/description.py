@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidValue
+from kd_core._keys import format_key
 from kd_core._leaves import common_batch
 from kd_core._shapes import batch_of, wrap_dim
 from kd_core._waist import Waist
@@ -39,6 +40,7 @@ class Description(Waist):
         batch = batch_of(batch_size)
         desc = self._desc.with_batch(batch)
         self._with_descriptor(desc)  # refuses what does not fit, before anything is changed
+        _refuse_locked(self, desc, ())
         _grow_children(self, desc)
         self._describe(desc)
 
@@ -97,9 +99,20 @@ class Description(Waist):
             raise InvalidValue(f"batch_dims must be 0 or more, but {batch_dims} came.")
         self._check_unlocked("change the batch size")
         desc = self._desc.with_batch(common_batch(list(_leaves(self)), batch_dims))
+        _refuse_locked(self, desc, ())
         _grow_children(self, desc)
         self._describe(desc)
         return self
+
+
+def _refuse_locked(level: Waist, desc: Descriptor, path: tuple[str, ...]) -> None:
+    """Refuse to grow a nested container that is locked on its own, or by another one."""
+    for key, value in level._entries.items():
+        if isinstance(value, Waist) and value._desc.batch[: desc.ndim] != desc.batch:
+            if value._desc.frozen:
+                name = format_key((*path, key))
+                value._check_unlocked(f"change the batch size, as {name} would have to follow")
+            _refuse_locked(value, desc, (*path, key))
 
 
 def _grow_children(level: Waist, desc: Descriptor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument
-from kd_core._leaves import name_of_leaf
+from kd_core._leaves import finder
 from kd_core._operands import binary_, blend, padded, unary_
 from kd_core._shapes import sizes_of
 from kd_core._waist import Waist
@@ -63,7 +63,7 @@ class Filling(Waist):
         self._collect_pair(cast("Entry", source), mine, theirs, ())
         if non_blocking or not copy_pairs(mine, theirs):
             for leaf, value in zip(mine, theirs, strict=True):
-                check_write(leaf, value, name_of_leaf(self._entries, leaf) or ("...",))
+                check_write(leaf, value, finder(self._entries, leaf))
             write = _non_blocking_copy if non_blocking else _copy
             return binary_(self, source, write, casts=True)
         return self

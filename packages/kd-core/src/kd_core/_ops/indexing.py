@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument, KeySetMismatch, OutOfRange, ShapeMismatch, listed
 from kd_core._keys import format_key, is_path, path_of
-from kd_core._leaves import find_entry, missing_key
+from kd_core._leaves import find_entry, missing_key, same_data
 from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
 from kd_core._waist import Waist, level_at
 from kd_core._writes import Write, as_source, commit, write_all
@@ -374,7 +374,7 @@ def _unknown_keys(
 def _check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
     old = entry if isinstance(entry, Tensor) else entry._item()
     new = value._item() if hasattr(value, "_item") else value
-    if old is not new and old != new:
+    if not same_data(old, new):
         raise InvalidArgument(
             f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
             "cannot be written to some of its rows. Use `set` to replace it."

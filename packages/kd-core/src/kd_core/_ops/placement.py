@@ -138,7 +138,7 @@ def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
             raise InvalidArgument("`to` got a container without a device: give the device itself.")
         return where._desc.device, None
     if isinstance(where, (torch.device, str, int)):
-        return torch.device(where), None
+        return device_of(where), None
     raise InvalidArgument(
         f"`to` takes a device, a dtype, a tensor or a container, but a `{type(where).__name__}` "
         "came."
@@ -150,5 +150,7 @@ def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
     desc = td._desc
     if desc.device == target:
         return td
-    moved = td._map_each(lambda leaf: leaf.to(target, non_blocking=non_blocking))
+    moved = td._map_all(
+        lambda leaves: [leaf.to(target, non_blocking=non_blocking) for leaf in leaves]
+    )
     return moved._with_descriptor(describe(desc.batch, target))

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of
-from kd_core._leaves import find_entry
+from kd_core._leaves import find_entry, same_data
 from kd_core._waist import Waist, level_at
 from kd_core._writes import check_write, copy_pairs, writable_source, write_all
 
@@ -449,7 +449,7 @@ def _is_same_data(current: Entry, value: object) -> bool:
         return False
     new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]
     old = current._item()
-    return old is new or bool(old == new)
+    return same_data(old, new)
 
 
 def _stage_writes(
