@@ -1,6 +1,7 @@
 """What is particular to tensor classes: fields, their defaults, and a fixed set of keys."""
 
 import types
+from collections.abc import Callable
 from dataclasses import field
 from typing import ClassVar, assert_type
 
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    NestedKey,
     ShapeMismatch,
     TensorClass,
     TensorDict,
@@ -90,6 +92,16 @@ def test_an_unknown_field_is_told_with_the_nearest() -> None:
         Sample(imgae=torch.zeros(4))  # type: ignore[call-arg]
     assert not hasattr(data, "imgae")
     torch.testing.assert_close(data.label, torch.arange(4))
+
+
+def test_no_way_of_writing_adds_a_field() -> None:
+    data = sample()
+    ways: list[Callable[[dict[NestedKey, object]], object]] = [data.assign, data.update]
+    for write in ways:
+        with pytest.raises(UnknownField, match=r"`lable` is no field.*Did you mean `label`"):
+            write({"image": torch.ones(4, 3), "lable": torch.arange(4)})
+    assert not data.image.any()
+    assert list(data.keys()) == ["image", "label", "source", "weight"]
 
 
 def test_arguments_are_matched_with_fields() -> None:

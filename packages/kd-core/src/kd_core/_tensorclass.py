@@ -192,6 +192,12 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             raise _unknown(type(self), key)
         super()._set_entry(key, value)
 
+    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        for key in leaves:
+            if key not in type(self)._fields:
+                raise _unknown(type(self), key)
+        super()._set_leaves(leaves)
+
     def _del_entry(self, key: str) -> None:
         raise InvalidArgument(
             f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields are "
