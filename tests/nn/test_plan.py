@@ -1,49 +1,19 @@
 """After a plan exists, whatever would have been seen without it is still seen."""
 
 import copy
-import gc
 import pickle
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 import torch
+from tests.nn.plans import FORMS, X, call, leaf, make, module_calls, planned, same
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.nn.utils import parametrizations, parametrize
 
 from kd_core import TensorDict
-from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
-
-X = torch.arange(6.0).reshape(2, 3)
-FORMS = ["container", "keyword", "position"]
-
-
-def make() -> TensorDictSequential:
-    torch.manual_seed(0)
-    return TensorDictSequential(
-        TensorDictModule(nn.Linear(3, 4), ["x"], ["h"]),
-        TensorDictModule(nn.ReLU(), ["h"], ["h"]),
-        TensorDictSequential(TensorDictModule(nn.Linear(4, 4), ["h"], ["p"])),
-        TensorDictModule(NormalParamExtractor(), ["p"], ["loc", ("out", "scale")]),
-    )
-
-
-def call(model: nn.Module, form: str) -> dict[object, Tensor]:
-    if form == "container":
-        td = model(TensorDict({"x": X}, [2]))
-        return {key: td[key] for key in model.out_keys}  # type: ignore[union-attr]
-    outputs = model(x=X) if form == "keyword" else model(X)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return dict(zip(model.out_keys, outputs, strict=True))  # type: ignore[arg-type]
-
-
-def leaf(model: TensorDictSequential, idx: int = 0) -> nn.Module:
-    return cast(nn.Module, model[idx].module)
+from kd_nn import TensorDictModule, TensorDictSequential
 
 
 @pytest.fixture(params=FORMS)
@@ -53,32 +23,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def model(form: str) -> TensorDictSequential:
-    """Return a sequence whose plan was made and used."""
-    model = make()
-    for _ in range(2):
-        call(model, form)
-    assert module_calls(lambda: call(model, form)) == 0
-    return model
-
-
-def module_calls(function: Callable[[], object]) -> int:
-    """Count the calls that go through `nn.Module`."""
-    seen: list[str] = []
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is nn.Module._call_impl.__code__:
-            seen.append(event)
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return len(seen)
-
-
-def same(left: dict[object, Tensor], right: dict[object, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+    return planned(form)
 
 
 def test_values_and_gradients_equal_the_long_way(model: TensorDictSequential, form: str) -> None:
@@ -416,88 +361,3 @@ def test_other_keywords_raise_as_before(model: TensorDictSequential) -> None:
         model(X, X)
     with pytest.raises(TypeError, match="misses `x`"):
         model()
-
-
-def test_type_error_inside_a_step_is_not_swallowed() -> None:
-    def broken(x: Tensor) -> Tensor:
-        raise TypeError("inside")
-
-    model = TensorDictSequential(TensorDictModule(broken, ["x"], ["y"]))
-    for _ in range(2):
-        with pytest.raises(TypeError, match="inside") as caught:
-            model(x=X)
-        assert caught.value.__notes__ == [
-            "In step 0, `TensorDictModule(broken)`: reads `x` (2, 3); writes `y`."
-        ]
-
-
-def test_failing_step_leaves_the_container(form: str) -> None:
-    switch: list[bool] = []
-
-    def second(a: Tensor) -> Tensor:
-        if switch:
-            raise ValueError("off")
-        return a
-
-    model = TensorDictSequential(
-        TensorDictModule(torch.neg, ["x"], ["a"]), TensorDictModule(second, ["a"], ["b"])
-    )
-    call(model, form)
-    switch.append(True)
-    td = TensorDict(x=X)
-    with pytest.raises(ValueError, match="off"):
-        model(td)
-    assert list(td.keys()) == ["x"]
-
-
-def test_output_that_does_not_fit_leaves_the_container() -> None:
-    model = TensorDictSequential(
-        TensorDictModule(torch.neg, ["x"], ["a"]), TensorDictModule(torch.sum, ["x"], ["b"])
-    )
-    for _ in range(2):
-        td = TensorDict({"x": X}, [2])
-        with pytest.raises(ValueError, match="`b`"):
-            model(td)
-        assert list(td.keys()) == ["x"]
-
-
-def test_module_is_freed_without_the_cycle_collector(model: TensorDictSequential) -> None:
-    twin = copy.deepcopy(model)
-    twin(x=X)
-    twin(TensorDict(x=X))
-    gone = weakref.ref(twin)
-    gc.disable()
-    try:
-        del twin
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-@pytest.fixture
-def threads() -> Iterator[list[threading.Thread]]:
-    started: list[threading.Thread] = []
-    yield started
-    for thread in started:
-        thread.join()
-
-
-def test_threads_share_a_plan(threads: list[threading.Thread]) -> None:
-    model = make()
-    found: list[bool] = []
-    expected = call(make(), "keyword")
-
-    def work() -> None:
-        found.extend(same(call(model, "keyword"), expected) for _ in range(20))
-
-    threads += [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 80
-
-
-def test_module_that_is_called_once_gets_no_plan(form: str) -> None:
-    fresh = make()
-    assert module_calls(lambda: call(fresh, form)) > 0

@@ -1,0 +1,102 @@
+"""A plan in a program: what steps raise, threads, memory, and modules that are called once."""
+
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.nn.plans import FORMS, X, call, make, module_calls, planned, same
+from torch import Tensor
+
+from kd_core import TensorDict
+from kd_nn import TensorDictModule, TensorDictSequential
+
+
+def test_type_error_inside_a_step_is_not_swallowed() -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise TypeError("inside")
+
+    model = TensorDictSequential(TensorDictModule(broken, ["x"], ["y"]))
+    for _ in range(2):
+        with pytest.raises(TypeError, match="inside") as caught:
+            model(x=X)
+        assert caught.value.__notes__ == [
+            "In step 0, `TensorDictModule(broken)`: reads `x` (2, 3); writes `y`."
+        ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_failing_step_leaves_the_container(form: str) -> None:
+    switch: list[bool] = []
+
+    def second(a: Tensor) -> Tensor:
+        if switch:
+            raise ValueError("off")
+        return a
+
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], ["a"]), TensorDictModule(second, ["a"], ["b"])
+    )
+    call(model, form)
+    switch.append(True)
+    td = TensorDict(x=X)
+    with pytest.raises(ValueError, match="off"):
+        model(td)
+    assert list(td.keys()) == ["x"]
+
+
+def test_output_that_does_not_fit_leaves_the_container() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], ["a"]), TensorDictModule(torch.sum, ["x"], ["b"])
+    )
+    for _ in range(2):
+        td = TensorDict({"x": X}, [2])
+        with pytest.raises(ValueError, match="`b`"):
+            model(td)
+        assert list(td.keys()) == ["x"]
+
+
+def test_module_is_freed_without_the_cycle_collector() -> None:
+    twin = copy.deepcopy(planned("keyword"))
+    twin(x=X)
+    twin(TensorDict(x=X))
+    gone = weakref.ref(twin)
+    gc.disable()
+    try:
+        del twin
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
+def threads() -> Iterator[list[threading.Thread]]:
+    started: list[threading.Thread] = []
+    yield started
+    for thread in started:
+        thread.join()
+
+
+def test_threads_share_a_plan(threads: list[threading.Thread]) -> None:
+    model = make()
+    found: list[bool] = []
+    expected = call(make(), "keyword")
+
+    def work() -> None:
+        found.extend(same(call(model, "keyword"), expected) for _ in range(20))
+
+    threads += [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 80
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_module_that_is_called_once_gets_no_plan(form: str) -> None:
+    fresh = make()
+    assert module_calls(lambda: call(fresh, form)) > 0
