@@ -1,5 +1,5 @@
 import inspect
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -80,10 +80,13 @@ def test_names_that_are_no_parameters_stay_callable() -> None:
         ((X,), {"x": X, "in_y": Y}, "got `x` twice"),
         ((X,), {"in_z": Y}, "no argument `in_z`. Accepted: `x`, `in_y`. Did you mean `in_y`"),
         ((X,), {"in": {"z": Y}}, "does not read .*z.*, given inside `in`"),
+        (({"x": X, "in": {"y": Y}},), {}, "Make a container of a dict"),
+        ((TensorDict(x=X),), {"in_y": Y}, "got `in_y` next to a container. .* takes nothing"),
+        ((TensorDict(x=X), Y), {}, "got 1 more by position next to a container"),
     ],
 )
 def test_wrong_arguments_raise_one_type(
-    args: tuple[Tensor, ...], kwargs: dict[str, Tensor], message: str
+    args: tuple[Any, ...], kwargs: dict[str, Tensor], message: str
 ) -> None:
     with pytest.raises(DispatchError, match=message):
         Add()(*args, **kwargs)
@@ -95,6 +98,18 @@ def test_colliding_names_are_given_by_position_or_as_nested_dicts() -> None:
     assert same(module(a={"b_c": Y}, a_b={"c": X}), 1)
     with pytest.raises(DispatchError, match=r"cannot tell which key `a_b_c` means.*nested dicts"):
         module(a_b_c=X)
+    with pytest.raises(DispatchError, match=r"misses `\('a_b', 'c'\)`. Accepted: `\('a', 'b_c'\)`"):
+        module(a={"b_c": X})
+
+
+def test_key_called_self_is_given_by_position_or_in_a_container() -> None:
+    module = TensorDictModule(torch.neg, ["self"], ["y"])
+    assert str(inspect.signature(module.forward)) == "(*args, **kwargs)"
+    for _ in range(3):
+        assert same(module(X), -1)
+        assert same(module(TensorDict({"self": X}))["y"], -1)
+        with pytest.raises(DispatchError, match=r"cannot take `self` by keyword.*by position"):
+            module(self=X)
 
 
 def test_separator_source_and_dest_can_be_chosen() -> None:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from kd_core import TensorDict, TensorDictBase
 from kd_nn import KeyGraph, KeyNode, TensorDictModule, TensorDictSequential
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -146,3 +147,19 @@ def test_empty_sequence_is_drawn() -> None:
     model = TensorDictSequential()
     assert "<svg" in model.key_graph().to_svg()
     assert model.key_graph().summary().startswith("step")
+
+
+def test_container_made_in_part_inside_keeps_its_writers_outside() -> None:
+    def double(n: TensorDictBase) -> Tensor:
+        return n["a"] + n["b"]
+
+    inner = TensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], [("n", "a")]),
+        TensorDictModule(double, ["n"], ["y"]),
+        TensorDictModule(lambda y: TensorDict(c=y), ["y"], ["n"]),
+    )
+    model = TensorDictSequential(TensorDictModule(torch.exp, ["x"], [("n", "b")]), inner)
+    x = torch.ones(3)
+    assert inner.partly_read == ["n"]
+    assert model.key_graph().overwritten_keys == ()
+    assert torch.equal(model(TensorDict(x=x))["y"], x.exp() - x)

@@ -76,8 +76,9 @@ def test_discarded_output_is_not_written() -> None:
     ("function", "out_keys", "got"),
     [
         (split, ["y"], "1 out_keys .`y`. but returned 2 outputs"),
-        (torch.neg, ["a", "b"], "2 out_keys .`a`, `b`. but returned 1 outputs"),
+        (torch.neg, ["a", "b"], "2 out_keys .`a`, `b`. but returned 1 output\\."),
         (lambda x: {"a": x}, ["a", "b"], "a mapping of `a`, without `b`"),
+        (lambda x: None, ["a"], "returned None .is a `return` missing"),
     ],
 )
 def test_wrong_number_of_outputs_names_both(
@@ -95,6 +96,12 @@ def test_missing_input_names_key_present_keys_and_nearest() -> None:
         InputMissing, match=r"`TensorDictModule\(Linear\)` reads `image`.*`imag`, `z`.*mean `imag`"
     ):
         module(TensorDict(imag=X, z=X))
+
+
+def test_tuple_that_was_meant_as_a_list_is_told() -> None:
+    module = TensorDictModule(torch.add, ("x", "y"), ["z"])
+    with pytest.raises(InputMissing, match=r'A tuple is one nested key; .* write \["x", "y"\]'):
+        module(TensorDict(x=X, y=X))
 
 
 def test_missing_input_is_none_when_not_strict() -> None:
@@ -185,6 +192,10 @@ def test_bad_keys_are_refused() -> None:
         TensorDictModule(torch.neg, [1], ["y"])  # type: ignore[list-item]
     with pytest.raises(InvalidArgument, match="must be callable"):
         TensorDictModule(3, ["x"], ["y"])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"is the class `Linear`. Pass an instance: `Linear"):
+        TensorDictModule(nn.Linear, ["x"], ["y"])
+    with pytest.raises(InvalidKey, match=r"got list: .* Unpack the list: `\*keys`"):
+        TensorDictModule(torch.neg, ["x"], ["y"]).select_out_keys(["y"])  # type: ignore[arg-type]
 
 
 def test_parameters_are_reset() -> None:
@@ -193,3 +204,15 @@ def test_parameters_are_reset() -> None:
     before = [p.clone() for p in module.parameters()]
     module.reset_parameters_recursive()
     assert all((p != q).any() for p, q in zip(module.parameters(), before, strict=True))
+
+
+def test_each_part_is_reset_once() -> None:
+    class Counted(nn.Module):
+        count = 0
+
+        def reset_parameters(self) -> None:
+            self.count += 1
+
+    part = Counted()
+    TensorDictModule(part, ["x"], ["y"]).reset_parameters_recursive()
+    assert part.count == 1

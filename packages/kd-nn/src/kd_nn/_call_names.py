@@ -48,7 +48,8 @@ class CallNames:
     def are_parameters(self) -> bool:
         """Whether every name can be a parameter of a Python function."""
         return not self.shared and all(
-            name.isidentifier() and not keyword.iskeyword(name) for name in self.names
+            name.isidentifier() and not keyword.iskeyword(name) and name != "self"
+            for name in self.names
         )
 
     def signature(self, optional: Sequence[NestedKey]) -> inspect.Signature:
@@ -118,20 +119,25 @@ class CallNames:
         Raises:
             DispatchError: Naming the missing arguments and the accepted ones.
         """
-        missing = [
-            f"`{name}`"
-            for name, key in zip(self.names, self.keys, strict=True)
-            if key not in bound and key not in optional
-        ]
+        missing = [key for key in self.keys if key not in bound and key not in optional]
         if missing:
+            first = bound.get(self.keys[0])
+            given = is_tensor_collection(first)  # as a dict: a container had been passed through
+            hint = " Make a container of a dict: `TensorDict(...)`." if given else ""
             raise DispatchError(
-                f"{who} misses {', '.join(missing)}. Accepted: {self.accepted()}, by name or in "
-                "this order; or one container that holds them."
+                f"{who} misses {self._listed(missing)}. Accepted: {self.accepted()}, by name or in "
+                f"this order; or one container that holds them.{hint}"
             )
 
     def accepted(self) -> str:
-        """Return the accepted names, for messages."""
-        return ", ".join(f"`{name}`" for name in self.names) or "none"
+        """Return the accepted names, for messages; keys where a name stands for more than one."""
+        return self._listed(self.keys) or "none"
+
+    def _listed(self, keys: Sequence[NestedKey]) -> str:
+        names = dict(zip(self.keys, self.names, strict=True))
+        return ", ".join(
+            format_key(key) if names[key] in self.shared else f"`{names[key]}`" for key in keys
+        )
 
     def _expand(self, name: str, value: object, who: str) -> dict[NestedKey, object]:
         if name in self.names and name not in self.shared:

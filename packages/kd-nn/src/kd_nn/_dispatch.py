@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kd_core import NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._call_names import CallNames
 from kd_nn._entries import container_of, entry, read_optional
-from kd_nn._errors import KeysNotDeclared
+from kd_nn._errors import DispatchError, KeysNotDeclared
 from kd_nn._key_spec import DISCARD, Keys, parse_keys
 
 M = TypeVar("M", bound=nn.Module)
@@ -59,7 +59,10 @@ class Dispatched(Generic[M]):
         self.function = function
         self.separator, self.source, self.dest = separator, source, dest
         self.auto_batch_size = auto_batch_size
-        self.extras = tuple(inspect.signature(function).parameters)[2:]
+        further = list(inspect.signature(function).parameters.values())[2:]
+        self.extras = tuple(parameter.name for parameter in further)
+        self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
+        self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
         self._functions: dict[tuple[Keys, Keys], Callable[..., object]] = {}
         functools.update_wrapper(self, function)
 
@@ -86,11 +89,27 @@ class Dispatched(Generic[M]):
 
     def _enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
         if args and is_tensor_collection(args[0]):
+            self._refuse_tensors(module, args[1:], kwargs)
             return self.function(module, *args, **kwargs)
         if is_tensor_collection(kwargs.get("tensordict")):
             container = kwargs.pop("tensordict")
+            self._refuse_tensors(module, args, kwargs)
             return self.function(module, container, *args, **kwargs)
         return self._with_tensors(module, args, kwargs)
+
+    def _refuse_tensors(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        """Raise if anything comes with a container that the method does not take."""
+        unknown = [f"`{name}`" for name in kwargs if name not in self.extras]
+        if self.takes_any or (not unknown and len(args) <= self.places):
+            return
+        came = [f"{len(args)} more by position"] if args else []
+        further = ", ".join(f"`{name}`" for name in self.extras) or "nothing"
+        raise DispatchError(
+            f"{describe(module)} got {', '.join([*came, *unknown])} next to a container. With a "
+            f"container it takes {further}: put the tensors into it, or give tensors alone."
+        )
 
     def _with_tensors(
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -112,7 +131,7 @@ class Dispatched(Generic[M]):
 
     def _pick(self, module: nn.Module, result: TensorDictBase) -> object:
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
-        if module.__dict__.get("partial_tolerant"):
+        if getattr(module, "may_skip", False) is True:
             return _bare(read_optional(result, keys, None))
         return _bare([entry(result, key) for key in keys])
 

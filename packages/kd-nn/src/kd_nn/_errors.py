@@ -63,10 +63,22 @@ def suggest(key: NestedKey, known: Sequence[NestedKey]) -> str:
 
 def input_missing(key: NestedKey, who: str, present: Sequence[NestedKey]) -> InputMissing:
     """Build the error for an entry that `who` reads and the container lacks."""
+    says = f"{who} reads {format_key(key)}, which the container lacks; "
+    says += f"its keys are {list_keys(present)}."
+    if isinstance(key, tuple) and all(part in present for part in key):
+        several = ", ".join(f'"{part}"' for part in key)
+        return InputMissing(f"{says} A tuple is one nested key; for several write [{several}].")
     return InputMissing(
-        f"{who} reads {format_key(key)}, which the container lacks; "
-        f"its keys are {list_keys(present)}.{suggest(key, present)} "
-        "Write the entry before the call, or change `in_keys`."
+        f"{says}{suggest(key, present)} Write the entry before the call, or change `in_keys`."
+    )
+
+
+def not_written(key: NestedKey, who: str, present: Sequence[NestedKey]) -> InputMissing:
+    """Build the error for an entry that no step of `who` has written although one declares it."""
+    return InputMissing(
+        f"{who} was to write {format_key(key)}, but no step did; "
+        f"the keys are {list_keys(present)}.{suggest(key, present)} "
+        "Let the step that has it among its `out_keys` write it, or do not select it."
     )
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from kd_core import NestedKey
 from kd_nn import _drawing, _svg
-from kd_nn._key_spec import DISCARD, Keys, is_covered, overlaps, unique, without_covered
+from kd_nn._key_spec import (
+    DISCARD,
+    Keys,
+    is_covered,
+    is_prefix,
+    overlaps,
+    unique,
+    without_covered,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,7 @@ class KeyNode:
         parameters: How many parameter elements it holds.
         needed: Whether a selected output needs it.
         shapes: Shape of each written entry, as far as known: pairs of key and shape.
+        partly: Containers of which it makes a part itself and may read the rest from outside.
 
     Example:
         >>> KeyNode("0", "Linear", ("x",), ("hidden",), parameters=16).writes
@@ -39,6 +48,12 @@ class KeyNode:
     parameters: int = 0
     needed: bool = True
     shapes: tuple[tuple[NestedKey, tuple[int, ...]], ...] = ()
+    partly: Keys = ()
+
+    @property
+    def may_read(self) -> Keys:
+        """All that it reads, and the containers that it reads in part."""
+        return (*self.reads, *self.partly)
 
 
 @dataclass(frozen=True)
@@ -78,14 +93,34 @@ class KeyGraph:
         return unique(key for node in self.nodes for key in node.reads)
 
     @property
+    def partly_fed(self) -> Keys:
+        """The containers that are read after a part of them, and not the whole, was written.
+
+        They are no inputs, but what an outer graph writes below their keys may be read.
+        """
+        written: list[NestedKey] = []
+        found: list[NestedKey] = []
+        for node in self.nodes:
+            found += [
+                key
+                for key in node.may_read
+                if not is_covered(key, written)
+                and (key in node.partly or any(is_prefix(key, have) for have in written))
+            ]
+            written.extend(node.writes)
+        return unique(found)
+
+    @property
     def writes(self) -> Keys:
-        """All keys that are written, each at the place of its last writer."""
+        """All keys that are written, each at the place of its last writer.
+
+        A container that a later step writes takes the place of all that was written below its key.
+        """
         last: dict[NestedKey, None] = {}
         for node in self.nodes:
-            for key in node.writes:
-                if key != DISCARD:
-                    last.pop(key, None)
-                    last[key] = None
+            for key in [key for key in last if is_covered(key, node.writes)]:
+                del last[key]
+            last.update(dict.fromkeys(key for key in node.writes if key != DISCARD))
         return tuple(last)
 
     @property
@@ -126,7 +161,7 @@ class KeyGraph:
                 if key == DISCARD or after is None:
                     continue
                 between = self.nodes[idx + 1 : after + 1]
-                if not any(overlaps(key, read) for later in between for read in later.reads):
+                if not any(overlaps(key, read) for later in between for read in later.may_read):
                     lost.append((idx, key))
         return lost
 
@@ -154,7 +189,7 @@ class KeyGraph:
             if written or not node.writes:
                 kept[idx] = written
                 live = {key for key in live if not is_covered(key, written)}
-                live.update(node.reads)
+                live.update(node.may_read)
         return kept
 
     def writes_before(self, idx: int) -> Keys:
@@ -230,7 +265,7 @@ class KeyGraph:
         return external
 
     def _is_read_after(self, idx: int, key: NestedKey) -> bool:
-        return any(overlaps(key, read) for node in self.nodes[idx + 1 :] for read in node.reads)
+        return any(overlaps(key, read) for node in self.nodes[idx + 1 :] for read in node.may_read)
 
     def _is_output(self, key: NestedKey) -> bool:
         return self.out_keys is None or any(overlaps(key, out) for out in self.out_keys)

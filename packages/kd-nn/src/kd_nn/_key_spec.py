@@ -59,6 +59,7 @@ def _parse_key(key: object, what: str) -> NestedKey:
     if not isinstance(key, (str, tuple)):
         raise InvalidKey(
             f"each of `{what}` must be a str or a tuple of str, got {type(key).__name__}: {key!r}."
+            + (" Unpack the list: `*keys`." if isinstance(key, list) else "")
         )
     return unravel_key(key)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from torch import Tensor, nn
 
@@ -64,6 +64,8 @@ class TensorDictModule(TensorDictModuleBase):
         >>> module(x=torch.ones(2, 3)).shape
         torch.Size([2, 4])
     """
+
+    replaces_container: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -164,7 +166,8 @@ class TensorDictModule(TensorDictModuleBase):
         """Match what the callable returned to the out keys.
 
         Args:
-            result: One value, a tuple or list, or a mapping that holds all out keys.
+            result: One value, a tuple or list, or a mapping that holds all out keys; None where
+                all outputs are discarded.
 
         Returns:
             One value per key of `out_keys_source`.
@@ -179,10 +182,14 @@ class TensorDictModule(TensorDictModuleBase):
             values = tuple(result)
         elif isinstance(result, Mapping):
             values = self._from_mapping(result)
+        elif result is None:
+            values = self._from_nothing()
         else:
             values = (result,)
         if len(values) != len(keys):
-            raise output_mismatch(describe(self), keys, f"{len(values)} outputs")
+            raise output_mismatch(
+                describe(self), keys, f"{len(values)} output{'s' * (len(values) != 1)}"
+            )
         return values
 
     def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
@@ -207,6 +214,12 @@ class TensorDictModule(TensorDictModuleBase):
                 ) from None
             return found
 
+    def _from_nothing(self) -> tuple[object, ...]:
+        keys = self._own_out_keys()
+        if all(key == DISCARD for key in keys):
+            return tuple(None for _ in keys)
+        raise output_mismatch(describe(self), keys, "None (is a `return` missing?)")
+
     def _from_mapping(self, result: Mapping[NestedKey, object]) -> tuple[object, ...]:
         keys = self._own_out_keys()
         found = result if is_tensor_collection(result) else container_of(result)
@@ -228,6 +241,11 @@ def _check_callable(module: object, method: str | None) -> None:
         raise InvalidArgument(
             f"`module` must be callable, got {type(module).__name__}: {module!r}. "
             "Pass an `nn.Module` or a function."
+        )
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise InvalidArgument(
+            f"`module` is the class `{module.__name__}`. Pass an instance: "
+            f"`{module.__name__}(...)`."
         )
     if method is not None and not callable(getattr(module, method, None)):
         raise InvalidArgument(f"`{type(module).__name__}` has no method `{method}` to call.")

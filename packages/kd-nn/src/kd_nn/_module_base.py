@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch import Value, describe
-from kd_nn._errors import KeysNotDeclared, out_key_unknown
+from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
 from kd_nn._flagged import Flagged
 from kd_nn._infer import infer_shapes, with_shapes
 from kd_nn._key_graph import KeyGraph, KeyNode
@@ -142,6 +142,11 @@ class TensorDictModuleBase(Flagged):
             return result
         if result is STALE:
             self.__dict__.pop("_plan", None)
+        if "self" in kwargs:
+            raise DispatchError(
+                f"{describe(self)} cannot take `self` by keyword, since torch calls the module so. "
+                "Give that key by position, or in a container."
+            )
         return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
@@ -269,9 +274,10 @@ class TensorDictModuleBase(Flagged):
                 self.reset_parameters_recursive()
             return parameters
         for member in self.modules():
-            reset = getattr(member, "reset_parameters", None)
+            # Of the class: a wrapper passes the method of what it wraps on, which has its own turn.
+            reset = getattr(type(member), "reset_parameters", None)
             if callable(reset):
-                reset()
+                reset(member)
         return None
 
     def key_graph(self, sample: TensorDictBase | None = None) -> KeyGraph:
@@ -365,6 +371,7 @@ def key_node(name: str, step: nn.Module) -> KeyNode:
         parse_keys(list(step.in_keys), "in_keys"),  # type: ignore[arg-type]
         tuple(key for key in writes if key != DISCARD),
         count,
+        partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),
     )
 
 

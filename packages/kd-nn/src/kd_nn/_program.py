@@ -95,6 +95,8 @@ class _Resolver:
             if strictly_overlaps(key, scope):
                 raise Unresolvable
             if key not in self.inputs:
+                if strictly_overlaps(key, self.inputs):
+                    raise Unresolvable
                 self.inputs[key] = self.slot()
             scope[key] = self.inputs[key]
         return scope[key]
@@ -188,7 +190,8 @@ def _needed(calls: list[Call], wanted: Iterable[int]) -> list[Call]:
     live = set(wanted)
     kept: list[Call] = []
     for call in reversed(calls):
-        if not call.writes or not live.isdisjoint(call.writes):
+        written = {slot for slot in call.writes if slot is not None}
+        if not written or not live.isdisjoint(written):
             kept.append(call)
             live.update(call.reads)
     return kept[::-1]

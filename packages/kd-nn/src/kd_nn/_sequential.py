@@ -40,8 +40,8 @@ from kd_nn._key_spec import InKeySpec, Keys, is_prefix, parse_keys
 from kd_nn._plan import BUSY
 from kd_nn._resolved import Resolved
 from kd_nn._skip_existing import anyone_skips, outputs_exist
-from kd_nn._step_list import Modules, StepList, store_steps
-from kd_nn._stepping import members_of, run_steps
+from kd_nn._step_list import Modules, StepList, required_keys, store_steps
+from kd_nn._stepping import members_of, run_members, run_steps
 
 
 class TensorDictSequential(StepList):
@@ -96,14 +96,18 @@ class TensorDictSequential(StepList):
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
-        """The `in_keys` that a call with tensors may leave out: nothing selected needs them."""
+        """The `in_keys` that a call with tensors may leave out: no step insists on them."""
         if self.partial_tolerant:
             return self.in_keys
         resolved = self._resolve()
-        if resolved.graph.out_keys is None:
-            return []
-        reads = [key for idx in resolved.live for key in resolved.graph.nodes[idx].reads]
-        return [key for key in resolved.in_keys if not any(is_prefix(key, r) for r in reads)]
+        steps = self.named_steps()
+        needed = [key for idx in resolved.live for key in required_keys(steps[idx][1])]
+        return [key for key in resolved.in_keys if not any(is_prefix(key, r) for r in needed)]
+
+    @property
+    def partly_read(self) -> list[NestedKey]:
+        """The containers of which steps make a part, and may read the rest from outside."""
+        return list(self._resolve().graph.partly_fed)
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -124,10 +128,8 @@ class TensorDictSequential(StepList):
         if outputs_exist(self, tensordict):
             return tensordict
         members = members_of(tensordict) if self.partial_tolerant else None
-        if members is not None and tensordict_out is None:
-            for member in members:
-                self.forward(member)
-            return tensordict
+        if members is not None:
+            return run_members(self, tensordict, members, tensordict_out)
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
         run = None if resolved.is_watched(self) else resolved.run

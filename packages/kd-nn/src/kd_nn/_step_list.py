@@ -14,7 +14,7 @@ from torch import nn
 from kd_core import InvalidArgument, KeyNotFound
 from kd_nn._dispatch import describe
 from kd_nn._errors import NotKeyed
-from kd_nn._key_spec import parse_keys
+from kd_nn._key_spec import Keys, parse_keys
 from kd_nn._module_base import TensorDictModuleBase
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -29,6 +29,21 @@ class StepList(TensorDictModuleBase):
     def named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
         return list(self.module._modules.items())
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may be left out for want of inputs, here or in a sequence inside."""
+        if self.__dict__.get("partial_tolerant"):
+            return True
+        return any(getattr(step, "may_skip", False) is True for _, step in self.named_steps())
+
+    @property
+    def replaces_container(self) -> bool | None:
+        """Whether the result may be another container than the input; None if no step says."""
+        says = [getattr(step, "replaces_container", None) for _, step in self.named_steps()]
+        if True in says:
+            return True
+        return None if None in says else False
 
     def append(self, module: nn.Module) -> Self:
         """Add a step at the end; return the sequence."""
@@ -47,14 +62,19 @@ class StepList(TensorDictModuleBase):
 
         Raises:
             KeyNotFound: If `after` is no step.
+            IndexError: If there is no such place.
             InvalidArgument: If the name is taken.
         """
         steps = self.named_steps()
         names = [taken for taken, _ in steps]
         if isinstance(name, int):
-            place = range(len(steps) + 1).index(name if name >= 0 else name + len(steps))
-            steps.insert(place, (self._free_name(), module))
+            if not -len(steps) <= name <= len(steps):
+                raise IndexError(
+                    f"{describe(self)} has {len(steps)} steps, so none can come to place {name}."
+                )
+            steps.insert(name, (self._free_name(), module))
             return self._replace_steps(steps)
+        check_name(name)
         if name in names:
             raise InvalidArgument(f"{describe(self)} has a step `{name}` already: {names}.")
         place = 0 if after is None else names.index(self._name_of(after)) + 1
@@ -87,6 +107,7 @@ class StepList(TensorDictModuleBase):
         """Replace a step, or with a new name add one at the end."""
         steps = dict(self.named_steps())
         if isinstance(index, str) and index not in steps:
+            check_name(index)
             self._replace_steps([*steps.items(), (index, module)], named=True)
             return
         steps[self._name_of(index)] = module
@@ -147,14 +168,34 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
         NotKeyed: If one of them is no keyed module.
     """
     first = modules[0] if len(modules) == 1 else None
-    if isinstance(first, dict):
+    if isinstance(first, (dict, nn.ModuleDict)):
         for name, step in first.items():
+            check_name(name)
             check_keyed(name, step)
-        return nn.ModuleDict(first)
-    steps = first if isinstance(first, (list, nn.ModuleList)) else modules
+        return nn.ModuleDict(dict(first.items()))
+    steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
     for idx, each in enumerate(steps):
         check_keyed(str(idx), each)
     return nn.ModuleList(cast("Iterable[nn.Module]", steps))
+
+
+def check_name(name: object) -> None:
+    """Raise unless torch can name a step so.
+
+    Raises:
+        InvalidArgument: If the name is no str, empty, or holds a dot.
+    """
+    if not isinstance(name, str) or not name or "." in name:
+        raise InvalidArgument(
+            f"a step is named by a str without a dot, as sub-modules are, got {name!r}."
+        )
+
+
+def required_keys(step: nn.Module) -> Keys:
+    """Return the `in_keys` of a step, less those that it can do without."""
+    keys = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # checked before
+    optional = getattr(step, "optional_in_keys", ())
+    return tuple(key for key in keys if key not in optional)
 
 
 def check_keyed(name: str, step: object) -> None:
@@ -170,12 +211,24 @@ def check_keyed(name: str, step: object) -> None:
         )
     kind = getattr(step, "__name__", type(step).__name__)
     if not isinstance(step, nn.Module) or not hasattr(step, "in_keys"):
-        raise NotKeyed(
-            f"step `{name}` (`{kind}`) has no keys. Wrap it: "
-            f"`TensorDictModule({kind}, in_keys=[...], out_keys=[...])`, "
-            "or `WrapModule` if it takes a container."
-        )
+        raise NotKeyed(f"step `{name}` {_remedy(step, kind)}")
     if not hasattr(step, "out_keys"):
         raise NotKeyed(f"step `{name}` (`{kind}`) has in_keys but no out_keys. Declare both.")
     parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # declared by the module
     parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
+
+
+def _remedy(step: object, kind: str) -> str:
+    """Say why something callable is no keyed module, and what to give instead."""
+    if isinstance(step, type) and issubclass(step, nn.Module):
+        return f"is the class `{kind}`. Give an instance: `{kind}(...)`."
+    if isinstance(step, TensorDictModuleBase):
+        return (
+            f"(`{kind}`) declares no in_keys. Declare them in the class "
+            '(`in_keys = ["x"]`) or set them in `__init__`.'
+        )
+    return (
+        f"(`{kind}`) has no keys. Wrap it: "
+        f"`TensorDictModule({kind}, in_keys=[...], out_keys=[...])`, "
+        "or `WrapModule` if it takes a container."
+    )

@@ -1,0 +1,69 @@
+"""Building and editing the list of steps of a sequence."""
+
+import pytest
+import torch
+from torch import nn
+
+from kd_core import InvalidArgument, TensorDict, TensorDictBase
+from kd_nn import NotKeyed, TensorDictModule, TensorDictModuleBase, TensorDictSequential
+
+
+def neg(reads: str = "x", writes: str = "y") -> TensorDictModule:
+    return TensorDictModule(torch.neg, [reads], [writes])
+
+
+@pytest.mark.parametrize("kind", [list, tuple, nn.ModuleList])
+def test_steps_come_in_one_list(kind: type) -> None:
+    step = neg()
+    assert TensorDictSequential(kind([step]))[0] is step
+
+
+@pytest.mark.parametrize("kind", [dict, nn.ModuleDict])
+def test_steps_come_by_name(kind: type) -> None:
+    step = neg()
+    assert TensorDictSequential(kind({"flip": step}))["flip"] is step
+
+
+@pytest.mark.parametrize("name", [1, "", "a.b"])
+def test_names_are_those_of_sub_modules(name: object) -> None:
+    message = "named by a str without a dot"
+    with pytest.raises(InvalidArgument, match=message):
+        TensorDictSequential({name: neg()})  # type: ignore[dict-item]
+    if isinstance(name, str):
+        model = TensorDictSequential({"flip": neg()})
+        with pytest.raises(InvalidArgument, match=message):
+            model.insert(name, neg("y", "z"))
+        with pytest.raises(InvalidArgument, match=message):
+            model[name] = neg("y", "z")
+        assert len(model) == 1
+
+
+@pytest.mark.parametrize(("place", "order"), [(0, "nxy"), (1, "xny"), (2, "xyn"), (-1, "xny")])
+def test_step_is_inserted_at_a_place(place: int, order: str) -> None:
+    model = TensorDictSequential(neg("x", "a"), neg("y", "b"))
+    model.insert(place, neg("n", "c"))
+    assert "".join(str(key) for key in model.in_keys) == order
+
+
+@pytest.mark.parametrize("place", [3, -3])
+def test_place_that_there_is_not_is_refused(place: int) -> None:
+    model = TensorDictSequential(neg("x", "a"), neg("y", "b"))
+    with pytest.raises(IndexError, match=f"has 2 steps, so none can come to place {place}"):
+        model.insert(place, neg("n", "c"))
+
+
+def test_class_is_no_step() -> None:
+    with pytest.raises(NotKeyed, match=r"`0` is the class `ReLU`. Give an instance: `ReLU\(...\)`"):
+        TensorDictSequential(nn.ReLU)  # type: ignore[arg-type]
+
+
+def test_custom_module_without_keys_is_told_to_declare_them() -> None:
+    class Custom(TensorDictModuleBase):
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict
+
+    with pytest.raises(
+        NotKeyed, match=r"`Custom`\) declares no in_keys. Declare them in the class"
+    ):
+        TensorDictSequential(Custom())
+    assert Custom()(TensorDict()).is_empty()
