@@ -11,7 +11,7 @@ from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves import all_fit, find_entry, has_entry, walk_error
 from kd_core._types import NO_DEFAULT, NoDefault
-from kd_core._views import NestedItems, NestedKeys, NestedValues
+from kd_core._views import ALL_LEAVES, NestedItems, NestedKeys, NestedValues
 from kd_core._waist import Waist, level_at
 from kd_core._writes import writable_source, write_all
 
@@ -216,8 +216,10 @@ class Access(Waist):
             True
         """
         if include_nested or leaves_only or sort:
+            if include_nested and leaves_only and is_leaf is None and not sort:
+                return NestedKeys(self._entries, ALL_LEAVES)
             return NestedKeys(self._entries, (include_nested, leaves_only, is_leaf, sort))
-        return cast("KeysView[NestedKey]", self._entries.keys())
+        return self._entries.keys()
 
     def values(
         self,
@@ -229,8 +231,10 @@ class Access(Waist):
     ) -> ValuesView[Tensor]:
         """A live view of the entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
+            if include_nested and leaves_only and is_leaf is None and not sort:
+                return NestedValues(self._entries, ALL_LEAVES)
             return NestedValues(self._entries, (include_nested, leaves_only, is_leaf, sort))
-        return cast("ValuesView[Tensor]", self._entries.values())
+        return self._entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
 
     def items(
         self,
@@ -242,8 +246,10 @@ class Access(Waist):
     ) -> ItemsView[NestedKey, Tensor]:
         """A live view of keys and entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
+            if include_nested and leaves_only and is_leaf is None and not sort:
+                return NestedItems(self._entries, ALL_LEAVES)
             return NestedItems(self._entries, (include_nested, leaves_only, is_leaf, sort))
-        return cast("ItemsView[NestedKey, Tensor]", self._entries.items())
+        return self._entries.items()  # type: ignore[return-value]  # typed as `td[key]` is
 
     def __contains__(self, key: object) -> bool:
         if key.__class__ is str:
