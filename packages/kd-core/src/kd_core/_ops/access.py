@@ -133,16 +133,11 @@ class Access(Waist):
         """
         if key.__class__ is str:
             entry = self._entries.get(key)
-            if (
-                entry.__class__ is Tensor
-                and value.__class__ is Tensor
-                and entry.shape == value.shape
-                and self._owns_leaves
-            ):
-                try:
+            if entry.__class__ is Tensor and value.__class__ is Tensor and self._owns_leaves:
+                try:  # comparing the shapes first would cost half of the copy
                     entry.copy_(value)
                 except RuntimeError:
-                    pass  # the error that names the entry comes from below
+                    pass  # the general way finds what is wrong
                 else:
                     return self
         path = path_of(key)
@@ -163,6 +158,11 @@ class Access(Waist):
             KeyNotFound: if it is missing and no default was given.
             Locked: if the container is locked.
         """
+        if key.__class__ is str and not self._desc.frozen:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._del_entry(key)
+                return cast(Tensor, entry if isinstance(entry, Tensor) else entry._item())
         path = path_of(key)
         if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
             return cast(Tensor, default)
