@@ -21,6 +21,7 @@ from kd_core._writes import check_write, copy_pairs, writable_source, write_all
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._descriptor import Descriptor
     from kd_core._types import Entries, Entry, NestedKey, Source
 
     Staged = list[Callable[[], None]]
@@ -153,6 +154,12 @@ class Structure(Waist):
             KeyCollision: if `safe` and `new` is taken.
             Locked: if the container is locked.
         """
+        if old.__class__ is str and new.__class__ is str and not (safe or self._desc.frozen):
+            moved = self._entries.get(old)
+            if moved is not None and old != new:  # without making paths, which takes half of it
+                self._del_entry(old)
+                self._set_entry(new, moved)
+                return self
         source, target = path_of(old), path_of(new)
         entry = find_entry(self._entries, source)
         if entry is None:
@@ -210,7 +217,7 @@ class Structure(Waist):
         tree: dict[str, object] = {}
         for key, value in self._entries.items():
             _plant(tree, key.split(separator), value, key)
-        result = self._like({name: _grown(node, desc) for name, node in tree.items()}, desc)
+        result = self._like(_grown(tree, desc), desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
     def empty(self, recurse: bool = False) -> Self:
@@ -280,6 +287,9 @@ def _nested(source: Mapping[NestedKey, object]) -> dict[str, object]:
 
 def _plant(tree: dict[str, object], parts: list[str], value: object, key: NestedKey) -> None:
     level = tree
+    if len(parts) == 1 and parts[0] not in tree:
+        tree[parts[0]] = value
+        return
     for part in parts[:-1]:
         inner = level.get(part)
         if inner is None:
@@ -299,11 +309,12 @@ class _Branch(dict[str, object]):
     """A level that a separator or a tuple key made, told apart from a mapping the user gave."""
 
 
-def _grown(node: object, desc: object) -> Entry:
-    if not isinstance(node, _Branch):
-        return cast("Entry", node)
-    entries = {name: _grown(inner, desc) for name, inner in node.items()}
-    return _registry.make_dense(entries, desc)  # type: ignore[arg-type]  # a Descriptor
+def _grown(tree: dict[str, object], desc: Descriptor) -> dict[str, Entry]:
+    """The entries of a level, its branches made containers."""
+    for name, node in tree.items():
+        if node.__class__ is _Branch:
+            tree[name] = _registry.make_dense(_grown(node, desc), desc)
+    return tree  # type: ignore[return-value]  # entries, and the containers made of branches
 
 
 def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str, Entry]) -> None:
@@ -326,10 +337,13 @@ def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Pa
     parts: dict[str, list[NestedKey]] = {}
     entries = level._entries
     for key in keys:
-        first, below = (key, None) if isinstance(key, str) else _parted(key)
+        if key.__class__ is str:
+            first, below = key, None
+        else:
+            first, below = _parted(key)
         value = entries.get(first)
         if value is None:
-            _demand(top, (*prefix, first, *(below or ())))
+            _demand(top, (*prefix, first, *(path_of(below) if below else ())))
         elif not below:
             kept[first] = value
             for part in parts.pop(first, ()):
@@ -348,7 +362,8 @@ def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Pa
         else:
             _demand(top, (*prefix, first, *path_of(rest[0])))
             del kept[first]
-    return level._like(_released(level, kept), level._desc._unlocked)
+    desc = level._desc
+    return level._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
 
 def _demand(top: Waist | None, path: tuple[NestedKey, ...]) -> None:
@@ -357,10 +372,8 @@ def _demand(top: Waist | None, path: tuple[NestedKey, ...]) -> None:
         top._read(path_of(path))
 
 
-def _released(level: Waist, kept: dict[str, Entry]) -> dict[str, Entry]:
+def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
     """Entries for a result: what a locked container encloses is locked with it, results are not."""
-    if not level._desc.frozen:
-        return kept
     return {
         key: value if isinstance(value, Tensor) else value._map_each(_same)
         for key, value in kept.items()
@@ -371,6 +384,9 @@ def _without(container: W, keys: Sequence[NestedKey]) -> W:
     kept: dict[str, Entry] = dict(container._entries)
     parts: dict[str, list[NestedKey]] = {}
     for key in keys:
+        if key.__class__ is str:
+            kept.pop(key, None)
+            continue
         first, below = _parted(key)
         if not below:
             kept.pop(first, None)
@@ -380,13 +396,16 @@ def _without(container: W, keys: Sequence[NestedKey]) -> W:
         value = kept.get(first)
         if isinstance(value, Waist):
             kept[first] = _without(value, rest)
-    return container._like(_released(container, kept), container._desc._unlocked)
+    desc = container._desc
+    return container._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
 
-def _parted(key: NestedKey) -> tuple[str, Path]:
-    """The first part of a key and what is below it."""
-    if isinstance(key, str):
-        return key, ()
+def _parted(key: NestedKey) -> tuple[str, NestedKey]:
+    """The first part of a key and what is below it, `()` if nothing is."""
+    if key.__class__ is tuple and len(key) == 2:  # as most nested keys
+        first, last = key
+        if first.__class__ is str and last.__class__ is str and last:
+            return first, last
     path = path_of(key)
     return path[0], path[1:]
 
