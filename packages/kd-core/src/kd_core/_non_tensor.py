@@ -77,6 +77,9 @@ class NonTensorData:
         new = desc.unlocked() if batch is None else desc.with_batch(batch(desc.batch))
         return wrap_data(self.data, new)
 
+    def _shallow(self) -> NonTensorData:
+        return wrap_data(self.data, self._desc)
+
     def _deal(
         self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
     ) -> Sequence[NonTensorData]:

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
 from kd_core._admission import admit, check_key
-from kd_core._dense import Dense
+from kd_core._dense import Dense, holds_nodes
 from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
 from kd_core._leaves import all_fit, leaf_fits
@@ -221,14 +221,16 @@ def _stage_merge(
         return True
     rest: dict[str, Entry] = {}
     for key, value in source._entries.items():
-        if isinstance(value, Tensor):
+        if value.__class__ is Tensor:
             rest[key] = value
-            continue
-        current = target._entries.get(key)
-        if current.__class__ is not TensorDict or value.__class__ is not TensorDict:
-            return False
-        if not _stage_merge(current, value, merges):
-            return False
+        elif value.__class__ is not TensorDict:
+            if not isinstance(value, Tensor):
+                return False
+            rest[key] = value
+        else:
+            current = target._entries.get(key)
+            if current.__class__ is not TensorDict or not _stage_merge(current, value, merges):
+                return False
     merges.append((target, rest))
     return True
 
@@ -238,7 +240,7 @@ def make_dense(entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
     td = object.__new__(TensorDict)
     td._entries = entries
     td._desc = desc
-    td._nested = any(not isinstance(value, Tensor) for value in entries.values())
+    td._nested = holds_nodes(entries)
     return td
 
 
