@@ -38,6 +38,18 @@ def test_a_copy_broadcasts(td: TensorDict) -> None:
     assert td["n", "b"].tolist() == [[1, 2]] * 3
 
 
+@pytest.mark.parametrize("method", ["copy_", "update_"])
+@pytest.mark.parametrize("count", [2, 20])
+def test_gradients_flow_through_a_copy(method: str, count: int) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    source = TensorDict({f"k{i}": weight * i for i in range(count)}, [3])
+    target = TensorDict({f"k{i}": torch.zeros(3) for i in range(count)}, [3])
+    getattr(target, method)(source)
+    target["k1"].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1, 1, 1]
+
+
 def test_a_failing_copy_changes_nothing(td: TensorDict) -> None:
     wrong = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 5)}, "s": "text"}, [3])
     with pytest.raises(ShapeMismatch, match=r"\(3, 5\) cannot be broadcast to entry .*'b'"):

@@ -44,12 +44,17 @@ _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 def use_foreach(leaves: Sequence[Tensor]) -> bool:
     """Tell whether a foreach kernel may, and is worth to, take these leaves at once."""
+    return _are_many(leaves) and not _autograd_refuses(leaves)
+
+
+def _are_many(leaves: Sequence[Tensor]) -> bool:
+    """Tell whether foreach is worth it, and the leaves and what is going on leave the choice."""
     count = len(leaves)
     if count < FOREACH_FROM and (count < 2 or not leaves[0].is_cuda):
         return False
     if is_compiling() or _vmap_level() is not None:
         return False
-    return _PLAIN.issuperset(map(type, leaves)) and not _autograd_refuses(leaves)
+    return _PLAIN.issuperset(map(type, leaves))
 
 
 def _autograd_refuses(leaves: Sequence[Tensor]) -> bool:
@@ -82,6 +87,17 @@ def run_pairs(
     if kernel is not None and use_foreach(mine) and use_foreach(theirs):
         return kernel(mine, theirs)  # type: ignore[return-value]  # as above
     return list(map(fn, mine, theirs))
+
+
+def run_copies(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target; of all foreach kernels this one has no derivative."""
+    if _are_many(targets) and not (
+        torch.is_grad_enabled() and any(map(_requires_grad, (*targets, *sources)))
+    ):
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def run_exact(

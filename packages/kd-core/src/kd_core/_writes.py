@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
-from kd_core._kernels import use_foreach
+from kd_core._kernels import run_copies
 from kd_core._keys import format_key
 
 if TYPE_CHECKING:
@@ -113,11 +113,7 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
             return False
         if not compiling and _refusal(target, source) is not None:
             return False
-    if use_foreach(targets):
-        torch._foreach_copy_(targets, sources)
-    else:
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
+    run_copies(targets, sources)
     return True
 
 
