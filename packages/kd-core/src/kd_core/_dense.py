@@ -65,7 +65,9 @@ class Dense(TensorDictBase):
         new._entries = entries
         new._desc = desc
         for value in entries.values():  # `holds_nodes`, without its call: "keys" in the benchmarks
-            if value.__class__ is not Tensor and hasattr(value, "_map_each"):
+            if value.__class__ is not Tensor and (
+                hasattr(value, "_map_each") or not isinstance(value, Tensor)
+            ):
                 new._nested = True
                 return new
         new._nested = False
@@ -257,6 +259,8 @@ def own_bytes(leaf: Tensor) -> Tensor:
 def holds_nodes(entries: dict[str, Entry]) -> bool:
     """Tell whether an entry is something else than a tensor."""
     for value in entries.values():
-        if value.__class__ is not Tensor and hasattr(value, "_map_each"):
+        if value.__class__ is not Tensor and (
+            hasattr(value, "_map_each") or not isinstance(value, Tensor)
+        ):
             return True
     return False
