@@ -271,6 +271,24 @@ def test_generator_may_be_an_entry() -> None:
         module(params().set("rng", "dice"))
 
 
+def test_entry_of_the_generator_is_read_like_any_other() -> None:
+    module = normal(generator="rng", default_interaction_type="random")
+    assert module.in_keys == ["loc", "scale", "rng"]
+    assert module.dist_params_keys == ["loc", "scale"]
+    sequence = ProbabilisticTensorDictSequential(
+        TensorDictModule(lambda loc: torch.tensor(7), ["loc"], ["rng"]), module
+    ).select_out_keys("x")
+    draws = [
+        sequence(TensorDict(loc=LOC, scale=SCALE))["x"],
+        one(module, LOC, SCALE, torch.tensor(7)),
+    ]
+    assert torch.equal(*draws)
+    with pytest.raises(KeyError, match="`Normal` needs `rng`, which the container lacks"):
+        module(params())
+    with set_interaction_type("mean"):
+        assert torch.equal(module(params())["x"], LOC)
+
+
 def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
     td = TensorDict({"loc": LOC, "scales": SCALE}, [3])
     with pytest.raises(KeyError, match=r"`Normal` needs `scale`.*Did you mean `scales`\?"):
@@ -285,11 +303,58 @@ def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
         ({"distribution_class": "Normal"}, "must be a distribution class or a callable.*'Normal'"),
         ({"distribution_kwargs": {"loc": 0.0}}, "`loc` of `Normal` comes from `in_keys` and"),
         ({"out_keys": ["a", "b"]}, "one value, so there is one out key, got 2"),
+        (
+            {"distribution_class": distributions.LogNormal, "distribution_kwargs": {"mean": 0.0}},
+            r"`LogNormal` has no argument `mean`; it takes `loc`, `scale`, `v.*mapping",
+        ),
+        (
+            {"distribution_class": distributions.StudentT},
+            "`StudentT` needs `df` too, got `loc`, `scale`. Add keys",
+        ),
     ],
 )
 def test_wrong_construction_is_explained(options: dict[str, object], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         normal(**options)
+
+
+def test_misspelt_argument_is_told_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"no argument `lok`;.*Did you mean `loc`"):
+        ProbabilisticTensorDictModule(["lok", "scale"], distribution_class=Normal)
+
+
+@pytest.mark.parametrize("options", [{"num_samples": -1}, {"n_empirical_estimate": 0}])
+def test_impossible_number_of_samples_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="`num_samples` must be None or at least 0 and"):
+        normal(**options)
+
+
+def test_callable_that_returns_no_distribution_is_told() -> None:
+    def build(loc: Tensor, scale: Tensor) -> Tensor:
+        return loc + scale
+
+    with pytest.raises(TypeError, match=r"`build` must return a .*Distribution`, but returned Ten"):
+        normal(distribution_class=build)(LOC, SCALE)
+
+
+def test_log_probability_that_is_not_selected_is_not_computed() -> None:
+    seen: list[Tensor] = []
+
+    class Watched(Normal):
+        def log_prob(self, value: Tensor) -> Tensor:
+            seen.append(value)
+            return super().log_prob(value)  # type: ignore[no-untyped-call, no-any-return]
+
+    module = normal(distribution_class=Watched, return_log_prob=True).select_out_keys("x")
+    sequence = ProbabilisticTensorDictSequential(module)
+    for _ in range(3):
+        assert list(module(params()).keys()) == ["loc", "scale", "x"]
+        assert torch.equal(one(module, LOC, SCALE), LOC)
+        assert list(sequence(params()).keys()) == ["loc", "scale", "x"]
+    assert seen == []
+    module.reset_out_keys()
+    assert len(sequence(LOC, SCALE)) == 2
+    assert len(seen) == 1
 
 
 def test_two_keys_for_one_argument_are_refused() -> None:

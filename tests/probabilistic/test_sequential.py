@@ -156,3 +156,22 @@ def test_compiled_actor_follows_the_interaction_type() -> None:
         drawn = compiled(data())["action"]
         torch.manual_seed(0)
         torch.testing.assert_close(drawn, actor(data())["action"])
+
+
+@pytest.mark.parametrize("kind", [tuple, nn.ModuleList])
+def test_steps_in_one_list_score_too(kind: type) -> None:
+    values = TensorDictModule(torch.tanh, ["x"], ["action"])
+    *network, scored = steps(return_log_prob=True)
+    model = ProbabilisticTensorDictSequential(kind([*network, values, scored]))
+    assert isinstance(model[-1], ScoringModule)
+
+
+def test_module_that_is_appended_scores_what_is_there() -> None:
+    *network, drawn = steps(return_log_prob=True)
+    values = TensorDictModule(torch.tanh, ["loc"], ["action"])
+    other = ProbabilisticTensorDictModule(["loc", "scale"], ["y"], distribution_class=Normal)
+    model = ProbabilisticTensorDictSequential(*network, other, values).append(drawn)
+    td = model(data())
+    assert torch.equal(td["action"], td["loc"].tanh())
+    expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
+    torch.testing.assert_close(td["action_log_prob"], expected)

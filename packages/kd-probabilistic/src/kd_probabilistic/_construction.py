@@ -16,9 +16,10 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import ContinuousBernoulli, Distribution, Normal
 
-from kd_core import InvalidArgument
+from kd_core import InvalidArgument, nearest_key
 
 _EVENT: Final = Size()
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
@@ -32,7 +33,8 @@ class Construction:
         settings: Further keyword arguments.
 
     Raises:
-        InvalidArgument: If `distribution` cannot be called, or an argument is given twice.
+        InvalidArgument: If `distribution` cannot be called, an argument is given twice, or it takes
+            no such argument, or needs another one.
     """
 
     __slots__ = ("_quick", "_unchecked", "distribution", "names", "settings")
@@ -54,6 +56,7 @@ class Construction:
                 f"the argument `{twice[0]}` of `{name_of(distribution)}` comes from `in_keys` and "
                 "from `distribution_kwargs`: give it once."
             )
+        _check_arguments(distribution, names, settings)
         self.distribution = distribution
         self.names = tuple(names)
         self.settings = dict(settings)
@@ -67,15 +70,21 @@ class Construction:
     def __call__(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of one value per name."""
         if self._quick and not torch.compiler.is_compiling():
-            found = _normal(values)
-            if found is not None:
-                return found
+            normal = _normal(values)
+            if normal is not None:
+                return normal
         settings = self.settings
         if torch.compiler.is_dynamo_compiling():
             settings = {**settings, **self._unchecked}
         elif "validate_args" in settings and must_not_look(values):
             settings = {name: value for name, value in settings.items() if name != "validate_args"}
-        return self.distribution(**dict(zip(self.names, values, strict=True)), **settings)
+        found = self.distribution(**dict(zip(self.names, values, strict=True)), **settings)
+        if not isinstance(found, Distribution):
+            raise InvalidArgument(
+                f"`{name_of(self.distribution)}` must return a `torch.distributions.Distribution`, "
+                f"but returned {type(found).__name__}."
+            )
+        return found
 
 
 def must_not_look(values: Sequence[object]) -> bool:
@@ -131,6 +140,39 @@ def _surely_valid(loc: Tensor, scale: Tensor) -> bool:
         return False
     total = loc.sum().item()
     return total == total
+
+
+def _check_arguments(
+    function: Callable[..., object], names: Sequence[str], settings: Mapping[str, object]
+) -> None:
+    """Raise unless a callable takes these arguments and needs no others."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    taken = [p for p in signature.parameters.values() if p.kind in _NAMED]
+    known = [parameter.name for parameter in taken]
+    given = [*names, *settings]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    unknown = [] if open_ended else [name for name in given if name not in known]
+    if unknown:
+        near = nearest_key(unknown[0], known)
+        hint = "" if near is None else f" Did you mean `{near}`?"
+        raise InvalidArgument(
+            f"`{name_of(function)}` has no argument `{unknown[0]}`; it takes {_listed(known)}."
+            f"{hint} The last part of a key names the argument; for other keys give a mapping "
+            "`{argument: key}`."
+        )
+    needed = [p.name for p in taken if p.default is p.empty and p.name not in given]
+    if needed:
+        raise InvalidArgument(
+            f"`{name_of(function)}` needs {_listed(needed)} too, got {_listed(given)}. Add keys to "
+            "`in_keys`, or values to `distribution_kwargs`."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "nothing"
 
 
 def _accepts(function: Callable[..., object], name: str) -> bool:

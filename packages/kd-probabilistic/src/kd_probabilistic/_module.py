@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 
 from kd_core import (
     InvalidArgument,
+    InvalidValue,
     NestedKey,
     TensorDictBase,
     format_key,
@@ -54,11 +55,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         num_samples: Number of values, in a new first dimension. The result is then a new container
             with that dimension in front of its batch size.
         generator: What random draws come from: a generator, a seed for one of this module's own,
-            or the key of an entry that holds a generator or a seed. By default torch's global one.
+            or the key of an entry that holds a generator or a seed, which is then read too and may
+            be missing where nothing is drawn. By default torch's global one.
 
     Raises:
-        InvalidArgument: If the distribution cannot be called, an argument comes twice, or there is
-            not exactly one out key.
+        InvalidArgument: If the distribution cannot be called or takes other arguments, an argument
+            comes twice, or there is not exactly one out key.
+        InvalidValue: If a number of samples is negative.
 
     Example:
         >>> module = ProbabilisticTensorDictModule(
@@ -89,8 +92,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         arguments = _arguments(in_keys)
-        self.in_keys = list(dict.fromkeys(arguments.values()))
-        self._feeds = tuple(self.in_keys.index(key) for key in arguments.values())
+        if (num_samples is not None and num_samples < 0) or n_empirical_estimate < 1:
+            raise InvalidValue(
+                "`num_samples` must be None or at least 0 and `n_empirical_estimate` at least 1, "
+                f"got {num_samples!r} and {n_empirical_estimate!r}."
+            )
+        params = tuple(dict.fromkeys(arguments.values()))
+        self._params, self._feeds = params, tuple(params.index(key) for key in arguments.values())
+        self.in_keys = [*params, *([generator] if isinstance(generator, (str, tuple)) else [])]
         self._build = Construction(
             distribution_class, tuple(arguments), dict(distribution_kwargs or {})
         )
@@ -120,7 +129,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     @property
     def dist_params_keys(self) -> list[NestedKey]:
         """The keys of the parameters."""
-        return self.in_keys
+        return list(self._params)
+
+    @property
+    def optional_in_keys(self) -> list[NestedKey]:
+        """The key of the generator, if there is one: only draws need it."""
+        return [key for key in self.in_keys if key not in self._params]
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
@@ -147,6 +161,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """The name of the distribution, for tables and pictures."""
         return name_of(self._build.distribution)
 
+    @property
+    def described_as(self) -> str:
+        """How messages name this module."""
+        return f"{type(self).__name__}({self.node_label})"
+
     def interaction(self, mode: str) -> AbstractContextManager[None]:
         """Fix which value is taken while the context lasts, for exporters; see the protocol."""
         return set_interaction_type(mode)
@@ -166,7 +185,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return self.dist_of_values(self._read(tensordict))
 
     def dist_of_values(self, values: Sequence[object]) -> Distribution:
-        """Build the distribution of bare parameters, one per key of `in_keys`."""
+        """Build the distribution of bare parameters, one per key of `dist_params_keys`."""
         fed = [values[idx] for idx in self._feeds]
         if must_not_look(fed):
             with unchecked():
@@ -212,6 +231,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         values = self._read(tensordict)
         generator = self.generator
         if isinstance(generator, (str, tuple)):
+            drawn = (interaction_type() or self.default_interaction_type) is InteractionType.RANDOM
+            if drawn and generator not in tensordict.keys(True):
+                raise self._missing(generator, tensordict)
             generator = _generator_at(tensordict, generator)
         outputs = self._outputs(values, generator)
         target = tensordict if tensordict_out is None else tensordict_out
@@ -256,6 +278,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 value = self._take(dist, kind)
         if not self.return_log_prob:
             return (value,)
+        selected = self.__dict__["_selected"]
+        if selected is not None and self._log_prob_key not in selected:
+            return value, None
         return value, log_prob_of(dist, value)
 
     def _take(self, dist: Distribution, kind: InteractionType) -> Tensor:
@@ -281,7 +306,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def _read(self, tensordict: TensorDictBase) -> list[object]:
         values: list[object] = []
-        for key in self._own_in_keys():
+        for key in self._params:
             value = tensordict.get(key)
             if value is None:
                 raise self._missing(key, tensordict)
@@ -341,8 +366,10 @@ def _only_key(out_keys: NestedKey | Sequence[NestedKey] | None) -> NestedKey:
     return unravel_key(keys[0])
 
 
-def _generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int:
-    """Return the generator or seed that an entry holds."""
+def _generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int | None:
+    """Return the generator or seed that an entry holds, None if there is none."""
+    if key not in tensordict.keys(True):
+        return None
     found: object = tensordict[unravel_key_to_tuple(key)]
     if isinstance(found, torch.Generator):
         return found

@@ -30,7 +30,7 @@ class ScoringModule(TensorDictModuleBase):
     def __init__(self, module: ProbabilisticTensorDictModule) -> None:
         super().__init__()
         self.module = module
-        self.in_keys = list(dict.fromkeys([*module.in_keys, *module.dist_sample_keys]))
+        self.in_keys = list(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
         self.out_keys = [module.log_prob_key]
 
     @property
@@ -65,7 +65,7 @@ class ScoringModule(TensorDictModuleBase):
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Score a bare value; see `forward`."""
         by_key = dict(zip(self.in_keys, values, strict=True))
-        params = [by_key[key] for key in self.module.in_keys]
+        params = [by_key[key] for key in self.module.dist_params_keys]
         value = by_key[self.module.dist_sample_keys[0]]
         assert isinstance(value, Tensor)
         if must_not_look(values):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, Self, TypeVar
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -53,7 +53,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         *modules: Modules,
         partial_tolerant: bool = False,
         selected_out_keys: NestedKey | Sequence[NestedKey] | None = None,
-        inplace: bool | None = None,
+        inplace: bool | Literal["empty"] | None = None,
     ) -> None:
         super().__init__(
             *_with_scoring(modules),
@@ -133,6 +133,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         dist = last.build_dist_from_params(made)
         return last.log_prob(made if isinstance(last, ScoringModule) else tensordict, dist)
 
+    def _replace_steps(self, steps: Sequence[tuple[str, nn.Module]], named: bool = False) -> Self:
+        scored = _scored([step for _, step in steps])
+        names = [name for name, _ in steps]
+        return super()._replace_steps(list(zip(names, scored, strict=True)), named)
+
     def _last_probabilistic(self) -> tuple[int, Probabilistic]:
         steps = self.named_steps()
         for index in reversed(range(len(steps))):
@@ -152,10 +157,10 @@ _PROBABILISTIC = (ProbabilisticTensorDictModule, ScoringModule, ProbabilisticTen
 def _with_scoring(modules: tuple[Modules, ...]) -> tuple[Modules, ...]:
     """Replace a last probabilistic module whose value is produced earlier by one that scores."""
     first = modules[0] if len(modules) == 1 else None
-    if isinstance(first, dict):
+    if isinstance(first, (dict, nn.ModuleDict)):
         return (dict(zip(first, _scored(list(first.values())), strict=True)),)
-    if isinstance(first, list):
-        return (_scored(first),)
+    if isinstance(first, (list, tuple, nn.ModuleList)):
+        return (_scored(list(first)),)
     return tuple(_scored(list(modules)))
 
 
