@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import cast
 
@@ -119,6 +120,19 @@ def test_global_backward_hooks_are_seen(model: TensorDictSequential, form: str) 
     finally:
         handle.remove()
     assert seen.count("Linear") == 2
+
+
+@pytest.mark.parametrize("where", ["step", "wrapped"])
+def test_hooks_in_a_dict_that_was_assigned_are_seen(
+    model: TensorDictSequential, form: str, where: str
+) -> None:
+    module = model[0] if where == "step" else leaf(model)
+    module._forward_hooks = OrderedDict()
+    call(model, form)
+    seen: list[int] = []
+    module.register_forward_hook(lambda *_: seen.append(1))
+    call(model, "container")
+    assert seen == [1]
 
 
 def test_hook_may_change_the_result(model: TensorDictSequential, form: str) -> None:

@@ -14,7 +14,11 @@ _DECIDES_HOW_IT_RUNS = frozenset(
     {
         "__call__",
         "__class__",
+        "_backward_hooks",
+        "_backward_pre_hooks",
         "_compiled_call_impl",
+        "_forward_hooks",
+        "_forward_pre_hooks",
         "forward",
         "in_keys",
         "inplace",

@@ -259,7 +259,8 @@ class FastCalls(Calls):
         if type(module).__call__ is not _CALL or module._compiled_call_impl is not None:
             return
         attributes = text.name(f"_D{idx}", module.__dict__)
-        self._watch_hooks(module, name)
+        # Looked up anew: an empty dict may be assigned to drop hooks, and only keyed modules tell.
+        self.hooks += [f"{attributes}[{kind!r}]" for kind in _HOOKS]
         self.checks.append(f"_len({attributes}) != {len(module.__dict__)}")
         if call.step.__dict__["method"] is None and not call.step.__dict__["method_kwargs"]:
             self._use_form(idx, module, name)
