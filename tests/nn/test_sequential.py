@@ -140,7 +140,7 @@ def test_selection_keeps_what_the_caller_had() -> None:
 
 
 def test_selection_inside_hides_keys_outside() -> None:
-    inner = chain(selected_out_keys=["b"])
+    inner = chain().select_out_keys("b")
     model = TensorDictSequential(inner, TensorDictModule(add(0), ["a"], ["y"]))
     assert model.in_keys == ["x", "a"]
     b, y = model(x=X, a=-X)
@@ -303,7 +303,7 @@ def test_named_steps_are_inserted_after_another() -> None:
 
 
 def test_edit_that_loses_a_selected_key_is_refused() -> None:
-    model = chain(selected_out_keys=["d"])
+    model = chain().select_out_keys("d")
     with pytest.raises(OutKeyUnknown, match="does not write `d`"):
         del model[2]
     assert len(model) == 3
@@ -347,6 +347,12 @@ def test_lost_write_warns_at_build() -> None:
         TensorDictSequential(
             TensorDictModule(add(1), ["x"], ["a"]), TensorDictModule(add(1), ["x"], ["a"])
         )
+
+
+def test_step_that_no_selected_key_needs_warns_at_build() -> None:
+    message = r"step 1 .* will not run: nobody reads what it writes \(`b`\), and none of it is sel"
+    with pytest.warns(KeyGraphWarning, match=message):
+        chain(selected_out_keys=["d"])
 
 
 def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:

@@ -61,6 +61,10 @@ class TensorDictSequential(StepList):
         NotKeyed: If something is no keyed module.
         OutKeyUnknown: If a selected key is not written by any step.
 
+    Warns:
+        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it, or will
+            never run because nothing in `selected_out_keys` needs it.
+
     Example:
         >>> import torch
         >>> from kd_nn import TensorDictModule
@@ -92,7 +96,7 @@ class TensorDictSequential(StepList):
             self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))
         else:
             self._resolve()
-        self._warn_of_lost_writes()
+        self._warn_of_waste()
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
@@ -271,8 +275,17 @@ class TensorDictSequential(StepList):
     def _refresh(self) -> None:
         self._resolve()
 
-    def _warn_of_lost_writes(self) -> None:
+    def _warn_of_waste(self) -> None:
         graph = self._resolve().graph
+        for idx, node in enumerate(graph.nodes):
+            if not node.needed:
+                warnings.warn(
+                    f"step {idx} (`{node.label}`) of {describe(self)} will not run: nobody reads "
+                    f"what it writes ({list_keys(node.writes)}), and none of it is selected. Leave "
+                    "it out, select it, or select with `select_out_keys` what one call needs.",
+                    KeyGraphWarning,
+                    stacklevel=3,
+                )
         for idx, key in graph.lost_writes():
             warnings.warn(
                 f"step {idx} (`{graph.nodes[idx].label}`) of {describe(self)} writes "
