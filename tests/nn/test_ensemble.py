@@ -114,6 +114,12 @@ def test_selected_outputs_are_returned() -> None:
     assert "up" not in set(ensemble(TensorDict({"x": X}, [10])).keys())
 
 
+def test_input_without_one_part_per_copy_is_told() -> None:
+    ensemble = EnsembleModule(keyed(), 3, expand_input=False)
+    with pytest.raises(ValueError, match=r"3 copies and one part of `a` .* got shape \(10, 4\)"):
+        ensemble(a=X)
+
+
 def test_no_copy_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one copy, got num_copies=0"):
         EnsembleModule(keyed(), 0)

@@ -6,6 +6,7 @@ from torch import nn
 
 from kd_core import TensorDict
 from kd_nn import (
+    ParametersMissing,
     TensorDictModule,
     TensorDictSequential,
     get_functional,
@@ -115,7 +116,7 @@ def test_keyed_modules_take_parameters_after_the_container_or_by_keyword() -> No
     expected = net(td.copy())["y"]
     params = make_functional(net)
     torch.testing.assert_close(net(td, params)["y"], expected)
-    by_keyword = net(x=X, params=params)  # type: ignore[call-overload]
+    by_keyword = net(x=X, params=params)
     torch.testing.assert_close(by_keyword, expected)
 
 
@@ -133,3 +134,10 @@ def test_vmap_over_three_sets_of_parameters() -> None:
     out = torch.vmap(lambda params, x: net(x, params), (0, None))(stacked, X)
     expected = torch.einsum("nij,bj->nbi", stacked["weight"], X) + stacked["bias"][:, None]
     torch.testing.assert_close(out, expected)
+
+
+def test_data_alone_is_not_taken_for_parameters() -> None:
+    net = TensorDictSequential(TensorDictModule(nn.Linear(3, 4), ["x"], ["y"]))
+    make_functional(net)
+    with pytest.raises(ParametersMissing, match=r"container of `module.0.module.weight`"):
+        net(TensorDict({"x": X}, [10]))

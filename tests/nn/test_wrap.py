@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import InvalidArgument, TensorDict, TensorDictBase
 from kd_nn import (
+    NotKeyed,
     TensorDictModule,
     TensorDictModuleWrapper,
     TensorDictSequential,
@@ -73,3 +74,24 @@ def test_decorated_function_keeps_its_name_in_messages() -> None:
     assert torch.equal(torch.as_tensor(add(x=X, y=X)), 2 * X)
     with pytest.raises(KeyError, match=r"`TensorDictModule\(add\)` reads `y`"):
         add(TensorDict(x=X))
+
+
+def test_what_is_not_keyed_is_not_wrapped() -> None:
+    with pytest.raises(NotKeyed, match=r"`Linear` has no in_keys .* Wrap it first"):
+        TensorDictModuleWrapper(nn.Linear(2, 2))
+    with pytest.raises(InvalidArgument, match="`func` must be a function of a container, got int"):
+        WrapModule(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize("result", [None, X])
+def test_wrapped_function_that_gives_no_container_is_told(
+    inplace: bool, result: Tensor | None
+) -> None:
+    def lost(tensordict: TensorDictBase) -> object:
+        return result
+
+    with pytest.raises(
+        InvalidArgument, match=r"`lost` returned .*, but a wrapped function returns"
+    ):
+        WrapModule(lost, inplace)(TensorDict(x=X))  # type: ignore[arg-type]

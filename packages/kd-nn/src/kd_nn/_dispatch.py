@@ -26,6 +26,8 @@ M_contra = TypeVar("M_contra", bound=nn.Module, contravariant=True)
 T = TypeVar("T", bound=TensorDictBase)
 Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
 """What an argument of a call with tensors may be: a mapping stands for the keys below its name."""
+Named: TypeAlias = "Value | TensorDictBase"
+"""What an argument by keyword may be; by position a container is the input itself."""
 
 
 class ContainerFunction(Protocol[M_contra]):
@@ -42,7 +44,7 @@ class Forward(Protocol):
     @overload
     def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
     @overload
-    def __call__(self, /, *args: Value, **kwargs: Value) -> Tensor | tuple[Tensor, ...]: ...
+    def __call__(self, /, *args: Value, **kwargs: Named) -> Tensor | tuple[Tensor, ...]: ...
 
 
 class Dispatched(Generic[M]):

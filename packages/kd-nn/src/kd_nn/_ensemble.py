@@ -16,7 +16,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidValue, TensorDict, TensorDictBase
+from kd_core import InvalidValue, ShapeMismatch, TensorDict, TensorDictBase, format_key
 from kd_nn._dispatch import describe, dispatch
 from kd_nn._entries import read_entries, write_entries
 from kd_nn._key_spec import DISCARD
@@ -101,6 +101,7 @@ class EnsembleModule(TensorDictModuleBase):
 
         Raises:
             InputMissing: If an entry that the module reads is missing.
+            ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
         """
         outputs = self.forward_values(
             *read_entries(tensordict, self._own_in_keys(), lambda _: describe(self))
@@ -124,6 +125,7 @@ class EnsembleModule(TensorDictModuleBase):
         self.params._collect(leaves)
         count = len(leaves)
         mapped = () if self.expand_input else values
+        self._check_parts(mapped)
 
         def run_one(*tensors: object) -> tuple[Tensor, ...]:
             params = self.params._rebuild(cast("Iterator[Tensor]", iter(tensors[:count])))
@@ -134,6 +136,16 @@ class EnsembleModule(TensorDictModuleBase):
         if count or mapped:
             return self._all_outputs(run(*leaves, *mapped))
         return self._one_by_one(self.params.copy(), values)
+
+    def _check_parts(self, values: tuple[object, ...]) -> None:
+        for key, value in zip(self.in_keys, values, strict=bool(values)):
+            shape = value.shape if isinstance(value, Tensor) else (self.num_copies,)
+            if tuple(shape[:1]) != (self.num_copies,):
+                raise ShapeMismatch(
+                    f"{describe(self)} has {self.num_copies} copies and one part of "
+                    f"{format_key(key)} for each in its first dimension, got shape {tuple(shape)}. "
+                    "Let all read the same input with `expand_input=True`."
+                )
 
     def _run(self, params: TensorDictBase, *values: object) -> tuple[Tensor, ...]:
         template = self.__dict__["_template"]

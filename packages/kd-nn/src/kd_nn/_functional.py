@@ -68,7 +68,8 @@ def _last(
     module: nn.Module, args: tuple[object, ...], lacking: list[str]
 ) -> tuple[TensorDictBase, tuple[object, ...]]:
     """Split the last positional argument off, which holds the parameters."""
-    if args and is_tensor_collection(args[-1]):
+    names = {name.partition(".")[0] for name in lacking}
+    if args and is_tensor_collection(args[-1]) and names.intersection(map(str, args[-1].keys())):
         return args[-1], args[:-1]
     raise ParametersMissing(
         f"this `{type(module).__name__}` is functional and has no parameters of its own: call it "

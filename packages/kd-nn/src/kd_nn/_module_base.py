@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch import Value, describe
+from kd_nn._dispatch import Named, Value, describe
 from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
 from kd_nn._flagged import Flagged
 from kd_nn._infer import infer_shapes, with_shapes
@@ -118,7 +118,7 @@ class TensorDictModuleBase(Flagged):
     @overload
     def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
     @overload
-    def __call__(self, /, *args: Value, **kwargs: Value) -> Outputs: ...
+    def __call__(self, /, *args: Value, **kwargs: Named) -> Outputs: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
         if _is_traced():

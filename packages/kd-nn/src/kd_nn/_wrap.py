@@ -7,9 +7,10 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._dispatch import dispatch
 from kd_nn._entries import Inplace
+from kd_nn._errors import NotKeyed
 from kd_nn._key_spec import InKeySpec, Keys, parse_keys
 from kd_nn._module import InKeys, TensorDictModule
 from kd_nn._module_base import TensorDictModuleBase
@@ -25,6 +26,9 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     Args:
         td_module: The keyed module.
 
+    Raises:
+        NotKeyed: If it has no keys.
+
     Example:
         >>> import torch
         >>> class Logged(TensorDictModuleWrapper):
@@ -38,6 +42,12 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     def __init__(self, td_module: nn.Module) -> None:
         super().__init__()
+        if not (hasattr(td_module, "in_keys") and hasattr(td_module, "out_keys")):
+            name = type(td_module).__name__
+            raise NotKeyed(
+                f"`td_module` must be a keyed module, but `{name}` has no in_keys and out_keys. "
+                f"Wrap it first: `TensorDictModule({name}(...), in_keys=[...], out_keys=[...])`."
+            )
         self.td_module = td_module
 
     @dispatch(auto_batch_size=False)
@@ -98,6 +108,9 @@ class WrapModule(TensorDictModuleBase):
         in_keys: The keys it reads, as far as they are known.
         out_keys: The keys it writes, as far as they are known.
 
+    Raises:
+        InvalidArgument: If `func` cannot be called; in a call, if it returns no container.
+
     Example:
         >>> import torch
         >>> from kd_core import TensorDict
@@ -114,6 +127,10 @@ class WrapModule(TensorDictModuleBase):
         out_keys: NestedKey | Sequence[NestedKey] = (),
     ) -> None:
         super().__init__()
+        if not callable(func):
+            raise InvalidArgument(
+                f"`func` must be a function of a container, got {type(func).__name__}: {func!r}."
+            )
         self.in_keys = _listed(in_keys)
         self.out_keys = _listed(out_keys)
         self.inplace: Inplace = inplace
@@ -135,6 +152,12 @@ class WrapModule(TensorDictModuleBase):
         if outputs_exist(self, tensordict):
             return tensordict
         result = self.func(tensordict)
+        if not is_tensor_collection(result):
+            raise InvalidArgument(
+                f"`{self.node_label}` returned {type(result).__name__}, but a wrapped function "
+                "returns a container: the one it got, or another. Functions of tensors go into a "
+                "`TensorDictModule`."
+            )
         if self.inplace and result is not tensordict:
             return tensordict.update(result)
         return result
