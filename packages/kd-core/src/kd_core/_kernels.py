@@ -89,11 +89,15 @@ def run_pairs(
     return list(map(fn, mine, theirs))
 
 
-def run_copies(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target; of all foreach kernels this one has no derivative."""
-    if _are_many(targets) and not (
-        torch.is_grad_enabled() and any(map(_requires_grad, (*targets, *sources)))
-    ):
+def run_copies(targets: list[Tensor], sources: list[Tensor], tracked: bool) -> None:
+    """Copy each source into its target.
+
+    Args:
+        targets: what is written.
+        sources: of the same shapes.
+        tracked: whether gradients flow through any; of all foreach kernels this one has none.
+    """
+    if _are_many(targets) and not tracked:
         torch._foreach_copy_(targets, sources)
         return
     for target, source in zip(targets, sources, strict=True):

@@ -45,8 +45,10 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
             write(target, source)
         return
     if len(writes) > 1:
+        recording = torch.is_grad_enabled()
         for each in writes:
-            check_write(*each)
+            if _is_doubtful(each[0], each[1], recording):
+                check_write(*each)
     for each in writes:
         target, source, _ = each
         try:
@@ -75,6 +77,13 @@ def check_write(target: Tensor, source: Tensor, where: Where) -> None:
 
 def _name(where: Where) -> str:
     return format_key(where() if callable(where) else where)
+
+
+def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
+    """Whether torch might refuse the write: the quick question before `_refusal`."""
+    if source.is_meta or (recording and target.requires_grad):
+        return True
+    return not target.is_contiguous()
 
 
 def _refusal(target: Tensor, source: Tensor) -> str | None:
@@ -107,13 +116,17 @@ def _share_memory(target: Tensor, source: Tensor) -> bool:
 
 def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     """Copy each source into its target; `False`, and nothing done, if one needs a closer look."""
-    compiling = is_compiling()
-    for target, source in zip(targets, sources, strict=True):
+    recording, compiling = torch.is_grad_enabled(), is_compiling()
+    tracked = False
+    for target, source in zip(targets, sources):  # noqa: B905  # both of one walk
         if target.shape != source.shape:
             return False
-        if not compiling and _refusal(target, source) is not None:
+        tracked = tracked or (recording and (target.requires_grad or source.requires_grad))
+        if compiling or not (tracked or source.is_meta or not target.is_contiguous()):
+            continue
+        if _refusal(target, source) is not None:
             return False
-    run_copies(targets, sources)
+    run_copies(targets, sources, tracked)
     return True
 
 
