@@ -42,6 +42,20 @@ def test_core_needs_torch_and_safetensors_only() -> None:
     assert {requirement.name for requirement in dependencies("kd-core")} == {"torch", "safetensors"}
 
 
+def test_every_package_names_the_torch_floor_that_is_tested() -> None:
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    minors = re.findall(r'"(\d+\.\d+)\.\d+"', noxfile[noxfile.index("TORCHES = (") :])
+    floors = {
+        str(requirement.specifier)
+        for distribution in DISTRIBUTIONS
+        for requirement in dependencies(distribution)
+        if requirement.name == "torch"
+    }
+    assert floors == {f">={minors[0]}"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"torch {minors[0]} to {minors[-1]}" in readme
+
+
 def test_bump_writes_every_place(tmp_path: Path) -> None:
     for name in ("VERSION", "packages"):
         source = ROOT / name

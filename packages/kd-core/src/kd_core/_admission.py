@@ -43,9 +43,9 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
         if desc.device is None and leaf_fits(value, desc):
             return value
         return _admit_tensor(key, value, desc, path)
-    if value.__class__ is not dict and hasattr(value, "_collect_pair"):
+    if type(value) is not dict and hasattr(value, "_collect_pair"):
         return _admit_node(key, cast("Node", value), desc, path)
-    if value.__class__ is dict or isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         if len(path) >= MAX_DEPTH:
             raise _too_deep(path)
         try:

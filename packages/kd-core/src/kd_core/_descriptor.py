@@ -158,8 +158,10 @@ def _size_of(batch: Batch) -> torch.Size:
         size = torch.Size(batch)
     except TypeError:
         raise InvalidArgument(f"batch_size must hold integers, but {batch!r} came.") from None
+    if is_dynamo_compiling():  # a size that depends on data is not to be compared
+        return size
     for rows in batch:
-        if rows.__class__ is int and rows < 0 and not is_dynamo_compiling():
+        if rows.__class__ is int and rows < 0:
             raise InvalidValue(f"batch_size must hold sizes of 0 or more, but {batch} came.")
     return size
 

@@ -206,7 +206,7 @@ def few_leaves(entries: Entries) -> bool:
     Asked before the leaves are collected, which for three of them costs half of the operation. A
     "no" may also mean that it is not worth to look closer.
     """
-    if entries.__class__ is not dict or len(entries) >= FOREACH_FROM:
+    if type(entries) is not dict or len(entries) >= FOREACH_FROM:
         return False
     count = 0
     for value in entries.values():

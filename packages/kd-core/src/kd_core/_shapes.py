@@ -86,7 +86,7 @@ def slice_length(index: slice, size: int) -> int:
 
 def _position(bound: int, size: int) -> int:
     """A bound of a slice, counted from the front and kept inside."""
-    if bound.__class__ is not int and hasattr(bound, "item"):
+    if not isinstance(bound, int) and hasattr(bound, "item"):
         bound = bound.item()
     if bound < 0:
         bound += size

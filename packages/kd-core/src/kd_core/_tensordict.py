@@ -60,7 +60,7 @@ class TensorDict(Dense):
         lock: bool = False,
         **entries: object,
     ) -> None:
-        if batch_size.__class__ is list:
+        if type(batch_size) is list:
             batch = tuple(batch_size)
         elif batch_size is not None:
             batch = batch_of(batch_size)
@@ -79,7 +79,7 @@ class TensorDict(Dense):
         if source is None:
             self._entries = {}
             self._nested = False
-        elif source.__class__ is dict and (not source or all_fit(source, desc)):
+        elif type(source) is dict and (not source or all_fit(source, desc)):
             self._entries = source.copy()
             self._nested = False
         else:
@@ -105,7 +105,7 @@ class TensorDict(Dense):
     ) -> Self:
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
         if not (clone or inplace) and keys_to_update is None and self._desc.plain:
-            if source.__class__ is dict:
+            if type(source) is dict:
                 if all_fit(source, self._desc):
                     self._set_leaves(source)
                     return self
@@ -248,7 +248,7 @@ def admit_all(
     source: object, desc: Descriptor, path: tuple[str, ...] = ()
 ) -> tuple[dict[str, Entry], bool]:
     """Check and convert all values of a mapping, and tell whether any is no tensor."""
-    items = source if source.__class__ is dict else _mapping_of(source)
+    items = source if type(source) is dict else _mapping_of(source)
     entries: dict[str, Entry] = {}
     nested = False
     first = desc.batch[0] if desc.plain and desc.ndim == 1 else -1
@@ -278,7 +278,7 @@ def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[st
     # Like `_fill`, but in one frame: deep mappings are built within the recursion limit.
     td = object.__new__(TensorDict)
     td._desc = desc = desc.unlocked()
-    if source.__class__ is dict and (not source or all_fit(source, desc)):
+    if type(source) is dict and (not source or all_fit(source, desc)):
         td._entries = source.copy()
         td._nested = False
     else:

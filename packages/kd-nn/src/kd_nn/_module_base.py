@@ -341,7 +341,7 @@ class TensorDictModuleBase(Flagged):
         return BUSY
 
     def _plan_again(self) -> Plan:
-        # An export takes the long way, and torch 2.8 refuses attributes made meanwhile.
+        # An export takes the long way, and is not to find attributes made meanwhile.
         if torch.compiler.is_compiling():
             return NO_PLAN
         # The first call goes the long way: a module that is called once needs no plan.

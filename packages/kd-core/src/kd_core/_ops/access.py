@@ -109,7 +109,7 @@ class Access(Waist):
             {'a': {'d': tensor(2.)}, 'c': tensor(1.), 'e': {'f': tensor(3.)}}
         """
         desc = self._desc
-        if not desc.frozen and entries.__class__ is dict and all_fit(entries, desc):
+        if not desc.frozen and type(entries) is dict and all_fit(entries, desc):
             self._set_leaves(cast("dict[str, Tensor]", entries))
             return self
         staged = [_stage(self, path_of(key), value) for key, value in entries.items()]

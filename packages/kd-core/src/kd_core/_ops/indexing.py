@@ -63,7 +63,7 @@ class Indexing(Waist):
                 value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
         if kind is not int and isinstance(index, (str, tuple)) and is_path(index):
-            # A string of a class of its own, and what dynamo of torch 2.8 takes for no string.
+            # A string of a class of its own.
             value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
         return _taken(self, index)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._resolution import Plan, plan, remembered
-from kd_core._shapes import wrap_dim
+from kd_core._shapes import slice_length, wrap_dim
 from kd_core._waist import Waist
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> DealPlan:
         sizes = [(part + (i < longer),) for i in range(where)]
         return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
     bounds = zip((0, *where), (*where, size), strict=True)
-    sizes = [(len(range(*slice(start, stop).indices(size))),) for start, stop in bounds]
+    sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
     return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
 
 

@@ -8,6 +8,7 @@ a file is written or run; its schema is read without.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -55,7 +56,10 @@ class Pt2Backend:
 
         archive = disarm(data)
         try:
-            program = torch.export.load(archive)
+            with warnings.catch_warnings():
+                # torch 2.10 says so of every file that it loads.
+                warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+                program = torch.export.load(archive)
         except Exception as error:
             raise ExportError(
                 f"torch {torch.__version__} cannot load the file: {error}",
