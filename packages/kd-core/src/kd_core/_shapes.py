@@ -84,10 +84,10 @@ def slice_length(index: slice, size: int) -> int:
     return length if length > 0 else 0
 
 
-def _position(bound: int, size: int) -> int:
+def _position(bound: object, size: int) -> int:
     """A bound of a slice, counted from the front and kept inside."""
-    if not isinstance(bound, int) and hasattr(bound, "item"):
-        bound = bound.item()
+    if not isinstance(bound, int):  # a tensor or a symbolic size
+        bound = cast("int", bound.item() if hasattr(bound, "item") else bound)
     if bound < 0:
         bound += size
         return bound if bound > 0 else 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from kd_core._compat import clone_all
 from kd_core._kernels import use_foreach
 from kd_core._waist import Waist
 
@@ -68,5 +68,5 @@ class Copying(Waist):
 
 def _clone_all(leaves: list[Tensor]) -> Sequence[Tensor]:
     if use_foreach(leaves):
-        return cast("list[Tensor]", torch._foreach_clone(leaves))
+        return clone_all(leaves)
     return [leaf.clone() for leaf in leaves]

@@ -12,7 +12,7 @@ from kd_core._operands import leaves_of, name_in
 from kd_core._waist import Waist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
 ALIGNMENT: Final = 16
