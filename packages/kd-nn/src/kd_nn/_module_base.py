@@ -164,6 +164,11 @@ class TensorDictModuleBase(Flagged):
         return list(self._own_out_keys())
 
     @property
+    def may_skip(self) -> bool:
+        """Whether a call may leave out some of the outputs, for want of inputs."""
+        return False
+
+    @property
     def optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out."""
         return []
