@@ -42,7 +42,7 @@ class TensorDictModule(TensorDictModuleBase):
         out_keys: What it writes, one key per output; `"_"` discards an output.
         out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`; else `{key: argument}`.
         inplace: True writes into the input, False into a fresh container, `"empty"` into an empty
-            one of the input's kind, batch size and device. `tensordict_out=` in a call beats it.
+            one of the input's batch size and device. `tensordict_out=` in a call beats it.
         method: The name of the method to call, instead of the module itself.
         method_kwargs: Further keyword arguments of each call.
         strict: Whether a missing input is an error; else None is passed for it.
