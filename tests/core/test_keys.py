@@ -66,6 +66,9 @@ def test_messages_write_keys_in_backticks(key: NestedKey, text: str) -> None:
         ("observation", [("agent", "observation"), "action"], ("agent", "observation")),
         ("x", ["action"], None),
         ("x", [], None),
+        ("obs", ["action", "observation"], "observation"),
+        ("observation", ["action", "obs"], "obs"),
+        ("obs", ["o", "x"], None),
     ],
 )
 def test_the_nearest_key_is_found(

@@ -113,7 +113,7 @@ def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | 
     """Find the candidate that looks most like `key`, for "did you mean" messages.
 
     Nested keys are compared part by part joined with dots; a candidate that ends in the same part
-    counts as near.
+    counts as near, and so does one that abbreviates the key, or that it abbreviates.
 
     Returns:
         The candidate in normal form, or `None` when nothing is near.
@@ -131,4 +131,8 @@ def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | 
         return paths[close[0]]
     last = path_of(key)[-1]
     same_end = [found for found in paths.values() if path_of(found)[-1] == last]
-    return same_end[0] if same_end else None
+    if same_end:
+        return same_end[0]
+    short = [path for path in paths if path.startswith(wanted) or wanted.startswith(path)]
+    short = [path for path in short if min(len(path), len(wanted)) > 2]
+    return paths[max(short, key=len)] if short else None
