@@ -7,7 +7,7 @@ import pytest
 from tests.export.models import case
 
 import kd_export
-from kd_export import ExportError
+from kd_export import ExportError, inspect
 from kd_export._archive import SCHEMA_PROPERTY, read_onnx_schema, replacing
 
 
@@ -71,3 +71,21 @@ def test_archive_tells_nothing_of_where_it_was_written(tmp_path: Path) -> None:
     with one, two:
         assert one.namelist() == two.namelist()
         assert all(name.startswith("policy/") for name in one.namelist())
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "missing" / "model.pt2"
+    with pytest.raises(ExportError, match="cannot be written: No such file"), replacing(target):
+        pass
+    with pytest.raises(ExportError, match="cannot be written: it is a folder"), replacing(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_schema_of_absurd_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m/archive_format", b"pt2")
+        archive.writestr("m/extra/kd_export.json", bytes(1 << 27))
+    with pytest.raises(ExportError, match="the schema has 134,217,728 bytes"):
+        inspect(path)

@@ -154,7 +154,7 @@ def test_frozen_batch_is_an_error_that_names_key_and_dimension(function: object)
 
 def test_branch_on_data_is_explained() -> None:
     module = do(lambda x: x + 1 if x.sum() > 0 else x - 1, ["x"], ["y"])
-    with pytest.raises(NotExportable, match="`Keyed` cannot be captured"):
+    with pytest.raises(NotExportable, match="`Keyed` decides by the values of a tensor"):
         kd_export.export(module, X)
 
 

@@ -77,3 +77,15 @@ def test_published_description_names_every_field() -> None:
     assert set(written["outputs"][0]) == set(entry["required"])
     assert set(written["vectors"][0]) == set(vector["properties"])
     assert published["properties"]["version"]["const"] == written["version"]
+
+
+def test_a_dtype_is_one_that_torch_has() -> None:
+    entry = Entry(("x",), "x", "float7", (2,))
+    with pytest.raises(ExportError, match="expected a dtype, got 'float7'"):
+        Schema.from_json(Schema((entry,), ()).to_json())
+
+
+def test_axes_of_inputs_are_declared() -> None:
+    entry = Entry(("x",), "x", "float32", ("rows",))
+    with pytest.raises(ExportError, match="unknown axis 'rows'"):
+        Schema.from_json(Schema((entry,), ()).to_json())

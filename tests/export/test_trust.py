@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -132,3 +134,83 @@ def test_damaged_program_is_named_so(files: dict[str, bytes], content: bytes) ->
 def test_no_archive_is_named_so() -> None:
     with pytest.raises(ExportError, match=r"not a whole \.pt2 archive"):
         disarm(b"hello")
+
+
+FORGED = {
+    "an older format": {"serialized_exported_program.json": b"{}", "version": b"8.20"},
+    "compiled code": {"model/data/aotinductor/model/x.so": b"x"},
+    "a path upwards": {"model/extra/../../../x": b"x"},
+    "an absolute path": {"/model/extra/x": b"x"},
+    "another folder": {"other/extra/x": b"x"},
+    "pickled data": {"model/data.pkl": b"x"},
+}
+
+
+@pytest.mark.parametrize("more", FORGED.values(), ids=FORGED)
+def test_only_the_files_of_one_program_are_let_in(
+    files: dict[str, bytes], more: dict[str, bytes]
+) -> None:
+    buffer = io.BytesIO(packed(files))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        for name, content in more.items():
+            archive.writestr(name, content)
+    with pytest.raises(UntrustedArtifact, match=r"not part of an exported program|several"):
+        disarm(buffer.getvalue())
+
+
+class Payload:
+    """Unpickles to a call that leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.trace),)
+
+
+def test_an_archive_of_an_older_torch_unpickles_nothing(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    major = torch._export.serde.schema.SCHEMA_VERSION[0]
+    payload = pickle.dumps(Payload(tmp_path / "executed"))
+    with zipfile.ZipFile(tmp_path / "old.pt2", "w") as archive:
+        archive.writestr("version", f"{major}.0")
+        archive.writestr("serialized_exported_program.json", files[MODEL])
+        for name in ("state_dict", "constants", "example_inputs"):
+            archive.writestr(f"serialized_{name}.pt", payload)
+        archive.writestr("a/archive_format", b"pt2")
+        archive.writestr("a/extra/kd_export.json", files["extra/kd_export.json"])
+    with pytest.raises(UntrustedArtifact):
+        kd_export.open(tmp_path / "old.pt2", trusted=True)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_that_unpacks_to_far_more_is_refused(files: dict[str, bytes]) -> None:
+    buffer = io.BytesIO(packed(files))
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data/weights/large", bytes(1 << 27))
+    with pytest.raises(ExportError, match="unpacks to"):
+        disarm(buffer.getvalue())
+
+
+@pytest.mark.parametrize("name", [MODEL, "extra/kd_export.json"])
+def test_endless_depth_is_damage(files: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    path = tmp_path / "deep.pt2"
+    path.write_bytes(packed(files | {name: b"[" * 200_000}))
+    with pytest.raises(ExportError, match="not JSON"):
+        kd_export.open(path, trusted=True)
+
+
+def test_names_in_an_archive_are_text(files: dict[str, bytes]) -> None:
+    data = packed(files | {"extra/é": b""})  # zipfile marks its name as UTF-8
+    with pytest.raises(ExportError, match="not a whole"):
+        disarm(data.replace("é".encode(), b"\xff\xff"))
+
+
+def test_a_schema_of_another_program_is_refused(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "mixed.pt2"
+    schema = json.loads(files["extra/kd_export.json"])
+    schema["inputs"][0]["dtype"] = "float64"
+    path.write_bytes(packed(files | {"extra/kd_export.json": json.dumps(schema).encode()}))
+    with pytest.raises(ExportError, match="does not fit the program"):
+        kd_export.open(path, trusted=True)

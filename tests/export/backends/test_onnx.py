@@ -9,7 +9,15 @@ from tests.export.models import Do, Keyed, case
 
 import kd_export
 from kd_core import TensorDict
-from kd_export import DtypeMismatch, ExportError, KeyMismatch, Session, ShapeMismatch
+from kd_export import (
+    DtypeMismatch,
+    ExportError,
+    KeyMismatch,
+    NotExportable,
+    Session,
+    ShapeMismatch,
+)
+from kd_nn import TensorDictModule
 
 X, H = torch.ones(4, 3), torch.zeros(4, 5)
 
@@ -149,3 +157,10 @@ def test_foreign_file_is_named_so(tmp_path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph), tmp_path / "foreign.onnx")
     with pytest.raises(ExportError, match="carries no kd-export schema"):
         kd_export.open(tmp_path / "foreign.onnx")
+
+
+def test_complex_numbers_are_named(tmp_path: Path) -> None:
+    module = TensorDictModule(lambda x: x * 2, in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"`x` is complex64.*view_as_real"):
+        kd_export.save(module, tmp_path / "m.onnx", {"x": torch.ones(3, dtype=torch.complex64)})
+    assert not list(tmp_path.iterdir())

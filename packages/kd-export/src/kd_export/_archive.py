@@ -8,10 +8,13 @@ onnx is imported, weights are skipped and not read.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +26,18 @@ SCHEMA_PROPERTY = "kd_export"
 
 _METADATA_PROPS = 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_LARGEST_SCHEMA = 1 << 28
+_LARGEST_SCHEMA = 1 << 26
+
+DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,  # an encrypted archive, one of a compression that is not known
+)
+"""What reading a damaged archive raises."""
 
 
 def read_zip_schema(file: BinaryIO) -> str:
@@ -35,12 +49,24 @@ def read_zip_schema(file: BinaryIO) -> str:
                 # What is left of a cut file may end with the directory of an archive inside it.
                 raise zipfile.BadZipFile("it has no archive_format")
             if f"extra/{SCHEMA_FILE}" in paths:
-                return archive.read(paths[f"extra/{SCHEMA_FILE}"]).decode()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+                return _read_schema(archive, paths[f"extra/{SCHEMA_FILE}"])
+    except ExportError:
+        raise
+    except DAMAGED as error:
         raise ExportError(
             f"the file is not a whole .pt2 archive: {error}.", hint="It may be truncated."
         ) from error
     raise _foreign(".pt2")
+
+
+def _read_schema(archive: zipfile.ZipFile, name: str) -> str:
+    size = archive.getinfo(name).file_size
+    if size > _LARGEST_SCHEMA:
+        raise ExportError(
+            f"the schema has {size:,} bytes, more than {_LARGEST_SCHEMA:,}.",
+            hint="The file is forged or damaged.",
+        )
+    return archive.read(name).decode()
 
 
 def read_onnx_schema(file: BinaryIO) -> str:
@@ -149,13 +175,26 @@ def replacing(path: Path) -> Iterator[Path]:
     raises, the target is left as it was. The temporary file has the target's own name, in a folder
     of its own, because torch writes the name of the file into the archive.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+    with _folder_beside(path) as folder:
         temporary = Path(folder) / path.name
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+
+
+def _folder_beside(path: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        return tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise ExportError(
+            f"`{path}` cannot be written: {error.strerror}.",
+            got=str(path),
+            hint="Give a file name in a folder that exists and that you may write to.",
+        ) from error
 
 
 def _umask() -> int:

@@ -6,12 +6,16 @@ tracing does to a module never reach the user's own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +40,7 @@ from ._signature import Example, FlatModule, Word
 from ._wire import wire_name
 
 _PREFIX = "module."
+_NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch._dynamo")
 
 
 def capture(
@@ -85,11 +90,8 @@ def _trace(
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
     dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
-    noisy = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = noisy.level
-    noisy.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             if strict:  # dynamo cannot follow what a module caches on its first call
                 flat.run([tensor.clone() for tensor in tensors.values()])
@@ -100,11 +102,25 @@ def _trace(
         raise
     except Exception as error:
         raise _explained(error, flat, shapes) from error
-    finally:
-        noisy.setLevel(level)
     _check_dynamic(program, flat, shapes)
     _own_names(program)
     return program
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing graphs and traces of an error that is explained anyway."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            yield
+        sys.stderr.write(printed.getvalue())  # by the user's module, as all is well
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _own_names(program: ExportedProgram) -> None:
@@ -124,11 +140,28 @@ def _explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> Exp
     if shapes.axes and unequal:
         return _specialized(text, flat, shapes, None if frozen is None else int(frozen[1]))
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    place = _place(text)
+    if "data-dependent" in text.lower():
+        return NotExportable(
+            f"`{type(flat.module).__name__}` decides by the values of a tensor{place}, which a "
+            "program of one graph cannot do.",
+            got=first.strip(),
+            hint="Compute both ways and choose with `torch.where`, or use `torch.cond`.",
+        )
     return NotExportable(
-        f"`{type(flat.module).__name__}` cannot be captured: {first.strip()}",
+        f"`{type(flat.module).__name__}` cannot be captured{place}: {first.strip().rstrip('.')}.",
         got=type(error).__name__,
-        hint="See the error below this one for the place in the module.",
+        hint="The error above this one shows the place in the module.",
     )
+
+
+def _place(text: str) -> str:
+    """Where in the user's code torch says that it happened: the innermost line it names."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)\n\s+(\S.*)', text)
+    if not found:
+        return ""
+    file, line, function, code = found[-1]
+    return f" at `{code.strip()}` (`{function}`, {Path(file).name}:{line})"
 
 
 def _specialized(

@@ -37,6 +37,7 @@ def prepare(
     out_keys = [as_key(key) for key in _keys(module, "out_keys") if key != "_"]
     chosen_in = _chosen(inputs, in_keys, "input", all_needed=True)
     chosen_out = _chosen(outputs, out_keys, "output", all_needed=False)
+    _refuse_lazy(module)
     try:
         frozen = copy.deepcopy(module).cpu().eval()
     except (RuntimeError, TypeError) as error:
@@ -45,6 +46,17 @@ def prepare(
             hint="Let it hold parameters and buffers only, no results of a graph or open handles.",
         ) from error
     return frozen, chosen_in, list(dict.fromkeys(chosen_out))
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    """Refuse layers that wait for a first call to learn their shape."""
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(value):
+            raise NotExportable(
+                f"`{name}` is not initialised: its layer learns its shape at the first call.",
+                expected="a module that was called",
+                hint="Call the module once on an example before it is exported.",
+            )
 
 
 def _keys(module: nn.Module, name: str) -> Sequence[object]:

@@ -18,6 +18,10 @@ from ._wire import as_key, wire_key, wire_name
 FORMAT = "kd-export"
 VERSION = 1
 
+_DTYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
+    "complex32 complex64 complex128"
+)
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Number = bool | int | float
 
@@ -176,7 +180,7 @@ class Schema:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ExportError(f"the schema is not JSON: {error}.") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ExportError(f"this is not a {FORMAT} schema.", expected=FORMAT)
@@ -194,10 +198,16 @@ class Schema:
 
     @classmethod
     def _from_data(cls, data: dict[str, Json]) -> Schema:
+        axes = {name: _axis(item) for name, item in _dict(data["axes"]).items()}
+        inputs = tuple(_entry(item) for item in _list(data["inputs"]))
+        for entry in inputs:
+            unknown = [size for size in entry.shape if isinstance(size, str) and size not in axes]
+            if unknown:
+                raise ValueError(f"the input {entry.wire!r} has the unknown axis {unknown[0]!r}")
         return cls(
-            inputs=tuple(_entry(item) for item in _list(data["inputs"])),
+            inputs=inputs,
             outputs=tuple(_entry(item) for item in _list(data["outputs"])),
-            axes={name: _axis(item) for name, item in _dict(data["axes"]).items()},
+            axes=axes,
             batch_dims=_int(data["batch_dims"]),
             mode=None if data["mode"] is None else _str(data["mode"]),
             metadata=_dict(data["metadata"]),
@@ -285,7 +295,7 @@ def _entry(item: Json) -> Entry:
     return Entry(
         key=tuple(_str(part) for part in _list(data["key"])),
         name=_str(data["name"]),
-        dtype=_str(data["dtype"]),
+        dtype=_dtype(data["dtype"]),
         shape=tuple(size if isinstance(size, str) else _int(size) for size in _list(data["shape"])),
         low=None if low is None else _number(low),
         high=None if high is None else _number(high),
@@ -327,6 +337,13 @@ def _str(item: Json) -> str:
     if isinstance(item, str):
         return item
     raise TypeError(f"expected a string, got {item!r}")
+
+
+def _dtype(item: Json) -> str:
+    name = _str(item)
+    if name in _DTYPES.split() or name.startswith("float8_"):
+        return name
+    raise ValueError(f"expected a dtype, got {name!r}")
 
 
 def _list(item: Json) -> list[Json]:

@@ -2,8 +2,10 @@
 
 `torch.export.load` unpickles weights, evaluates expressions and looks operators up by dotted
 name: a forged file runs code. ``trusted=True`` vouches for who made a file, not for forgeries, so
-these are refused whatever the caller says. Stored sample inputs and guard code, which running a
-program does not need, are dropped and the rest is used.
+these are refused whatever the caller says. What torch does not recognise as its present format it
+takes for an older one, or for compiled code, and unpickles or loads that: so a file may hold what
+kd_export writes and nothing else. Stored sample inputs, guard code and extra files, which running
+a program does not need, are dropped and the rest is used.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import re
 import zipfile
 from collections.abc import Iterator
 
+from ._archive import DAMAGED
 from ._errors import ExportError, UntrustedArtifact
 
 _TARGET = re.compile(
-    r"torch\.ops\.\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|"
+    r"torch\.ops\.(?!__|import_module\b|load_library\b|loaded_libraries\b)\w+\.\w+(\.\w+)?|"
+    r"_operator\.\w+|math\.\w+|"
     r"torch\.(sym_\w+|_sym_\w+)|torch\._C\._set_grad_enabled"
 )
 _FUNCTIONS = (
@@ -46,6 +50,13 @@ _ARITHMETIC = (
     ast.boolop,
     ast.cmpop,
 )
+_FORMAT_FILES = (
+    "archive_format archive_version byteorder version .data/version .data/serialization_id "
+    ".format_version .storage_alignment"
+)
+_PARTS = ("data/weights/", "data/constants/", "data/sample_inputs/", "models/", "extra/")
+_LARGEST = 1 << 26
+"""Bytes that an archive may always unpack to; a larger one, to 16 times its size."""
 _PLAIN_TREES = (None, "builtins.dict", "builtins.list", "builtins.tuple", "collections.OrderedDict")
 
 
@@ -53,15 +64,20 @@ def disarm(data: bytes) -> io.BytesIO:
     """Check a ``.pt2`` file and copy it without the parts that need not be loaded.
 
     Raises:
-        UntrustedArtifact: It holds a pickled payload, an operator outside ``torch.ops``, or an
-            expression that is more than arithmetic.
+        UntrustedArtifact: It holds a pickled payload, an operator outside ``torch.ops``, an
+            expression that is more than arithmetic, or what is no part of an exported program.
+        ExportError: It is no whole archive, or unpacks to far more than its size.
     """
     result = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
+            _check_layout(source.infolist(), len(data))
             for info in source.infolist():
-                target.writestr(info.filename, _checked(info.filename, source.read(info)))
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+                if not _inner(info.filename).startswith("extra/"):
+                    target.writestr(info.filename, _checked(info.filename, source.read(info)))
+    except ExportError:
+        raise
+    except DAMAGED as error:
         raise ExportError(
             f"the file is not a whole .pt2 archive: {error}.", hint="It may be truncated."
         ) from error
@@ -69,9 +85,40 @@ def disarm(data: bytes) -> io.BytesIO:
     return result
 
 
+def _inner(path: str) -> str:
+    return path.partition("/")[2]
+
+
+def _check_layout(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """Let pass the files of one exported program, all in one folder; each name once."""
+    folders = {info.filename.partition("/")[0] for info in infos}
+    names = {info.filename for info in infos}
+    for info in infos:
+        inner = _inner(info.filename)
+        known = inner in _FORMAT_FILES.split() or inner.startswith(_PARTS)
+        if not known or ".." in info.filename.split("/"):
+            raise UntrustedArtifact(
+                f"`{info.filename}` is not part of an exported program.",
+                got=info.filename,
+                hint="The file is forged, or of another format: do not use it.",
+            )
+    if len(folders) > 1 or len(names) < len(infos):
+        raise UntrustedArtifact(
+            "the archive holds several programs, or a file twice.",
+            got=tuple(sorted(folders)),
+            hint="The file is forged or damaged: do not use it.",
+        )
+    whole = sum(info.file_size for info in infos)
+    if whole > max(_LARGEST, 16 * size):
+        raise ExportError(
+            f"the archive of {size:,} bytes unpacks to {whole:,}.",
+            hint="Programs are stored uncompressed: the file is forged or damaged.",
+        )
+
+
 def _checked(path: str, content: bytes) -> bytes:
     """Check one file of the archive; give what to put in its place."""
-    inner = path.split("/", 1)[-1]
+    inner = _inner(path)
     name = inner.rsplit("/", 1)[-1]
     if inner.startswith("data/sample_inputs/"):
         return b""
@@ -82,8 +129,6 @@ def _checked(path: str, content: bytes) -> bytes:
             _check_legacy(content, path)
         elif name.startswith(("custom_obj_", "opaque_obj_")):
             raise _pickled(path)
-    elif inner.startswith("data/") and not inner.startswith("data/aotinductor/"):
-        raise UntrustedArtifact(f"`{path}` is not part of an exported program.", got=path)
     elif inner.startswith("models/"):
         return _check_model(_json(content, path))
     return content
@@ -104,7 +149,7 @@ def _check_legacy(content: bytes, path: str) -> None:
 def _json(content: bytes, path: str) -> dict[str, object]:
     try:
         data = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"`{path}` in the file is not JSON: {error}.") from error
     if not isinstance(data, dict):
         raise ExportError(f"`{path}` in the file is not a JSON object.")
@@ -183,13 +228,21 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 
 def _check_tree(text: str) -> None:
-    for field, value in _walk(json.loads(text)):
+    for field, value in _walk(_tree(text)):
         if field == "type" and value not in _PLAIN_TREES:
             raise UntrustedArtifact(
                 f"the program arranges its arguments as a `{value}`.",
                 expected="dict, list or tuple",
                 got=value,
             )
+
+
+def _tree(text: str) -> object:
+    try:
+        tree: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ExportError(f"the arrangement of arguments is not JSON: {error}.") from error
+    return tree
 
 
 def _pickled(path: str) -> UntrustedArtifact:

@@ -71,6 +71,7 @@ class OnnxBackend:
 
         inputs = [entry.name for entry in schema.inputs]
         outputs = [entry.name for entry in schema.outputs]
+        _refuse_complex(schema)
         try:
             with _quiet():
                 translated = torch.onnx.export(
@@ -81,7 +82,7 @@ class OnnxBackend:
             raise NotExportable(
                 f"the program cannot be translated to ONNX: {first}",
                 got=type(error).__name__,
-                hint="Save it as `.pt2`, or replace the operator named below.",
+                hint="Save it as `.pt2`, or replace the operator that the error above names.",
             ) from error
         assert translated is not None
         _tidy(translated.model, schema)
@@ -95,7 +96,10 @@ class OnnxBackend:
         options.log_severity_level = 3
         try:
             session = runtime.InferenceSession(
-                data, options, providers=runtime.get_available_providers()
+                data,
+                options,
+                providers=runtime.get_available_providers(),
+                enable_fallback=0,  # a second try with fewer providers prints the first error
             )
         except Exception as error:
             raise ExportError(
@@ -188,7 +192,7 @@ class _Options(Protocol):
 class _Runtime(Protocol):
     def SessionOptions(self) -> _Options: ...  # noqa: N802  # onnxruntime's name
     def InferenceSession(  # noqa: N802
-        self, data: bytes, options: _Options, *, providers: list[str]
+        self, data: bytes, options: _Options, *, providers: list[str], enable_fallback: int
     ) -> _Session: ...
     def get_available_providers(self) -> list[str]: ...
 
@@ -201,18 +205,31 @@ def _version(package: str) -> str:
     return str(getattr(require(package, _EXTRA), "__version__", "unknown"))
 
 
+def _refuse_complex(schema: Schema) -> None:
+    for entry in (*schema.inputs, *schema.outputs):
+        if entry.dtype.startswith("complex"):
+            raise NotExportable(
+                f"`{entry.wire}` is {entry.dtype}, and ONNX files carry no complex numbers.",
+                key=entry.key,
+                got=entry.dtype,
+                hint="Let the module take and give `torch.view_as_real(x)`, or save it as `.pt2`.",
+            )
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Let the exporter work without its progress lines and the warnings of its parts."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _tidy(model: ir.Model, schema: Schema) -> None:

@@ -66,13 +66,28 @@ class Pt2Backend:
                 got=torch.__version__,
                 hint=f"It was written by torch {schema.versions.get('torch', 'unknown')}.",
             ) from error
-        signature = program.graph_signature
-        counts = len(signature.user_inputs), len(signature.user_outputs)
-        check_fit((len(schema.inputs), len(schema.outputs)), counts)
+        described = tuple(
+            tuple((entry.dtype, len(entry.shape)) for entry in part)
+            for part in (schema.inputs, schema.outputs)
+        )
+        check_fit(described, _borders(program))
         return run_program(program, schema)
 
 
 backend = Pt2Backend()
+
+
+def _borders(program: ExportedProgram) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Dtype and number of dimensions of each input and output."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    return tuple(
+        tuple(
+            (str(values[str(name)].dtype).removeprefix("torch."), values[str(name)].dim())
+            for name in names
+        )
+        for names in (signature.user_inputs, signature.user_outputs)
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,51 @@
+"""Capturing a module: what cannot be captured is named, with the remedy."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kd_export import NotExportable, export
+from kd_nn import TensorDictModule
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_branch_on_values_is_named(capfd: pytest.CaptureFixture[str], strict: bool) -> None:
+    module = TensorDictModule(Branching(), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"values of a tensor at `.*`.*torch.cond") as raised:
+        export(module, {"x": torch.ones(3)}, strict=strict)
+    assert "x.sum() > 0" in str(raised.value)
+    assert "test_capture.py" in str(raised.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_fails_in_the_module_is_said_in_one_sentence(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"cannot be captured.*same reduction dim"):
+        export(module, {"x": torch.ones(4, 7)})
+    assert capfd.readouterr() == ("", "")
+
+
+class Chatty(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print("called")
+        return x + 1
+
+
+def test_what_a_module_prints_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    export(TensorDictModule(Chatty(), in_keys=["x"], out_keys=["y"]), {"x": torch.ones(3)})
+    assert "called" in capsys.readouterr().out
+
+
+def test_a_lazy_layer_is_to_be_called_first() -> None:
+    module = TensorDictModule(nn.LazyLinear(2), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"`module.weight` is not initialised.*Call the module"):
+        export(module, {"x": torch.ones(4, 3)})
+    module.module(torch.ones(4, 3))
+    assert export(module, {"x": torch.ones(4, 3)})({"x": torch.ones(2, 3)})["y"].shape == (2, 2)
