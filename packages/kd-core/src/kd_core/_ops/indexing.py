@@ -294,7 +294,7 @@ class _Rows:
             target = leaf
             shape = self.batch_fn(tuple(leaf.shape[: self.ndim])) + leaf.shape[self.ndim :]
         source = value
-        if not isinstance(source, Tensor):
+        if source.__class__ is not Tensor and not isinstance(source, Tensor):
             source = as_source(path, value, leaf.dtype)
         if source.shape != shape:
             _check_broadcast(source, shape, path)
@@ -339,8 +339,11 @@ def _stage_level(
 ) -> None:
     """Note down the writes of one level: of a container, a mapping, or one value for all leaves."""
     entries = target._entries
-    source = value._entries if isinstance(value, Waist) else value
-    if not isinstance(source, Mapping):
+    if isinstance(value, Waist):
+        source: Mapping[str, object] = value._entries
+    elif isinstance(value, Mapping):
+        source = value
+    else:
         source = {
             key: value for key, entry in entries.items() if isinstance(entry, (Tensor, Waist))
         }
@@ -350,10 +353,12 @@ def _stage_level(
         rows.lent.append((target, leaves))
     for key, new in source.items():
         entry = entries.get(key)
-        if isinstance(entry, Tensor):
+        if entry.__class__ is Tensor:
             writes.append(rows.stage(entry, new, (*path, key)))
         elif isinstance(entry, Waist):
             _stage_level(entry, new, (*path, key), rows, writes)
+        elif isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, new, (*path, key)))
         elif entry is None:
             raise _unknown_keys(source, target._entries, path)
         else:
