@@ -46,18 +46,30 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
     if type(value) is not dict and hasattr(value, "_collect_pair"):
         return _admit_node(key, cast("Node", value), desc, path)
     if type(value) is dict or isinstance(value, Mapping):
-        if len(path) >= MAX_DEPTH:
-            raise _too_deep(path)
-        try:
-            return _registry.nest_mapping(value, desc, (*path, key))
-        except RecursionError:
-            if path:
-                raise
-            raise _too_deep((key, key, key)) from None
+        return admit_mapping(key, value, desc, path)
     converted = _as_tensor(value)
     if converted is None:
         return _registry.wrap_data(value, desc)
     return _admit_tensor(key, converted, desc, path)
+
+
+def admit_mapping(
+    key: str, value: Mapping[str, object], desc: Descriptor, path: tuple[str, ...] = ()
+) -> Node:
+    """Make a nested container of a mapping.
+
+    Raises:
+        ShapeMismatch: if the shape of a value does not start with the batch size.
+        InvalidValue: if it nests too deep.
+    """
+    if len(path) >= MAX_DEPTH:
+        raise _too_deep(path)
+    try:
+        return _registry.nest_mapping(value, desc, (*path, key))
+    except RecursionError:
+        if path:
+            raise
+        raise _too_deep((key, key, key)) from None
 
 
 def _too_deep(path: tuple[str, ...]) -> InvalidValue:

@@ -43,16 +43,19 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     A `False` means "look closer", not "wrong": subclasses of tensors, nodes and numbers are for
     the slow path.
     """
-    if desc.device is not None and not _all_on_device(source, desc):
+    on_cpu = desc.on_cpu
+    if desc.device is not None and not on_cpu and not _all_on_device(source, desc):
         return False
     if desc.ndim != 1:
-        return _all_fit_in(source, desc)
+        return (not on_cpu or _all_on_device(source, desc)) and _all_fit_in(source, desc)
     first = desc.batch[0]
     try:
         if len(source) >= MANY:
-            return _many_fit(source, first)
+            return (not on_cpu or _all_on_device(source, desc)) and _many_fit(source, first)
         for key, value in source.items():
             if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
+                return False
+            if on_cpu and not value.is_cpu:
                 return False
     except (IndexError, TypeError):  # a tensor without dimensions, a key that is no string
         return False
@@ -330,13 +333,9 @@ def common_batch(leaves: list[Tensor], most: int | None = None) -> tuple[int, ..
     """The leading dimensions that all leaves share, at most `most` of them."""
     if not leaves:
         return ()
-    shared = list(leaves[0].shape[:most])
-    for leaf in leaves[1:]:
+    shared = tuple(leaves[0].shape[:most])
+    for leaf in leaves:
         shape = leaf.shape
-        count = 0
-        for mine, other in zip(shared, shape, strict=False):
-            if mine != other:
-                break
-            count += 1
-        del shared[count:]
-    return tuple(shared)
+        while shape[: len(shared)] != shared:
+            shared = shared[:-1]
+    return shared
