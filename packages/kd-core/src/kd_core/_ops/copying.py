@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kd_core._compat import clone_all
 from kd_core._kernels import use_foreach
+from kd_core._leaves import few_leaves
 from kd_core._waist import Waist
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ class Copying(Waist):
             >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
             (False, True)
         """
-        return self._map_all(_clone_all) if recurse else self._shallow()
+        if not recurse:
+            return self._shallow()
+        return self._map_each(_clone) if few_leaves(self._entries) else self._map_all(_clone_all)
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
@@ -64,6 +67,10 @@ class Copying(Waist):
                 if retain_none or item is not None:
                     plain[key] = item
         return plain
+
+
+def _clone(leaf: Tensor) -> Tensor:
+    return leaf.clone()
 
 
 def _clone_all(leaves: list[Tensor]) -> Sequence[Tensor]:
