@@ -106,3 +106,10 @@ def test_terminal_gets_a_table_without_colour(
     text = capsys.readouterr().out
     assert re.search(r"\x1b\[(3[0-9]|9[0-9])", text) is None
     assert "┃" in text
+
+
+def test_an_output_that_cannot_be_written_is_code_2(folder: Path, capsys: Capture) -> None:
+    target = folder / "missing" / "out.safetensors"
+    words = ["run", str(folder / "model.onnx"), "-i", str(folder / "in.safetensors")]
+    assert main([*words, "-o", str(target)]) == 2
+    assert "cannot be written: No such file" in capsys.readouterr().err

@@ -134,3 +134,15 @@ def test_digest_is_as_good_as_trust(folder: Path) -> None:
     assert kd_export.open(path, sha256=digest).run({"in.x": X})
     with pytest.raises(UntrustedArtifact, match=r"SHA-256 of `nested\.pt2` is not the one given"):
         kd_export.open(path, sha256="0" * 64, trusted=True)
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_a_tensor_without_dense_data_is_refused(tmp_path: Path, suffix: str, kind: str) -> None:
+    model = case("nested")
+    kd_export.save(model.module, tmp_path / f"model.{suffix}", model.example)
+    session = kd_export.open(tmp_path / f"model.{suffix}", trusted=True)
+    x = torch.ones(4, 3)
+    x = x.to_sparse() if kind == "sparse" else x.to("meta")
+    with pytest.raises(DtypeMismatch, match=r"`in.x` .* expected is"):
+        session.run({"in": {"x": x}})

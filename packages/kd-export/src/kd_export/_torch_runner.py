@@ -56,6 +56,15 @@ class TorchRunner:
                 got=str(value.dtype).removeprefix("torch."),
                 hint=f"Convert it with `.to(torch.{entry.dtype})`.",
             )
+        if value.layout is not torch.strided or value.is_meta:
+            raise DtypeMismatch(
+                f"`{entry.wire}` is a tensor of layout {value.layout} on {value.device}; expected "
+                f"is a dense one with data, {entry.describe()}.",
+                key=entry.key,
+                expected="torch.strided",
+                got=str(value.layout),
+                hint="Convert it with `.to_dense()`, and give it data.",
+            )
         return value.contiguous()
 
     def restore(self, array: object, like: object) -> object:

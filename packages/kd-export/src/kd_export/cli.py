@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from . import __version__
+from ._archive import replacing
 from ._backend import backend_for, require
 from ._errors import (
     BackendMissing,
@@ -156,7 +157,13 @@ def _run(options: argparse.Namespace) -> int:
     except Exception as error:
         raise ExportError(f"`{options.input}` cannot be read: {error}.") from error
     outputs = session.run(inputs)
-    tensors.save_file(outputs, options.output)
+    try:
+        with replacing(options.output) as temporary:
+            tensors.save_file(outputs, temporary)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(f"`{options.output}` cannot be written: {error}.") from error
     rows = [(entry.wire, entry.describe()) for entry in session.schema.outputs]
     if options.json:
         _print_json({"path": str(options.output), "outputs": [wire for wire, _ in rows]})

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx_ir as ir
     from numpy.typing import NDArray
+    from torch import Tensor
     from torch.export import ExportedProgram
 
     Array = NDArray[np.generic]
@@ -136,7 +137,7 @@ class OnnxRunner:
 
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
+            value = _numpy_of(value, entry)
         if not isinstance(value, np.ndarray | np.generic):
             raise DtypeMismatch(
                 f"`{entry.wire}` is a {type(value).__name__}; expected is an array "
@@ -173,6 +174,20 @@ class OnnxRunner:
         """Read numbers out of an array."""
         flat = cast("Array", array).reshape(-1)
         return [cast("Number", flat[position].item()) for position in positions]
+
+
+def _numpy_of(value: Tensor, entry: Entry) -> object:
+    """The numbers of a tensor as an array; one that has none, or not as numpy's, is refused."""
+    try:
+        return value.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise DtypeMismatch(
+            f"`{entry.wire}` cannot become a numpy array: {error}; expected is {entry.describe()}.",
+            key=entry.key,
+            expected=entry.dtype,
+            got=f"{value.dtype} {value.layout} on {value.device}",
+            hint=f"Give a dense tensor with data, or an array of dtype {entry.dtype}.",
+        ) from error
 
 
 class _Named(Protocol):
