@@ -101,7 +101,7 @@ class EnsembleModule(TensorDictModuleBase):
 
         Raises:
             InputMissing: If an entry that the module reads is missing.
-            ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
+            kd_core.ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
         """
         outputs = self.forward_values(
             *read_entries(tensordict, self._own_in_keys(), lambda _: describe(self))
