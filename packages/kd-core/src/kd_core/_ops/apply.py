@@ -164,7 +164,7 @@ def _each(td: Waist, fn: Callable[..., object], target: Descriptor | None, path:
         if value.__class__ is Tensor:  # asked first, and without `cast`: "apply" in the benchmarks
             entries[key] = results[key] = fn(value)  # type: ignore[assignment]  # checked below
         elif isinstance(value, Waist):
-            entries[key] = _each(value, fn, target, (*path, key))  # type: ignore[assignment]  # a node
+            entries[key] = _each(value, fn, target, (*path, key))
         elif isinstance(value, Tensor):
             entries[key] = results[key] = cast(Tensor, fn(value))
         else:
