@@ -154,6 +154,13 @@ def _taken(container: W, index: object) -> W:
         return container._map_each(
             lambda leaf: leaf[index], lambda shape: row + shape[ndim:], (desc, desc.with_batch(row))
         )
+    if index.__class__ is slice:
+        rows = index_slice(batch, index)
+        return container._map_each(
+            lambda leaf: leaf[index],
+            lambda shape: rows + shape[ndim:],
+            (desc, desc.with_batch(rows)),
+        )
     fn, batch_fn = resolve(index, batch)
     try:
         return container._map_each(fn, batch_fn)
