@@ -72,9 +72,7 @@ def disarm(data: bytes) -> io.BytesIO:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
             _check_layout(source.infolist(), len(data))
-            for info in source.infolist():
-                if not _inner(info.filename).startswith("extra/"):
-                    target.writestr(info.filename, _checked(info.filename, source.read(info)))
+            _copy_checked(source, target)
     except ExportError:
         raise
     except DAMAGED as error:
@@ -83,6 +81,12 @@ def disarm(data: bytes) -> io.BytesIO:
         ) from error
     result.seek(0)
     return result
+
+
+def _copy_checked(source: zipfile.ZipFile, target: zipfile.ZipFile) -> None:
+    for info in source.infolist():
+        if not _inner(info.filename).startswith("extra/"):
+            target.writestr(info.filename, _checked(info.filename, source.read(info)))
 
 
 def _inner(path: str) -> str:
