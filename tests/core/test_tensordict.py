@@ -19,6 +19,7 @@ from kd_core import (
     NonTensorData,
     ShapeMismatch,
     TensorDict,
+    make_tensordict,
 )
 
 
@@ -260,3 +261,11 @@ def test_what_looks_like_an_option_is_no_entry_by_keyword(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"`{name}` is no option of the constructor"):
         TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]
     assert TensorDict({name: "x"})[name] == "x"
+
+
+def test_make_tensordict_takes_a_mapping_and_keywords() -> None:
+    td = make_tensordict({"a": torch.ones(3, 2)}, b=torch.ones(3), auto_batch_size=True)
+    assert td.batch_size == (3,)
+    assert make_tensordict({"a": torch.ones(3)}, [3], "cpu").device == torch.device("cpu")
+    with pytest.raises(KeyCollision):
+        make_tensordict({"a": 1}, a=2)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kd_core import Locked, ShapeMismatch, TensorDict
+from kd_core import KeyNotFound, Locked, ShapeMismatch, TensorDict
 
 X = torch.ones(2, 3)
 
@@ -38,3 +38,11 @@ def test_assign_through_a_leaf_or_into_a_lock_is_refused() -> None:
         td.assign({"b": X})
     with pytest.raises(Locked, match="set"):
         td.assign({("n", "c"): X})
+
+
+def test_data_is_set_and_read_as_such() -> None:
+    td = TensorDict(batch_size=[2]).set_non_tensor(("n", "sizes"), [1, 2])
+    assert td.get_non_tensor(("n", "sizes")) == [1, 2]
+    assert td.get_non_tensor("missing", None) is None
+    with pytest.raises(KeyNotFound):
+        td.get_non_tensor("missing")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.core.containers import inner
 
-from kd_core import InvalidValue, Locked, OutOfRange, ShapeMismatch, TensorDict
+from kd_core import InvalidValue, Locked, OutOfRange, ShapeMismatch, TensorDict, lazy_stack
 
 
 def make() -> TensorDict:
@@ -82,3 +82,26 @@ def test_a_locked_child_that_fits_stays() -> None:
     td = TensorDict({"a": torch.zeros(3, 2), "n": child}, [3])
     td.batch_size = [3, 2]
     assert inner(td, "n").batch_size == (3, 2)
+
+
+def test_a_device_is_forgotten_and_found_again() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2), "s": "x"}}, [2], device="cpu")
+    assert td.clear_device_() is td
+    assert td.device is inner(td, "n").device is None
+    td["n", "c"] = torch.zeros(2, device="meta")
+    assert td.auto_device_().device is None
+    del td["n", "c"]
+    assert td.auto_device_().device == inner(td, "n").device == torch.device("cpu")
+    assert "NonTensorData" in repr(td.get(("n", "s")))
+
+
+def test_the_device_of_a_locked_container_stays() -> None:
+    td = TensorDict({"n": TensorDict({}, device="cpu").lock_()}, device="cpu")
+    with pytest.raises(Locked, match="clear the device"):
+        td.clear_device_()
+    assert td.device == torch.device("cpu")
+
+
+def test_members_of_a_stack_share_the_device() -> None:
+    stacked = lazy_stack([TensorDict({"a": 0.0}), TensorDict({"a": 1.0})]).auto_device_()
+    assert stacked.device == stacked[0].device == torch.device("cpu")

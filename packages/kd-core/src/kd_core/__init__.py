@@ -27,6 +27,7 @@ from kd_core._errors import ShapeMismatch as ShapeMismatch
 from kd_core._errors import UnknownField as UnknownField
 from kd_core._errors import UnsupportedFunction as UnsupportedFunction
 from kd_core._factories import from_module as from_module
+from kd_core._factories import make_tensordict as make_tensordict
 from kd_core._keys import format_key as format_key
 from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key

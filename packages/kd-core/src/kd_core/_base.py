@@ -8,6 +8,7 @@ from typing import TypeGuard
 from kd_core import _dispatch, _registry
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply
+from kd_core._ops.arrangement import Arrangement
 from kd_core._ops.autograd import Autograd
 from kd_core._ops.blending import Blending
 from kd_core._ops.conversion import Conversion
@@ -16,6 +17,7 @@ from kd_core._ops.description import Description
 from kd_core._ops.extremes import Extrema
 from kd_core._ops.filling import Filling
 from kd_core._ops.indexing import Indexing
+from kd_core._ops.inventory import Inventory
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
 from kd_core._ops.partition import Partition
@@ -41,6 +43,8 @@ class TensorDictBase(
     Access,
     Description,
     Structure,
+    Arrangement,
+    Inventory,
     Indexing,
     Shape,
     Partition,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast, overload
 
 from torch import Tensor
 
+from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves import all_fit, find_entry, has_entry, walk_error
@@ -190,6 +191,29 @@ class Access(Waist):
         self._read(path)
         _remove(self, path)
         return self
+
+    def set_non_tensor(self, key: NestedKey, value: object) -> Self:
+        """Store a value as data, one for the whole batch, even where it could be a tensor.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict(batch_size=[3]).set_non_tensor("sizes", [1, 2])
+            >>> td["sizes"], td[0]["sizes"]
+            ([1, 2], [1, 2])
+        """
+        self._store(path_of(key), _registry.wrap_data(value, self._desc.unlocked()))
+        return self
+
+    def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> object:
+        """Read the value of data; that of a tensor is the tensor.
+
+        Raises:
+            KeyNotFound: if it is missing and no default was given.
+        """
+        path = path_of(key)
+        if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
+            return default
+        return _value(self, path)
 
     def keys(
         self,

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kd_core._descriptor import describe
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves import common_batch
+from kd_core._operands import leaves_of
 from kd_core._shapes import batch_of, wrap_dim
 from kd_core._waist import Waist
 
@@ -83,6 +85,29 @@ class Description(Waist):
         """The device of all entries, or `None` where they may be on different ones."""
         return self._desc.device
 
+    def clear_device_(self) -> Self:
+        """Forget the device, here and below: entries may be on different ones; return self.
+
+        Raises:
+            Locked: if the container, or one below, is locked.
+        """
+        _check_all_unlocked(self, "clear the device")
+        _put_on(self, None)
+        return self
+
+    def auto_device_(self) -> Self:
+        """Take the device that all leaves share, or `None` if there is none; return self.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 0.0}).auto_device_().device
+            device(type='cpu')
+        """
+        _check_all_unlocked(self, "change the device")
+        found = {leaf.device for leaf in leaves_of(self)}
+        _put_on(self, found.pop() if len(found) == 1 else None)
+        return self
+
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
         """Set the batch size to the leading dimensions that all leaves share; return self.
 
@@ -103,6 +128,25 @@ class Description(Waist):
         _grow_children(self, desc)
         self._describe(desc)
         return self
+
+
+def _check_all_unlocked(level: Waist, action: str) -> None:
+    level._check_unlocked(action)
+    for node in level._below():
+        if isinstance(node, Waist):
+            _check_all_unlocked(node, action)
+
+
+def _put_on(level: Waist, device: torch.device | None) -> None:
+    """Describe a container and all below as being on a device; no leaf is moved."""
+    if level._owns_leaves:
+        for key, value in list(level._entries.items()):
+            if not isinstance(value, Tensor | Waist):
+                level._set_entry(key, value._with_descriptor(describe(value._desc.batch, device)))
+    for node in level._below():
+        if isinstance(node, Waist):
+            _put_on(node, device)
+    level._describe(describe(level._desc.batch, device))
 
 
 def _refuse_locked(level: Waist, desc: Descriptor, path: tuple[str, ...]) -> None:

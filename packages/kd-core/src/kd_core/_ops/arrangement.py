@@ -1,0 +1,109 @@
+"""Arranging nested containers: making and emptying them, and splitting one by its keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from kd_core import _registry
+from kd_core._keys import path_of
+from kd_core._leaves import find_entry
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from kd_core._types import NestedKey
+
+
+class Arrangement(Waist):
+    """Nested containers: make, empty and split."""
+
+    __slots__ = ()
+
+    def clear(self) -> Self:
+        """Remove all entries; return self.
+
+        Raises:
+            Locked: if the container is locked.
+        """
+        self._check_unlocked("remove all entries")
+        for key in list(self._entries):
+            self._del_entry(key)
+        return self
+
+    def create_nested(self, key: NestedKey) -> Self:
+        """Put an empty container at `key`, of the same batch size and device; return self.
+
+        An entry that stands there is replaced.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict().create_nested(("a", "b")).keys(True))
+            ['a', ('a', 'b')]
+        """
+        self._store(path_of(key), _registry.make_dense({}, self._desc.unlocked()))
+        return self
+
+    def filter_empty_(self) -> Self:
+        """Remove nested containers without any entry, from the innermost out; return self.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict({"a": {"b": {}}, "c": 1.0}).filter_empty_().keys(True))
+            ['c']
+        """
+        self._check_unlocked("remove empty containers")
+        for key, value in list(self._entries.items()):
+            if isinstance(value, Arrangement):
+                value.filter_empty_()
+                if not value._entries:
+                    self._del_entry(key)
+        return self
+
+    def split_keys(self, *key_sets: Sequence[NestedKey], strict: bool = True) -> tuple[Self, ...]:
+        """Make a container of each set of keys, and one of what is left; tensors are shared.
+
+        Args:
+            *key_sets: keys, in one set only each.
+            strict: whether a missing key is an error.
+
+        Returns:
+            As many containers as there are sets, and the rest.
+
+        Raises:
+            KeyNotFound: if `strict` and a key is missing, or stands in an earlier set.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> first, rest = TensorDict(a=1, b={"c": 2, "d": 3}).split_keys([("b", "c")])
+            >>> list(first.keys(True, True)), list(rest.keys(True, True))
+            ([('b', 'c')], ['a', ('b', 'd')])
+        """
+        # A plain container: what has declared fields could not give any of them away.
+        dense = _registry.make_dense(dict(self._shallow()._entries), self._desc.unlocked())
+        rest = cast(Waist, dense)
+        parts: list[Self] = []
+        for keys in key_sets:
+            part = self._like({}, self._desc.unlocked())
+            for key in keys:
+                path = path_of(key)
+                entry = rest._read(path) if strict else find_entry(rest._entries, path)
+                if entry is not None:
+                    part._store(path, entry)
+                    _drop(rest, path)
+            parts.append(part)
+        return (*parts, cast("Self", rest))
+
+
+def _drop(level: Waist, path: tuple[str, ...]) -> None:
+    """Remove an entry that is there, and the containers that it leaves empty."""
+    above: list[tuple[Waist, str]] = []
+    for part in path[:-1]:
+        above.append((level, part))
+        level = cast(Waist, level._entries[part])
+    level._del_entry(path[-1])
+    for parent, key in reversed(above):
+        if cast(Waist, parent._entries[key])._entries:
+            return
+        parent._del_entry(key)

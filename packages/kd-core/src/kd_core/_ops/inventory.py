@@ -1,0 +1,123 @@
+"""What a container holds, counted: levels, numbers, bytes, data, and a table of all of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kd_core._operands import leaves_of
+from kd_core._views import walk_items
+from kd_core._waist import Waist
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kd_core._types import NestedKey
+
+_ALL = (True, True, None, False)
+
+
+class Inventory(Waist):
+    """Counts and tables of entries."""
+
+    __slots__ = ()
+
+    @property
+    def depth(self) -> int:
+        """How many levels of containers stand below this one: 0 for a flat one.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": {"b": {"c": 0.0}}}).depth
+            2
+        """
+        nested = [value for value in self._entries.values() if isinstance(value, Inventory)]
+        return 1 + max(value.depth for value in nested) if nested else 0
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """The keys of this level in alphabetical order."""
+        return sorted(self._entries)
+
+    def param_count(self, count_duplicates: bool = True) -> int:
+        """Count the numbers in all leaves.
+
+        Args:
+            count_duplicates: count a tensor that stands under two keys twice.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3), "b": 1.0}).param_count()
+            7
+        """
+        return sum(leaf.numel() for leaf in _leaves(self, count_duplicates))
+
+    def bytes(self, count_duplicates: bool = True) -> int:
+        """Count the bytes of the numbers in all leaves.
+
+        Args:
+            count_duplicates: count a tensor that stands under two keys twice.
+        """
+        return sum(_bytes(leaf) for leaf in _leaves(self, count_duplicates))
+
+    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, object]]:
+        """List the entries that are no tensors: keys and values.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).non_tensor_items(include_nested=True)
+            [(('b', 'c'), 'text')]
+        """
+        found = walk_items(self._entries, (include_nested, True, None, False))
+        return [(key, value._item()) for key, value in found if not isinstance(value, Tensor)]
+
+    def summary(self) -> str:
+        """Write a table: a line for each leaf, with its key, shape, dtype, device and bytes.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> print(TensorDict({"a": torch.zeros(2, 3), "b": {"c": "text"}}, [2]).summary())
+            key         shape   dtype    device  bytes
+            a           (2, 3)  float32  cpu        24
+            ('b', 'c')          str
+            1 tensor            6 numbers           24
+        """
+        rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
+        for key, value in walk_items(self._entries, _ALL):
+            if isinstance(value, Tensor):
+                dtype = str(value.dtype).removeprefix("torch.")
+                device = str(value.device)
+                rows.append(
+                    (str(key), str(tuple(value.shape)), dtype, device, f"{_bytes(value):,}")
+                )
+            else:
+                rows.append((str(key), "", type(value._item()).__name__, "", ""))
+        leaves = leaves_of(self)
+        count = f"{len(leaves)} tensor{'' if len(leaves) == 1 else 's'}"
+        numbers = sum(leaf.numel() for leaf in leaves)
+        total = sum(map(_bytes, leaves))
+        rows.append((count, "", f"{numbers:,} numbers", "", f"{total:,}"))
+        return _aligned(rows)
+
+
+def _leaves(td: Waist, count_duplicates: bool) -> Sequence[Tensor]:
+    leaves = leaves_of(td)
+    return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _bytes(leaf: Tensor) -> int:
+    return math.prod(leaf.shape) * leaf.element_size()
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns under each other, the last one to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for *cells, last in rows:
+        left = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
+        lines.append("  ".join([*left, last.rjust(widths[-1])]).rstrip())
+    return "\n".join(lines)
