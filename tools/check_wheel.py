@@ -9,13 +9,32 @@ package of this repository lay beside it would be missing.
 import importlib
 import importlib.metadata
 import importlib.util
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
+
+# What a wheel alone cannot do, and the install line that the error must hold.
+WITHOUT_KD_NN = """
+import torch
+from kd_core import TensorDict
+TensorDict.from_module(torch.nn.Linear(1, 1), as_module=True)
+"""
+WITHOUT_ONNX = """
+import kd_export, torch
+from kd_nn import TensorDictModule
+module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+kd_export.save(module, "never-written.onnx", {"x": torch.zeros(2, 3)})
+"""
+REMEDIES = {
+    "kd-core": (WITHOUT_KD_NN, "pip install kd-nn"),
+    "kd-export": (WITHOUT_ONNX, 'pip install "kd-export[onnx]"'),
+}
 
 
 def declared(distribution: str) -> set[str]:
@@ -51,7 +70,20 @@ def complaints(distribution: str) -> list[str]:
         present = importlib.util.find_spec(import_name(sibling)) is not None
         if present != (sibling in wanted):
             found.append(f"{sibling} is {'present' if present else 'absent'}, declared: {wanted}")
-    return found
+    return found + unhelpful(distribution)
+
+
+def unhelpful(distribution: str) -> list[str]:
+    """Return where asking for what is not installed is not answered with the install line."""
+    if distribution not in REMEDIES:
+        return []
+    program, remedy = REMEDIES[distribution]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", program]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode and remedy in result.stderr:
+        return []
+    return [f"expected an error that says `{remedy}`, but this came:\n{result.stderr}"]
 
 
 if __name__ == "__main__":
