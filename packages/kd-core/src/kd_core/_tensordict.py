@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._base import TensorDictBase
-    from kd_core._types import BatchSize, DeviceLike, Entry, NestedKey, Node, Source
+    from kd_core._types import AnyKey, BatchSize, DeviceLike, Entry, NestedKey, Node, Source
 
 
 class TensorDict(Dense):
@@ -95,7 +95,7 @@ class TensorDict(Dense):
 
     def update(
         self,
-        source: Source,
+        source: Source[AnyKey],
         clone: bool = False,
         inplace: bool = False,
         *,

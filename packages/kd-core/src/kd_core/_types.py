@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import EllipsisType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,12 +81,13 @@ class Node(Protocol):
         """Count `count` more enclosing containers that are locked."""
 
 
-_Paths: TypeAlias = "Mapping[tuple[str, ...], object] | Mapping[Sequence[str], object]"
-Source: TypeAlias = "Mapping[str, object] | _Paths | Mapping[NestedKey, object] | Node"
+AnyKey = TypeVar("AnyKey", bound=NestedKey)
+
+Source: TypeAlias = "Mapping[AnyKey, object] | Node"
 """Where an update takes its entries from: a mapping, or a container.
 
-The key of a mapping is invariant to a type checker: a dict with strings and tuples as keys is one
-of `Sequence[str]` to it.
+A variable, because the key of a mapping is invariant to a type checker: a dict whose keys are pairs
+of strings is no mapping of `NestedKey` to it.
 """
 
 Entry: TypeAlias = "Tensor | Node"

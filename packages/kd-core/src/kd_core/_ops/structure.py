@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._descriptor import Descriptor
-    from kd_core._types import Entries, Entry, NestedKey, Source
+    from kd_core._types import AnyKey, Entries, Entry, NestedKey, Source
 
     Staged = list[Callable[[], None]]
 
@@ -37,7 +37,7 @@ class Structure(Waist):
 
     def update(
         self,
-        source: Source,
+        source: Source[AnyKey],
         clone: bool = False,
         inplace: bool = False,
         *,
@@ -74,7 +74,7 @@ class Structure(Waist):
 
     def update_(
         self,
-        source: Source,
+        source: Source[AnyKey],
         clone: bool = False,
         *,
         keys_to_update: Iterable[NestedKey] | None = None,
@@ -104,7 +104,7 @@ class Structure(Waist):
             commit()
         return self
 
-    def replace(self, source: Source) -> Self:
+    def replace(self, source: Source[AnyKey]) -> Self:
         """Make a shallow copy in which the entries of `source` take the place of the old ones."""
         return self._shallow().update(source)
 

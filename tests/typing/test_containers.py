@@ -1,0 +1,74 @@
+"""What a type checker knows of containers, as their users write them; mypy checks it."""
+
+from typing import assert_type
+
+import torch
+from torch import Tensor
+
+from kd_core import (
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorDict,
+    cat,
+    lazy_stack,
+    make_tensordict,
+    stack,
+)
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3)}}, batch_size=[3])
+
+
+def test_a_key_gives_a_tensor_and_an_index_a_container() -> None:
+    td = make()
+    assert_type(td["a"], Tensor)
+    assert_type(td["b", "c"], Tensor)
+    assert_type(td.get("a"), Tensor | None)
+    assert_type(td.get("a", 0), Tensor | int)
+    assert_type(td[0], TensorDict)
+    assert_type(td[1:, None], TensorDict)
+    assert_type(td[td["a"] > 0], TensorDict)
+    assert_type(td[[0, 1]], TensorDict)
+    assert_type(next(iter(td)), TensorDict)
+
+
+def test_operations_give_their_own_kind() -> None:
+    td = make()
+    assert_type(2 * td - td / 3, TensorDict)
+    assert_type(-td, TensorDict)
+    assert_type(td.apply(torch.abs), TensorDict)
+    assert_type(td.split(1), tuple[TensorDict, ...])
+    assert_type(td.split_keys(["a"]), tuple[TensorDict, ...])
+    assert_type(stack([td, td]), TensorDict)
+    assert_type(cat([td, td]), TensorDict)
+    assert_type(lazy_stack([td, td]), LazyStackedTensorDict)
+    assert_type(make_tensordict(a=1.0), TensorDict)
+    with td.locked() as locked:
+        assert_type(locked, TensorDict)
+
+
+def test_updates_take_keys_of_any_form() -> None:
+    td = make()
+    x = torch.zeros(3)
+    mixed: dict[str | tuple[str, ...], Tensor] = {"a": x, ("b", "c"): x}
+    pairs = {("b", "d"): x, ("b", "e"): x}
+    td.update({"a": x}).update(pairs).update(mixed).update(td)
+    td.update_(pairs).replace(pairs)
+    assert set(td["b"].keys()) == {"c", "d", "e"}  # type: ignore[attr-defined]  # a key hides it
+
+
+class Sample(TensorClass):
+    image: Tensor
+    label: Tensor | None = None
+    name: str = "x"
+
+
+def test_fields_have_their_types() -> None:
+    sample = Sample(torch.zeros(3, 2), batch_size=3)
+    assert_type(sample.image, Tensor)
+    assert_type(sample.label, Tensor | None)
+    assert_type(sample.name, str)
+    assert_type(sample[0], Sample)
+    assert_type(stack([sample, sample]), Sample)
+    assert_type(sample.to("cpu").clone().reshape(1, 3), Sample)
