@@ -277,7 +277,7 @@ def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
 
 def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
     """Keys and entries, where the values of leaves do not count: stacks need not stack them."""
-    if entries.__class__ is dict:
+    if type(entries) is dict:  # dynamo 2.15 guards a type, and cannot guard a dict's `__class__`
         return entries.items()
     kinds = getattr(entries, "_kinds", None)
     return entries.items() if kinds is None else cast("Iterable[tuple[str, Entry]]", kinds())
