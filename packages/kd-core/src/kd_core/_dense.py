@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._admission import admit
 from kd_core._base import TensorDictBase
-from kd_core._descriptor import LOCKED_BY_USER, describe
+from kd_core._descriptor import describe
 from kd_core._late_entries import lay_over, own_dict
 from kd_core._leaves import deal, rebuild, zip_each
 
@@ -229,7 +229,7 @@ def restore(
                 entries[key] = value._with_descriptor(free.with_batch(value._desc.batch))
     new._desc = free
     if lock is not None:
-        new._desc = free.with_lock(LOCKED_BY_USER if lock == LOCKED_BY_USER else lock, 0)
+        new._desc = free.with_lock(lock, 0)
         new._hold_below(1)
     return new
 

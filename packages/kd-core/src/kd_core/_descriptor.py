@@ -92,7 +92,7 @@ class Descriptor:
                 return free
             kept = free._held_once if held == 1 and not is_dynamo_compiling() else None
         else:
-            by_user = held == 0 and lock is LOCKED_BY_USER and not is_dynamo_compiling()
+            by_user = held == 0 and lock == LOCKED_BY_USER and not is_dynamo_compiling()
             kept = free._user_locked if by_user else None
         return free._locked_twin(lock, held) if kept is None else kept
 
@@ -102,13 +102,9 @@ class Descriptor:
         if not is_dynamo_compiling():
             if lock is None and held == 1:
                 self._held_once = twin
-            elif lock is LOCKED_BY_USER and held == 0:
+            elif lock == LOCKED_BY_USER and held == 0:
                 self._user_locked = twin
         return twin
-
-    def same_as(self, other: Descriptor) -> bool:
-        """Compare batch size and device; locks do not count."""
-        return self is other or (self.batch == other.batch and self.device == other.device)
 
     @property
     def locked_by(self) -> str:
@@ -208,6 +204,4 @@ _DEVICES: Final = {"cpu": torch.device("cpu")}
 
 def restore(batch: Batch, device: torch.device | None, lock: str | None, held: int) -> Descriptor:
     """Rebuild a descriptor from its parts; what pickle calls."""
-    base = describe(tuple(batch), device)
-    user = LOCKED_BY_USER if lock == LOCKED_BY_USER else lock
-    return base.with_lock(user, held) if user is not None or held else base
+    return describe(tuple(batch), device).with_lock(lock, held)

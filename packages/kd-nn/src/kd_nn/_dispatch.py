@@ -22,20 +22,11 @@ from kd_nn._errors import DispatchError, KeysNotDeclared
 from kd_nn._key_spec import DISCARD, Keys, parse_keys
 
 M = TypeVar("M", bound=nn.Module)
-M_contra = TypeVar("M_contra", bound=nn.Module, contravariant=True)
 T = TypeVar("T", bound=TensorDictBase)
 Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
 """What an argument of a call with tensors may be: a mapping stands for the keys below its name."""
 Named: TypeAlias = "Value | TensorDictBase"
 """What an argument by keyword may be; by position a container is the input itself."""
-
-
-class ContainerFunction(Protocol[M_contra]):
-    """What `dispatch` decorates: a method that takes a container and returns one."""
-
-    def __call__(
-        self, module: M_contra, tensordict: TensorDictBase, /
-    ) -> TensorDictBase: ...  # pragma: no cover
 
 
 class Forward(Protocol):
