@@ -65,71 +65,6 @@ def _walk_below(
             _walk_below(inner, (*prefix, key), options, found, read)
 
 
-ALL_LEAVES: Final[Options] = (True, True, None, False)
-"""All leaves in insertion order: what is asked for all the time, and has loops of its own."""
-
-# Three loops for one walk: "list(items(True, True))" in the benchmarks. A list of items, and from
-# it those of keys and values, costs a third more than a hand-written generator over dicts. A dense
-# container that is known to hold tensors alone is walked without a call.
-
-
-def _leaf_keys(entries: Entries, prefix: tuple[str, ...], found: list[NestedKey]) -> None:
-    for key, value in kinds_of(entries):
-        if value.__class__ is Tensor:
-            found.append((*prefix, key) if prefix else key)
-        elif getattr(value, "_nested", True) is False:
-            path = (*prefix, key)
-            for name in value._entries:  # type: ignore[union-attr]  # it is dense
-                found.append((*path, name))
-        else:
-            inner: Entries | None = getattr(value, "_entries", None)
-            if inner is None:
-                found.append((*prefix, key) if prefix else key)
-            else:
-                _leaf_keys(inner, (*prefix, key), found)
-
-
-def _leaf_values(entries: Entries, found: list[Entry]) -> None:
-    for value in entries.values():
-        if value.__class__ is Tensor:
-            found.append(value)
-        else:
-            inner: Entries | None = getattr(value, "_entries", None)
-            if inner is None:
-                found.append(value)
-            elif getattr(value, "_nested", True):
-                _leaf_values(inner, found)
-            else:
-                found.extend(inner.values())
-
-
-def _leaf_items(entries: Entries, prefix: tuple[str, ...], found: Items) -> None:
-    for key, value in entries.items():
-        if value.__class__ is Tensor:
-            found.append(((*prefix, key) if prefix else key, value))
-        elif getattr(value, "_nested", True) is False:
-            path = (*prefix, key)
-            for name, leaf in value._entries.items():  # type: ignore[union-attr]  # it is dense
-                found.append(((*path, name), leaf))
-        else:
-            inner: Entries | None = getattr(value, "_entries", None)
-            if inner is None:
-                found.append(((*prefix, key) if prefix else key, value))
-            else:
-                _leaf_items(inner, (*prefix, key), found)
-
-
-def _count_leaves(entries: Entries) -> int:
-    count = len(entries)
-    for _, value in kinds_of(entries):
-        if value.__class__ is not Tensor:
-            inner: Entries | None = getattr(value, "_entries", None)
-            if inner is not None:
-                nested = getattr(value, "_nested", True)
-                count += (_count_leaves(inner) if nested else len(inner)) - 1
-    return count
-
-
 def _first(item: tuple[str, Entry]) -> str:
     return item[0]
 
@@ -143,8 +78,6 @@ def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
 
 def _count(entries: Entries, options: Options) -> int:
     """How many items `walk_items` lists; `list(view)` asks for it too."""
-    if options is ALL_LEAVES:
-        return _count_leaves(entries)
     count = len(entries)
     for _, value in kinds_of(entries):
         if value.__class__ is Tensor or isinstance(value, Tensor):
@@ -177,10 +110,6 @@ class NestedKeys(KeysView["NestedKey"]):
         self._options = options
 
     def __iter__(self) -> Iterator[NestedKey]:
-        if self._options is ALL_LEAVES:
-            keys: list[NestedKey] = []
-            _leaf_keys(self._entries, (), keys)
-            return iter(keys)
         return iter([key for key, _ in walk_items(self._entries, self._options, kinds_of)])
 
     def __len__(self) -> int:
@@ -209,11 +138,7 @@ class NestedValues(ValuesView["Tensor"]):
         self._options = options
 
     def __iter__(self) -> Iterator[Tensor]:
-        found: list[Entry] = []
-        if self._options is ALL_LEAVES:
-            _leaf_values(self._entries, found)
-        else:
-            found = [value for _, value in walk_items(self._entries, self._options)]
+        found = [value for _, value in walk_items(self._entries, self._options)]
         return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
@@ -236,11 +161,7 @@ class NestedItems(ItemsView["NestedKey", "Tensor"]):
         self._options = options
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
-        found: Items = []
-        if self._options is ALL_LEAVES:
-            _leaf_items(self._entries, (), found)
-        else:
-            found = walk_items(self._entries, self._options)
+        found = walk_items(self._entries, self._options)
         return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
@@ -253,3 +174,95 @@ class NestedItems(ItemsView["NestedKey", "Tensor"]):
 
     def __repr__(self) -> str:
         return f"items({list(self)})"
+
+
+# All leaves in insertion order are asked for all the time: "list(items(True, True))" in the
+# benchmarks. Views of their own walk the top level and flat containers below it in one frame, which
+# takes half of what a general walk takes; `list(view)` asks for the length too.
+
+ALL_LEAVES: Final[Options] = (True, True, None, False)
+
+
+def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
+    """The leaves of an entry that is no plain tensor: itself, or what it encloses."""
+    inner: Entries | None = getattr(value, "_entries", None)
+    if inner is None:
+        return [(key, value)]
+    found: Items = []
+    _walk_below(inner, (key,), ALL_LEAVES, found, read)
+    return found
+
+
+class _Leaves:
+    """What the views of all leaves share."""
+
+    __slots__ = ()
+
+    _entries: Entries
+
+    def __len__(self) -> int:
+        entries = self._entries
+        count = len(entries)
+        for _, value in entries.items() if type(entries) is dict else kinds_of(entries):
+            if value.__class__ is not Tensor:
+                if getattr(value, "_nested", True) is False:
+                    count += len(value._entries) - 1  # type: ignore[union-attr]  # it is dense
+                elif not isinstance(value, Tensor):
+                    inner = _container_entries(value, None)
+                    count += 0 if inner is None else _count(inner, ALL_LEAVES) - 1
+        return count
+
+
+class LeafKeys(_Leaves, NestedKeys):
+    """The keys of all leaves."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        entries = self._entries
+        found: list[NestedKey] = []
+        for key, value in entries.items() if type(entries) is dict else kinds_of(entries):
+            if value.__class__ is Tensor:
+                found.append(key)
+            elif getattr(value, "_nested", True) is False:
+                for name in value._entries:  # type: ignore[union-attr]  # it is dense
+                    found.append((key, name))  # a comprehension costs a frame
+            else:
+                found.extend([path for path, _ in _below(key, value, kinds_of)])
+        return iter(found)
+
+
+class LeafValues(_Leaves, NestedValues):
+    """All leaves."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        found: list[Entry] = []
+        for key, value in self._entries.items():
+            if value.__class__ is Tensor:
+                found.append(value)
+            elif getattr(value, "_nested", True) is False:
+                found.extend(value._entries.values())  # type: ignore[union-attr]  # it is dense
+            else:
+                found.extend([leaf for _, leaf in _below(key, value)])
+        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+
+
+class LeafItems(_Leaves, NestedItems):
+    """The keys of all leaves, and the leaves."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
+        found: Items = []
+        for item in self._entries.items():
+            key, value = item
+            if value.__class__ is Tensor:
+                found.append(item)
+            elif getattr(value, "_nested", True) is False:
+                for name, leaf in value._entries.items():  # type: ignore[union-attr]  # it is dense
+                    found.append(((key, name), leaf))  # as above
+            else:
+                found.extend(_below(key, value))
+        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is

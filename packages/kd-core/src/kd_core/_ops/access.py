@@ -12,7 +12,15 @@ from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves import all_fit, find_entry, has_entry, walk_error
 from kd_core._types import NO_DEFAULT, NoDefault
-from kd_core._views import ALL_LEAVES, NestedItems, NestedKeys, NestedValues
+from kd_core._views import (
+    ALL_LEAVES,
+    LeafItems,
+    LeafKeys,
+    LeafValues,
+    NestedItems,
+    NestedKeys,
+    NestedValues,
+)
 from kd_core._waist import Waist, level_at
 from kd_core._writes import writable_source, write_all
 
@@ -241,7 +249,7 @@ class Access(Waist):
         """
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
-                return NestedKeys(self._entries, ALL_LEAVES)
+                return LeafKeys(self._entries, ALL_LEAVES)
             return NestedKeys(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return self._entries.keys()
 
@@ -256,7 +264,7 @@ class Access(Waist):
         """A live view of the entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
-                return NestedValues(self._entries, ALL_LEAVES)
+                return LeafValues(self._entries, ALL_LEAVES)
             return NestedValues(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return self._entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
 
@@ -271,7 +279,7 @@ class Access(Waist):
         """A live view of keys and entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
-                return NestedItems(self._entries, ALL_LEAVES)
+                return LeafItems(self._entries, ALL_LEAVES)
             return NestedItems(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return self._entries.items()  # type: ignore[return-value]  # typed as `td[key]` is
 
