@@ -104,6 +104,8 @@ def test_what_is_neither_key_nor_index_is_refused(index: int) -> None:
 def test_parts_of_both_are_refused() -> None:
     with pytest.raises(InvalidKey, match="`int`"):
         make()["a", 0]  # type: ignore[index]
+    with pytest.raises(InvalidKey, match="`slice`"):
+        TensorDict({"b": {"c": 1.0}})["b", 0:2]  # type: ignore[index]
     with pytest.raises(InvalidArgument, match="neither a key nor an index"):
         make()[0, "a"]  # type: ignore[index]
 

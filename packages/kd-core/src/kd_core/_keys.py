@@ -24,9 +24,11 @@ def path_of(key: NestedKey) -> Path:
     Raises:
         InvalidKey: if the key is neither a string nor a non-empty (nested) tuple of strings.
     """
-    if isinstance(key, str):
+    if key.__class__ is str:
         return (key,)
     if not isinstance(key, tuple):
+        if isinstance(key, str):
+            return (key,)
         raise InvalidKey(
             f"a key must be a string or a tuple of strings, but {key!r} is of type "
             f"`{type(key).__name__}`."
@@ -34,16 +36,19 @@ def path_of(key: NestedKey) -> Path:
     if not key:
         raise InvalidKey("a key must have at least one part, but an empty tuple came.")
     for part in key:
-        if type(part) is not str:
+        if part.__class__ is not str:
             return tuple(name for part in key for name in path_of(part))
     return key  # type: ignore[return-value]  # all parts are strings
 
 
 def is_key(value: object) -> bool:
     """Tell whether `value` is a string or a non-empty (nested) tuple of strings."""
-    if isinstance(value, str):
-        return True
-    return isinstance(value, tuple) and bool(value) and all(is_key(part) for part in value)
+    if not isinstance(value, tuple):
+        return isinstance(value, str)
+    for part in value:  # a loop, because `all` of a generator takes twice as long
+        if part.__class__ is not str and not is_key(part):
+            return False
+    return bool(value)
 
 
 def is_path(index: object) -> TypeGuard[tuple[str, ...]]:

@@ -31,7 +31,16 @@ from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
-    from kd_core._types import BatchFn, DealFn, DealMemo, Entries, Entry, LeafFn, Memo, Node
+    from kd_core._types import (
+        BatchFn,
+        DealFn,
+        DealMemo,
+        Entries,
+        Entry,
+        LeafFn,
+        Memo,
+        Node,
+    )
 
 MANY: Final = 24
 """From so many entries on, one pass to check them and one to copy them beats a single one."""
@@ -255,13 +264,17 @@ def same_data(one: object, other: object) -> bool:
 
 
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
-    """The entry at a path, or `None` where the path ends early."""
+    """The entry at a path, or `None` where the path ends early or is none (it holds tuples)."""
     level: Entries = entries
     try:
+        if len(path) == 2:  # as most nested keys: without a slice of the path
+            first, last = path
+            level = level[first]._entries  # type: ignore[union-attr]  # caught below
+            return level.get(last)
         for part in path[:-1]:
             level = level[part]._entries  # type: ignore[union-attr]  # caught below
         return level.get(path[-1])
-    except (KeyError, AttributeError):  # it is missing, or a leaf
+    except (KeyError, AttributeError, TypeError):  # it is missing, a leaf, or no key
         return None
 
 
@@ -333,7 +346,9 @@ def common_batch(leaves: list[Tensor], most: int | None = None) -> tuple[int, ..
     """The leading dimensions that all leaves share, at most `most` of them."""
     if not leaves:
         return ()
-    shared = tuple(leaves[0].shape[:most])
+    shared = tuple(leaves[0].shape)
+    if most is not None:
+        shared = shared[:most]
     for leaf in leaves:
         shape = leaf.shape
         while shape[: len(shared)] != shared:

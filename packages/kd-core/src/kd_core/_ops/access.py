@@ -65,7 +65,11 @@ class Access(Waist):
         """
         if key.__class__ is str:
             return self._entries.get(key, default)
-        found = find_entry(self._entries, path_of(key))
+        found: Entry | None = None
+        if key.__class__ is tuple and key:
+            found = find_entry(self._entries, key)  # type: ignore[arg-type]  # mostly of strings
+        if found is None:  # not there, or a tuple that holds tuples
+            found = find_entry(self._entries, path_of(key))
         return default if found is None else found
 
     def set(self, key: NestedKey, value: object, inplace: bool = False) -> Self:

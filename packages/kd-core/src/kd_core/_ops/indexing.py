@@ -57,10 +57,12 @@ class Indexing(Waist):
                 path = path_of(index)  # type: ignore[arg-type]  # a string
                 raise missing_key(path, 0, self._entries, self._entries)
             return value if isinstance(value, Tensor) else value._item()
-        if kind is tuple and is_path(index):
-            value = find_entry(self._entries, index)
+        if kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
+            value = find_entry(self._entries, index)  # type: ignore[arg-type]  # mostly a path
             if value is None:
-                value = self._read(path_of(index))
+                value = self._read(path_of(index))  # type: ignore[arg-type]  # refuses other parts
+            if value.__class__ is Tensor:
+                return value
             return value if isinstance(value, Tensor) else value._item()
         if kind is not int and isinstance(index, (str, tuple)) and is_path(index):
             # A string of a class of its own.
