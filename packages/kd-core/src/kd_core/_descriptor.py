@@ -38,6 +38,8 @@ class Descriptor:
         frozen: whether the structure may not change: `lock` or `held`.
         on_cpu: whether `device` is the CPU; asking a device for its type takes 150 ns.
         plain: whether any tensor of the right shape may be stored: not frozen, no device.
+        rows: the rows of one batch dimension if it is `plain`, else -1: a tensor that has as many
+            fits, and most containers are such.
         size: the batch size as users see it.
     """
 
@@ -54,6 +56,7 @@ class Descriptor:
         "ndim",
         "on_cpu",
         "plain",
+        "rows",
         "size",
     )
 
@@ -69,6 +72,7 @@ class Descriptor:
     frozen: bool
     on_cpu: bool
     plain: bool
+    rows: int
     size: torch.Size
 
     def with_batch(self, batch: Batch) -> Descriptor:
@@ -124,7 +128,12 @@ class Descriptor:
         return f"Descriptor(batch={self.batch}, device={self.device}, lock={self.lock})"
 
 
-_POOLS: dict[torch.device | None, dict[Batch, Descriptor]] = {None: {}}
+_ANYWHERE: Final[dict[Batch, Descriptor]] = {}
+_ON_CPU: Final[dict[Batch, Descriptor]] = {}
+_POOLS: Final[dict[torch.device | None, dict[Batch, Descriptor]]] = {
+    None: _ANYWHERE,
+    torch.device("cpu"): _ON_CPU,
+}
 
 
 def _build(batch: Batch, device: torch.device | None, lock: str | None, held: int) -> Descriptor:
@@ -137,6 +146,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.frozen = lock is not None or held > 0
     desc.on_cpu = device is not None and device.type == "cpu"
     desc.plain = device is None and not desc.frozen
+    desc.rows = batch[0] if desc.plain and desc.ndim == 1 else -1
     desc.size = _size_of(batch)
     desc._user_locked = None
     desc._held_once = None
@@ -180,9 +190,19 @@ def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
     if is_dynamo_compiling():
         return _build(batch, device, None, 0)
     try:
-        return _POOLS[device][batch]
+        return _ANYWHERE[batch] if device is None else _POOLS[device][batch]
     except (KeyError, TypeError):  # new, or a symbolic size that has no hash
         return _pooled(batch, device, _POOLS.setdefault(device, {}))
+
+
+def describe_on(batch: Batch, device: DeviceLike) -> Descriptor:
+    """The unlocked descriptor of a batch size and a device as users name it."""
+    if device == "cpu" and not is_dynamo_compiling():  # the hash of a device takes 100 ns
+        try:
+            return _ON_CPU[batch]
+        except (KeyError, TypeError):
+            pass
+    return describe(batch, device_of(device))
 
 
 def device_of(device: DeviceLike) -> torch.device:

@@ -26,7 +26,7 @@ from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._shapes import batch_of
-from kd_core._tensordict import admit_all
+from kd_core._tensordict import fill
 
 if TYPE_CHECKING:
     from typing import Self
@@ -154,7 +154,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             given = _bind(type(self), values, named)
             where = None if device is None else device_of(device)
             self._desc = describe(() if batch_size is None else batch_of(batch_size), where)
-            self._entries, self._nested = admit_all(given, self._desc)
+            fill(self, given, self._desc)
             after = getattr(type(self), "__post_init__", None)
             if after is not None:
                 after(self)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
-from kd_core._admission import MAX_DEPTH, admit, admit_mapping, check_key
+from kd_core._admission import MAX_DEPTH, admit, check_key
 from kd_core._dense import Dense, holds_nodes
-from kd_core._descriptor import Descriptor, describe, device_of
+from kd_core._descriptor import Descriptor, describe, describe_on
 from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
-from kd_core._leaves import all_fit, common_batch, leaf_fits
+from kd_core._leaves import MANY, all_fit, common_batch, leaf_fits
 from kd_core._module_state import module_entries
 from kd_core._shapes import batch_of
 from kd_core._waist import Waist
@@ -66,32 +66,39 @@ class TensorDict(Dense):
             batch = batch_of(batch_size)
         else:
             batch = source._desc.batch if isinstance(source, Waist) else ()
-        desc = self._desc = describe(batch, None if device is None else device_of(device))
+        desc = self._desc = describe(batch) if device is None else describe_on(batch, device)
         if entries:
             if "names" in entries or "non_blocking" in entries:
                 raise _reserved(entries)
             source = entries if source is None else _merged(source, entries)
-        # In this frame and with one pass over what fits: "construct" in the benchmarks.
-        if source is None:
+        if source is None or (type(source) is dict and not source):
             self._entries = {}
             self._nested = False
-        elif type(source) is dict and (not source or all_fit(source, desc)):
-            self._entries = source if entries else source.copy()
-            self._nested = False
         else:
-            self._entries, self._nested = admit_all(source, desc)
+            fill(self, source, desc)
         if lock:
             self.lock_()
 
     def _put(self, key: str, value: object) -> None:
         # Overridden for speed: "td['a'] = x" in the benchmarks.
-        desc = self._desc
-        if value.__class__ is not Tensor or not desc.plain or not leaf_fits(value, desc):
-            super()._put(key, value)
-        elif is_dynamo_compiling():
-            self._set_entry(key, value)
-        else:
-            self._entries[key] = value
+        if value.__class__ is Tensor:
+            desc, shape = self._desc, value.shape
+            if (shape and shape[0] == desc.rows) or (desc.plain and leaf_fits(value, desc)):
+                if is_dynamo_compiling():
+                    self._set_entry(key, value)
+                else:
+                    self._entries[key] = value
+                return
+        super()._put(key, value)
+
+    def _store(self, path: tuple[str, ...], value: object) -> None:
+        # Overridden for speed: "set(('b', 'c'), x)" in the benchmarks.
+        if len(path) == 2 and value.__class__ is Tensor:
+            child = self._entries.get(path[0])
+            if child.__class__ is TensorDict and value.shape[:1] == (child._desc.rows,):
+                child._set_entry(path[1], value)
+                return
+        super()._store(path, value)
 
     def update(
         self,
@@ -139,10 +146,15 @@ class TensorDict(Dense):
         """
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return cls(source, batch_size, device)
-        leaves: list[Tensor] = []
-        if (batch_dims is None or batch_dims >= 0) and _plain_leaves(source, leaves, 0):
+        if cls is TensorDict and device is None and (batch_dims is None or batch_dims >= 0):
             # Where the source holds tensors alone: "from_dict, nested" in the benchmarks.
-            return cls(source, common_batch(leaves, batch_dims), device)
+            levels: list[TensorDict] = []
+            leaves: list[Tensor] = []
+            if _undescribed(source, levels, leaves, 0) is not None:
+                desc = describe(common_batch(leaves, batch_dims))
+                for level in levels:
+                    level._desc = desc
+                return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
         return cls(source, None, device).auto_batch_size_(batch_dims)
 
     @overload
@@ -245,39 +257,56 @@ def make_dense(entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
     return td
 
 
-def admit_all(
-    source: object, desc: Descriptor, path: tuple[str, ...] = ()
-) -> tuple[dict[str, Entry], bool]:
-    """Check and convert all values of a mapping, and tell whether any is no tensor."""
-    items = source if type(source) is dict else _mapping_of(source)
-    entries: dict[str, Entry] = {}
-    nested = False
-    first = desc.batch[0] if desc.plain and desc.ndim == 1 else -1
+def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()) -> None:
+    """Give a new container the entries of a mapping, checked and converted."""
+    items = source if type(source) is dict else dict(_mapping_of(source))
+    td._entries = entries = items.copy()  # type: ignore[assignment]  # what is no entry is replaced
+    td._nested = False
+    rows = desc.rows
+    if (rows < 0 or len(items) >= MANY) and all_fit(items, desc):
+        return
     for key, value in items.items():
         if value.__class__ is Tensor and key.__class__ is str:
-            shape = value.shape
-            if shape and shape[0] == first:  # the common case, without a call
-                entries[key] = value
-                continue
-        elif type(value) is dict and key.__class__ is str:
-            entries[key] = admit_mapping(key, value, desc, path)
-            nested = True
+            try:
+                if value.shape[0] == rows:  # the common case, without a call
+                    continue
+            except IndexError:
+                pass
+        elif type(value) is dict and key.__class__ is str and len(path) < MAX_DEPTH:
+            entries[key] = _nest_mapping(value, desc, (*path, key))
+            td._nested = True
             continue
         entry = entries[key] = admit(check_key(key), value, desc, path)
-        nested = nested or not isinstance(entry, Tensor)
-    return entries, nested
+        if not isinstance(entry, Tensor):
+            td._nested = True
 
 
-def _plain_leaves(source: object, leaves: list[Tensor], depth: int) -> bool:
-    """Append the leaves of nested dicts, if these hold nothing else than tensors and dicts."""
+def _undescribed(
+    source: object, levels: list[TensorDict], leaves: list[Tensor], depth: int
+) -> TensorDict | None:
+    """Make a container of nested dicts that hold tensors alone, but for its descriptor.
+
+    Returns `None` if there is anything else in them, else the container; it and those below are
+    appended to `levels`.
+    """
     if type(source) is not dict or depth > MAX_DEPTH:
-        return False
-    for value in source.values():
+        return None
+    td = object.__new__(TensorDict)
+    levels.append(td)
+    td._entries = entries = source.copy()
+    td._nested = False
+    for key, value in source.items():
+        if key.__class__ is not str:
+            return None
         if value.__class__ is Tensor:
             leaves.append(value)
-        elif not _plain_leaves(value, leaves, depth + 1):
-            return False
-    return True
+            continue
+        inner = _undescribed(value, levels, leaves, depth + 1)
+        if inner is None:
+            return None
+        entries[key] = inner
+        td._nested = True
+    return td
 
 
 def _mapping_of(source: object) -> Mapping[str, object]:
@@ -295,11 +324,7 @@ def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[st
     # Like `__init__`, but in one frame: deep mappings are built within the recursion limit.
     td = object.__new__(TensorDict)
     td._desc = desc = desc._unlocked
-    if type(source) is dict and (not source or all_fit(source, desc)):
-        td._entries = source.copy()
-        td._nested = False
-    else:
-        td._entries, td._nested = admit_all(source, desc, path)
+    fill(td, source, desc, path)
     return td
 
 
