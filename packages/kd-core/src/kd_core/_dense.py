@@ -58,7 +58,8 @@ class Dense(TensorDictBase):
             self._entries.update(leaves)
 
     def _del_entry(self, key: str) -> None:
-        del own_dict(self)[key]
+        entries = self._entries
+        del (entries if type(entries) is dict else own_dict(self))[key]
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)

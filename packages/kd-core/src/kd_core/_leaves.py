@@ -52,19 +52,16 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     A `False` means "look closer", not "wrong": subclasses of tensors, nodes and numbers are for
     the slow path.
     """
-    on_cpu = desc.on_cpu
-    if desc.device is not None and not on_cpu and not _all_on_device(source, desc):
+    if desc.device is not None and not _all_on_device(source, desc):
         return False
     if desc.ndim != 1:
-        return (not on_cpu or _all_on_device(source, desc)) and _all_fit_in(source, desc)
+        return _all_fit_in(source, desc)
     first = desc.batch[0]
     try:
         if len(source) >= MANY:
-            return (not on_cpu or _all_on_device(source, desc)) and _many_fit(source, first)
+            return _many_fit(source, first)
         for key, value in source.items():
             if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
-                return False
-            if on_cpu and not value.is_cpu:
                 return False
     except (IndexError, TypeError):  # a tensor without dimensions, a key that is no string
         return False

@@ -112,7 +112,8 @@ class TensorDict(Dense):
         if not (clone or inplace) and keys_to_update is None and self._desc.plain:
             if type(source) is dict:
                 if all_fit(source, self._desc):
-                    self._set_leaves(source)
+                    put = self._set_leaves if is_dynamo_compiling() else self._entries.update
+                    put(source)
                     return self
             elif isinstance(source, TensorDict) and _merge(self, source):
                 return self
@@ -262,23 +263,25 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
     items = source if type(source) is dict else dict(_mapping_of(source))
     td._entries = entries = items.copy()  # type: ignore[assignment]  # what is no entry is replaced
     td._nested = False
-    rows = desc.rows
-    if (rows < 0 or len(items) >= MANY) and all_fit(items, desc):
+    on_cpu = desc.on_cpu
+    rows = desc.batch[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
+    if (desc.ndim != 1 or len(items) >= MANY) and all_fit(items, desc):
         return
     for key, value in items.items():
-        if value.__class__ is Tensor and key.__class__ is str:
-            try:
-                if value.shape[0] == rows:  # the common case, without a call
-                    continue
-            except IndexError:
-                pass
-        elif type(value) is dict and key.__class__ is str and len(path) < MAX_DEPTH:
-            entries[key] = _nest_mapping(value, desc, (*path, key))
-            td._nested = True
+        if value.__class__ is not Tensor or key.__class__ is not str:
+            if type(value) is dict and key.__class__ is str and len(path) < MAX_DEPTH:
+                entries[key] = _nest_mapping(value, desc, (*path, key))
+                td._nested = True
+                continue
+            entry = entries[key] = admit(check_key(key), value, desc, path)
+            td._nested = td._nested or not isinstance(entry, Tensor)
             continue
-        entry = entries[key] = admit(check_key(key), value, desc, path)
-        if not isinstance(entry, Tensor):
-            td._nested = True
+        try:
+            if value.shape[0] == rows and (not on_cpu or value.is_cpu):
+                continue  # the common case, without a call
+        except IndexError:
+            pass
+        entries[key] = admit(key, value, desc, path)
 
 
 def _undescribed(

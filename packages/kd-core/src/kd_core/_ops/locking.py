@@ -86,7 +86,7 @@ class Locking(Waist):
                 "the outer one, or take `clone(recurse=False)` of this one, which is not locked."
             )
         if desc.lock is not None:
-            self._describe(desc.unlocked())
+            self._describe(desc._unlocked)
             self._hold_below(-1)
         return self
 

@@ -204,7 +204,7 @@ class Structure(Waist):
         """
         flat: dict[str, Entry] = {}
         _flatten_into(self._entries, separator, "", flat)
-        result = self._like(flat, self._desc.unlocked())
+        result = self._like(flat, self._desc._unlocked)
         return self._replace_entries(result, "flatten keys in place") if inplace else result
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
@@ -213,10 +213,13 @@ class Structure(Waist):
         Raises:
             KeyCollision: if a name would be a leaf and a container at once.
         """
-        desc = self._desc.unlocked()
+        desc = self._desc._unlocked
         tree: dict[str, object] = {}
         for key, value in self._entries.items():
-            _plant(tree, key.split(separator), value, key)
+            if separator not in key and key not in tree:
+                tree[key] = value
+            else:
+                _plant(tree, key.split(separator), value, key)
         result = self._like(_grown(tree, desc), desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
@@ -287,10 +290,8 @@ def _nested(source: Mapping[NestedKey, object]) -> dict[str, object]:
 
 def _plant(tree: dict[str, object], parts: list[str], value: object, key: NestedKey) -> None:
     level = tree
-    if len(parts) == 1 and parts[0] not in tree:
-        tree[parts[0]] = value
-        return
-    for part in parts[:-1]:
+    *above, last = parts
+    for part in above:
         inner = level.get(part)
         if inner is None:
             inner = level[part] = _Branch()
@@ -300,9 +301,9 @@ def _plant(tree: dict[str, object], parts: list[str], value: object, key: Nested
                 "value. Rename one of them."
             )
         level = inner
-    if parts[-1] in level:
+    if last in level:
         raise KeyCollision(f"key {format_key(key)} is given twice. Rename one of them.")
-    level[parts[-1]] = value
+    level[last] = value
 
 
 class _Branch(dict[str, object]):
@@ -320,7 +321,7 @@ def _grown(tree: dict[str, object], desc: Descriptor) -> dict[str, Entry]:
 def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str, Entry]) -> None:
     for key, value in entries.items():
         name = prefix + key
-        if isinstance(value, Waist):
+        if value.__class__ is not Tensor and isinstance(value, Waist):
             _flatten_into(value._entries, separator, name + separator, flat)
         elif name in flat:
             raise KeyCollision(
@@ -337,10 +338,7 @@ def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Pa
     parts: dict[str, list[NestedKey]] = {}
     entries = level._entries
     for key in keys:
-        if key.__class__ is str:
-            first, below = key, None
-        else:
-            first, below = _parted(key)
+        first, below = (key, None) if key.__class__ is str else _parted(key)
         value = entries.get(first)
         if value is None:
             _demand(top, (*prefix, first, *(path_of(below) if below else ())))
