@@ -66,6 +66,15 @@ def test_rows_that_overlap_are_read_before_they_are_written() -> None:
     assert td["a"].tolist() == [0, 0, 0, 1]
 
 
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_an_entry_that_overlaps_its_value_takes_it_as_it_was(write: object) -> None:
+    memory = torch.arange(3.0)
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": memory[1:]}}, [2])
+    write(td, TensorDict({"a": torch.ones(2), "n": {"b": memory[:2]}}, [2]))  # type: ignore[operator]
+    assert td["a"].tolist() == [1, 1]
+    assert memory.tolist() == [0, 0, 1]
+
+
 def test_a_single_write_that_torch_refuses_names_the_entry() -> None:
     td = TensorDict({"a": torch.zeros(1).expand(2)}, [2])
     with pytest.raises(InvalidValue, match="entry `a` cannot be written in place"):

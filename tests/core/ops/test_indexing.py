@@ -64,6 +64,17 @@ def test_rows_are_chosen_by_number(index: list[int]) -> None:
         make()[0, 2]
 
 
+def test_numbers_of_rows_may_count_from_the_end() -> None:
+    td = TensorDict({"a": torch.arange(3), "b": {"c": torch.arange(3.0)}}, [3])
+    rows = td[torch.tensor([0, -1])]
+    assert rows["a"].tolist() == rows["b", "c"].tolist() == [0, 2]
+
+
+def test_numbers_of_rows_index_dtypes_that_index_select_lacks() -> None:
+    td = TensorDict({"a": torch.arange(3).to(torch.uint16)}, [3])
+    assert td[torch.tensor([2, 0])]["a"].tolist() == [2, 0]
+
+
 def test_arrays_are_indices() -> None:
     numpy = pytest.importorskip("numpy")
     torch.testing.assert_close(make()[numpy.array([2, 0])]["a"], make()["a"][[2, 0]])
@@ -188,3 +199,28 @@ def test_a_mask_of_several_dimensions_may_follow_an_ellipsis_and_an_integer() ->
 def test_a_mask_takes_rows_of_dtypes_that_index_select_lacks() -> None:
     td = TensorDict({"a": torch.arange(3).to(torch.uint16)}, [3])
     assert td[torch.tensor([True, False, True])]["a"].tolist() == [0, 2]
+
+
+def test_rows_of_a_part_of_the_keys_are_written() -> None:
+    td = TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3), "d": torch.zeros(3)}}, [3])
+    td[1] = TensorDict({"b": {"d": torch.tensor(1.0)}})
+    assert td["b", "d"].tolist() == [0, 1, 0]
+    assert not td["a"].any()
+    assert not td["b", "c"].any()
+
+
+@pytest.mark.parametrize("index", [3, slice(0, 2, -1), (0, 0)])
+def test_rows_that_are_not_there_are_not_written(index: int) -> None:
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+    with pytest.raises((IndexError, ValueError)):
+        td[index] = TensorDict({"a": torch.ones(()), "b": torch.ones(())})
+    assert not td["a"].any()
+
+
+def test_gradients_flow_into_rows_that_a_container_is_written_to() -> None:
+    source = TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]).requires_grad_()
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+    td[:2] = source
+    total = td["a"].sum() + 3 * td["b"].sum()
+    grads = torch.autograd.grad(total, [source["a"], source["b"]])
+    assert [grad.tolist() for grad in grads] == [[1, 1], [3, 3]]

@@ -46,6 +46,7 @@ class Descriptor:
     __slots__ = (
         "_held_once",
         "_pool",
+        "_row",
         "_unlocked",
         "_user_locked",
         "batch",
@@ -61,6 +62,7 @@ class Descriptor:
     )
 
     _pool: dict[Batch, Descriptor]
+    _row: Descriptor | None
     _unlocked: Descriptor
     _held_once: Descriptor | None
     _user_locked: Descriptor | None
@@ -83,6 +85,15 @@ class Descriptor:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash
             return _pooled(batch, self.device, self._pool)
+
+    def row(self) -> Descriptor:
+        """That of one row, which loops over a batch ask for all the time."""
+        row = self._row
+        if row is None:
+            row = self.with_batch(self.batch[1:])
+            if not is_dynamo_compiling():
+                self._row = row
+        return row
 
     def unlocked(self) -> Descriptor:
         """The same without any lock."""
@@ -148,6 +159,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.plain = device is None and not desc.frozen
     desc.rows = batch[0] if desc.plain and desc.ndim == 1 else -1
     desc.size = _size_of(batch)
+    desc._row = None
     desc._user_locked = None
     desc._held_once = None
     if is_dynamo_compiling():

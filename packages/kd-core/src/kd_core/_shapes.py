@@ -73,9 +73,17 @@ def index_slice(batch: Batch, index: slice) -> Batch:
 def slice_length(index: slice, size: int) -> int:
     """The number of rows that a slice takes of `size`."""
     # Not `index.indices(size)`, which pins a symbolic size.
-    start = 0 if index.start is None else _position(index.start, size)
-    stop = size if index.stop is None else _position(index.stop, size)
-    step = 1 if index.step is None else index.step
+    start, stop, step = index.start, index.stop, index.step
+    if start is None:
+        start = 0
+    elif start.__class__ is not int or not 0 <= start <= size:
+        start = _position(start, size)
+    if stop is None:
+        stop = size
+    elif stop.__class__ is not int or not 0 <= stop <= size:
+        stop = _position(stop, size)
+    if step is None:
+        return stop - start if stop > start else 0
     if step <= 0:
         raise InvalidValue(
             f"slices need a step of 1 or more, but {step} came. Use `flip` to reverse a dimension."
@@ -107,29 +115,26 @@ def index_simple(
     out: list[int] = []
     position, ndim = 0, len(batch)
     for item in index:
-        if item is None:
-            items.append(None)
+        if item.__class__ is slice or item.__class__ is int:
+            if position >= ndim:
+                raise too_many_indices(index, batch)
+            if isinstance(item, slice):
+                out.append(slice_length(item, batch[position]))
+            elif not -batch[position] <= item < batch[position]:
+                raise _no_such_row(item, position, batch)
+            position += 1
+            items.append(item)
+        elif item is None:
             out.append(1)
-            continue
-        if item is Ellipsis:
-            if not all(_is_simple(other) for other in index):
-                return None  # a mask may stand for several dimensions, so what is left is not known
+            items.append(None)
+        elif item is not Ellipsis or not all(_is_simple(other) for other in index):
+            return None  # a mask may stand for several dimensions, so what is left is not known
+        else:
             rest = ndim - sum(other is not None and other is not Ellipsis for other in index)
             if rest > 0:
                 items.extend([slice(None)] * rest)
                 out.extend(batch[position : position + rest])
                 position += rest
-            continue
-        if item.__class__ is not slice and item.__class__ is not int:
-            return None
-        if position >= ndim:
-            raise too_many_indices(index, batch)
-        if isinstance(item, slice):
-            out.append(slice_length(item, batch[position]))
-        else:
-            _check_row(item, position, batch)
-        items.append(item)
-        position += 1
     return tuple(items), (*out, *batch[position:])
 
 
@@ -137,9 +142,8 @@ def _is_simple(item: object) -> bool:
     return item is None or item is Ellipsis or item.__class__ is slice or item.__class__ is int
 
 
-def _check_row(row: int, dim: int, batch: Batch) -> None:
-    if not -batch[dim] <= row < batch[dim]:
-        raise OutOfRange(f"index {row} is out of range for dimension {dim} of batch_size {batch}.")
+def _no_such_row(row: int, dim: int, batch: Batch) -> OutOfRange:
+    return OutOfRange(f"index {row} is out of range for dimension {dim} of batch_size {batch}.")
 
 
 def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:

@@ -64,6 +64,16 @@ def _copy(target: Tensor, source: Tensor) -> object:
     return target.copy_(source)
 
 
+def copy_over(target: Tensor, source: Tensor) -> Tensor:
+    """Copy a source into a target, which it may overlap: its value is meant as it is now."""
+    try:
+        return target.copy_(source)
+    except RuntimeError:
+        if is_compiling() or not _share_memory(target, source):
+            raise
+        return target.copy_(source.clone())
+
+
 def check_write(target: Tensor, source: Tensor, where: Where) -> None:
     """Refuse what torch would refuse to write.
 
@@ -121,12 +131,16 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     for target, source in zip(targets, sources):  # noqa: B905  # both of one walk
         if target.shape != source.shape:
             return False
-        tracked = tracked or (recording and (target.requires_grad or source.requires_grad))
-        if compiling or not (tracked or source.is_meta or not target.is_contiguous()):
+        if recording and (target.requires_grad or source.requires_grad):
+            tracked = True
+        elif target.is_contiguous() and not source.is_meta:
             continue
-        if _refusal(target, source) is not None:
+        if not compiling and _refusal(target, source) is not None:
             return False
-    run_copies(targets, sources, tracked)
+    try:
+        run_copies(targets, sources, tracked)
+    except RuntimeError:  # they overlap: whoever looks closer writes all anew
+        return False
     return True
 
 

@@ -14,7 +14,7 @@ from kd_core._leaves import finder
 from kd_core._operands import binary_, blend, padded, unary_
 from kd_core._shapes import sizes_of
 from kd_core._waist import Waist
-from kd_core._writes import check_write, copy_pairs
+from kd_core._writes import check_write, copy_over, copy_pairs
 
 if TYPE_CHECKING:
     from typing import Self
@@ -64,7 +64,7 @@ class Filling(Waist):
         if non_blocking or not copy_pairs(mine, theirs):
             for leaf, value in zip(mine, theirs, strict=True):
                 check_write(leaf, value, finder(self._entries, leaf))
-            write = _non_blocking_copy if non_blocking else _copy
+            write = _non_blocking_copy if non_blocking else copy_over
             return binary_(self, source, write, casts=True)
         return self
 
@@ -170,10 +170,6 @@ def _fresh(
     if device is None:
         return made
     return made._with_descriptor(describe(batch, device_of(device)))
-
-
-def _copy(leaf: Tensor, source: object) -> Tensor:
-    return leaf.copy_(cast(Tensor, source))
 
 
 def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:
