@@ -7,8 +7,9 @@ Together with `_leaves` the only place that knows foreach. What it buys, measure
 Nothing here may change a result by a bit:
 
 - A foreach kernel does per leaf what the loop does, promotion included, so lists of mixed dtypes
-  are fine; subclasses with functions of their own, and vmap, for which foreach has no rule, are
-  looped over. Below eight leaves a foreach call gains nothing.
+  are fine. Subclasses with functions of their own are looped over, as are leaves of which some need
+  gradients and some do not (of a foreach kernel all results would), and so is everything under
+  vmap, for which foreach has no rule. Below eight leaves a foreach call gains nothing.
 - A 0-dim tensor stands for a number only where torch casts both to the dtype of the leaf before it
   computes: + - * / on float32 and float64 leaves. It is never used under compile, under a dispatch
   mode (fake tensors), nor for zeros and NaN, whose equality hides a sign.
@@ -49,7 +50,7 @@ def is_eager() -> bool:
 
 def use_foreach(leaves: Sequence[Tensor]) -> bool:
     """Tell whether a foreach kernel may, and is worth to, take these leaves at once."""
-    return _are_many(leaves) and not _autograd_refuses(leaves)
+    return _are_many(leaves) and not are_mixed(leaves)
 
 
 def _are_many(leaves: Sequence[Tensor]) -> bool:
@@ -62,11 +63,23 @@ def _are_many(leaves: Sequence[Tensor]) -> bool:
     return _PLAIN.issuperset(map(type, leaves))
 
 
-def _autograd_refuses(leaves: Sequence[Tensor]) -> bool:
-    """Tell whether integers stand beside leaves that need gradients: an autograd foreach fails."""
+def are_mixed(leaves: Sequence[Tensor]) -> bool:
+    """Tell whether some leaves need gradients and some do not.
+
+    Of a foreach kernel all results then need gradients, or it fails if there are integers.
+    """
     if not torch.is_grad_enabled() or not any(map(_requires_grad, leaves)):
         return False
-    return not all(dtype.is_floating_point for dtype in set(map(_dtype_of, leaves)))
+    return not all(map(_requires_grad, leaves))
+
+
+def _mix(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Tell whether some results of pairs would need gradients and some would not."""
+    if not torch.is_grad_enabled():
+        return False
+    if not any(map(_requires_grad, mine)) and not any(map(_requires_grad, theirs)):
+        return False
+    return not all(map(_requires_grad, mine)) and not all(map(_requires_grad, theirs))
 
 
 def run(leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None) -> list[Tensor]:
@@ -89,7 +102,7 @@ def run_pairs(
     mine: list[Tensor], theirs: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None
 ) -> list[Tensor]:
     """Apply a function of two tensors to pairs of leaves."""
-    if kernel is not None and use_foreach(mine) and use_foreach(theirs):
+    if kernel is not None and _are_many(mine) and _are_many(theirs) and not _mix(mine, theirs):
         return kernel(mine, theirs)  # type: ignore[return-value]  # as above
     return list(map(fn, mine, theirs))
 
@@ -134,7 +147,9 @@ def run_exact(
     if constant is None:
         return None
     if len(leaves) >= FOREACH_FROM:
-        return kernel(leaves, constant)  # type: ignore[return-value]  # as above
+        results = cast("list[Tensor]", kernel(leaves, constant))
+        if not results[0].requires_grad or not are_mixed(leaves):  # asked afterwards, it costs less
+            return results
     return [fn(leaf, constant) for leaf in leaves]
 
 

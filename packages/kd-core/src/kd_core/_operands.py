@@ -26,6 +26,7 @@ from kd_core._errors import DeviceMismatch, InvalidArgument, InvalidValue, KdErr
 from kd_core._kernels import (
     FOREACH_FROM,
     Kernel,
+    are_mixed,
     exact_constant,
     run,
     run_exact,
@@ -85,18 +86,35 @@ def binary(
         kernel: the foreach function for all leaves, if there is one.
         exact: the same for a 0-dim tensor, which then stands for a number without changing a bit.
     """
+    if other.__class__ in _NUMBERS:
+        leaves: list[Tensor] = []
+        td._collect(leaves)
+        return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
     if isinstance(other, Waist):
-        return _zipped(td, other, fn, kernel)
-    operand = other if other.__class__ in _NUMBERS else _as_operand(other)
-    leaves: list[Tensor] = []
-    td._collect(leaves)
+        try:
+            return _zip(td, other, fn, kernel)
+        except RuntimeError as error:
+            _explain_pairs(td, other, error)
+            raise
+    operand = _as_operand(other)
+    leaves = leaves_of(td)
     if isinstance(operand, Tensor):
         if operand.ndim == 0:
             return td._rebuild(iter(run_with(leaves, operand, fn, None)))
         beside = padded(td, operand, leaves)
         return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
-    found = None if exact is None else run_exact(leaves, operand, fn, exact)
-    return td._rebuild(iter(run_with(leaves, operand, fn, kernel) if found is None else found))
+    return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
+
+
+def _run_number(
+    leaves: list[Tensor],
+    number: object,
+    fn: _LeafOp,
+    kernel: Kernel | None,
+    exact: Kernel | None,
+) -> list[Tensor]:
+    found = None if exact is None else run_exact(leaves, number, fn, exact)
+    return run_with(leaves, number, fn, kernel) if found is None else found
 
 
 def binary_(
@@ -138,7 +156,7 @@ def binary_(
     constant = None if exact is None else exact_constant(leaves, operand)
     if constant is None:
         run_with(leaves, operand, fn, kernel)
-    elif len(leaves) < FOREACH_FROM or exact is None:
+    elif len(leaves) < FOREACH_FROM or exact is None or are_mixed(leaves):
         run_with(leaves, constant, fn, None)
     else:
         exact(leaves, constant)
@@ -236,7 +254,7 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
     leaves = leaves_of(td)
     for leaf in leaves:
         if leaf.dtype is not dtype:
-            return td._rebuild(iter([leaf.to(dtype) for leaf in leaves]))
+            return td._rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
     return td
 
 
@@ -282,14 +300,6 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
         if extra not in made:
             made[extra] = operand.reshape(*shape, *(1,) * extra)
     return [made[leaf.ndim - ndim] for leaf in leaves]
-
-
-def _zipped(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
-    try:
-        return _zip(td, other, fn, kernel)
-    except RuntimeError as error:
-        _explain_pairs(td, other, error)
-        raise
 
 
 def _explain_pairs(td: Waist, other: Waist, error: RuntimeError) -> None:
