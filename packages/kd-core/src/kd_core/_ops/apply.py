@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from kd_core._admission import admit
 from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
-from kd_core._leaves import all_fit, entries_of, finder, key_sets_differ
+from kd_core._leaves import entries_of, finder, key_sets_differ
 from kd_core._shapes import batch_of
 from kd_core._types import NO_DEFAULT
 from kd_core._waist import Waist
@@ -70,16 +70,18 @@ class Apply(Waist):
             >>> td.apply(lambda x: x.mean(), batch_size=[])["b", "c"]
             tensor(0.)
         """
-        target = _target(self, batch_size, device)
+        stays = batch_size is None and device is NO_DEFAULT
+        target = None if stays else _target(self, batch_size, device)
         if not others and not filter_empty:
-            result = _each(self, fn, target, ())
-            return cast("Self", _finish(self, result, inplace))
+            result = _each(self, fn, None, target, ())
+            return _finish(self, result) if inplace else result
 
         def call(path: Path, leaves: list[object]) -> object:
             return fn(*leaves)
 
         walk = _Walk(call, default, filter_empty, target)
-        return cast("Self", _finish(self, walk.level(self, others, ()), inplace))
+        result = cast("Self", walk.level(self, others, ()))
+        return _finish(self, result) if inplace else result
 
     def named_apply(
         self,
@@ -113,17 +115,19 @@ class Apply(Waist):
             >>> names
             ['a', ('b', 'c')]
         """
-        target = _target(self, batch_size, device)
+        stays = batch_size is None and device is NO_DEFAULT
+        target = None if stays else _target(self, batch_size, device)
         if not others and not filter_empty:
-            result = _each_named(self, fn, nested_keys, target, ())
-            return cast("Self", _finish(self, result, inplace))
+            result = _each(self, fn, nested_keys, target, ())
+            return _finish(self, result) if inplace else result
 
         def call(path: Path, leaves: list[object]) -> object:
             name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
             return fn(name, *leaves)
 
         walk = _Walk(call, default, filter_empty, target)
-        return cast("Self", _finish(self, walk.level(self, others, ()), inplace))
+        result = cast("Self", walk.level(self, others, ()))
+        return _finish(self, result) if inplace else result
 
     def apply_(self, fn: Callable[..., object], *others: Waist) -> Self:
         """Call a function on every leaf and write what it gives into the leaf; return self.
@@ -140,72 +144,75 @@ class Apply(Waist):
         """
         leaves: list[Tensor] = []
         self._collect(leaves)
-        columns = [leaves]
-        for other in others:
-            theirs: list[Tensor] = []
-            self._collect_pair(cast("Entry", other), [], theirs, ())
-            columns.append(theirs)
-        results = [fn(*row) for row in zip(*columns, strict=True)]
+        if others:
+            columns = [leaves]
+            for other in others:
+                theirs: list[Tensor] = []
+                self._collect_pair(cast("Entry", other), [], theirs, ())
+                columns.append(theirs)
+            results = [fn(*row) for row in zip(*columns, strict=True)]
+        else:
+            results = [fn(leaf) for leaf in leaves]
         writes: list[Write] = []
         for leaf, result in zip(leaves, results, strict=True):
-            if result is not None and result is not leaf:
+            if result is not leaf and result is not None:
                 where = finder(self._entries, leaf)
                 writes.append((leaf, writable_source(where, leaf, result), where))
         write_all(writes)
         return self
 
 
-def _each(td: Waist, fn: Callable[..., object], target: Descriptor | None, path: Path) -> Waist:
-    """The way of `apply` without other containers: one check of all results of a level."""
+W = TypeVar("W", bound=Waist)
+
+
+def _each(
+    td: W, fn: Callable[..., object], nested: bool | None, target: Descriptor | None, path: Path
+) -> W:
+    """The way without other containers: results that fit are looked at once, in this one loop.
+
+    Args:
+        td: one level.
+        fn: what is called.
+        nested: whether it is given the path of a leaf, or its last key; `None`: no name at all.
+        target: the descriptor of all levels of the result.
+        path: where the level stands.
+    """
     desc = td._desc._unlocked if target is None else target
+    rows = desc.batch[0] if desc.ndim == 1 and desc.device is None else -1
     entries: dict[str, Entry] = {}
-    results: dict[str, object] = {}
+    doubtful: list[str] = []
     for key, value in td._entries.items():
-        if value.__class__ is Tensor:  # asked first, and without `cast`: "apply" in the benchmarks
-            entries[key] = results[key] = fn(value)  # type: ignore[assignment]  # checked below
-        elif isinstance(value, Waist):
-            entries[key] = _each(value, fn, target, (*path, key))
-        elif isinstance(value, Tensor):
-            entries[key] = results[key] = cast(Tensor, fn(value))
-        else:
-            entries[key] = value if target is None else value._with_descriptor(target)
-    return td._like(_admitted(entries, results, desc, path), desc)
-
-
-def _each_named(
-    td: Waist,
-    fn: Callable[..., object],
-    nested_keys: bool,
-    target: Descriptor | None,
-    path: Path,
-) -> Waist:
-    """The way of `named_apply` without other containers."""
-    desc = td._desc._unlocked if target is None else target
-    entries: dict[str, Entry] = {}
-    results: dict[str, object] = {}
-    for key, value in td._entries.items():
-        if isinstance(value, Tensor):
-            name = (*path, key) if path and nested_keys else key
-            entries[key] = results[key] = cast(Tensor, fn(name, value))
-        elif isinstance(value, Waist):
-            inner = _each_named(value, fn, nested_keys, target, (*path, key))
-            entries[key] = cast("Entry", inner)
-        else:
-            entries[key] = value if target is None else value._with_descriptor(target)
-    return td._like(_admitted(entries, results, desc, path), desc)
-
-
-def _admitted(
-    entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
-) -> dict[str, Entry]:
-    """The entries of a level, its results checked: converted where needed, `None` dropped."""
-    if not all_fit(results, desc):
-        for key, found in results.items():
-            if found is None:
-                del entries[key]
+        if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as `_leaves` asks
+            if nested is None:
+                found = fn(value)
             else:
-                entries[key] = admit(key, found, desc, path)
-    return entries
+                found = fn((*path, key) if path and nested else key, value)
+            entries[key] = found  # type: ignore[assignment]  # checked here or below
+            if found is value and target is None:
+                continue
+            try:
+                fits = found.__class__ is Tensor and found.shape[0] == rows
+            except IndexError:  # it has no dimensions
+                fits = False
+            if not fits:
+                doubtful.append(key)
+        elif isinstance(value, Waist):
+            entries[key] = _each(value, fn, nested, target, (*path, key))
+        else:
+            entries[key] = value if target is None else value._with_descriptor(target)  # type: ignore[union-attr]  # data
+    if doubtful:
+        _admit(entries, doubtful, desc, path)
+    return td._like(entries, desc)
+
+
+def _admit(entries: dict[str, Entry], doubtful: list[str], desc: Descriptor, path: Path) -> None:
+    """Check the doubtful entries of a level: converted where needed, `None` dropped."""
+    for key in doubtful:
+        found: object = entries[key]
+        if found is None:
+            del entries[key]
+        else:
+            entries[key] = admit(key, found, desc, path)
 
 
 class _Walk:
@@ -263,10 +270,8 @@ def _target(
     return describe(batch, None if device is None else device_of(device))
 
 
-def _finish(td: Waist, result: Waist, inplace: bool) -> Waist:
-    """Put the result into the container where asked to."""
-    if not inplace:
-        return result
+def _finish(td: W, result: W) -> W:
+    """Put the result into the container."""
     td._check_unlocked("put results of a function into the container")
     if result._desc is not td._desc.unlocked():
         td._describe(result._desc)
