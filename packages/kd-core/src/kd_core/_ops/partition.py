@@ -23,7 +23,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import Batch, BatchFn, DealFn, Entry
+    from kd_core._types import Batch, BatchFn, DealFn, Entry, LeafFn
 
 W = TypeVar("W", bound=Waist)
 
@@ -210,6 +210,7 @@ class Partition(Waist):
         """
         batch = self._desc.batch
         _check_mask(condition, batch)
+        chosen = _spread(condition)
         if isinstance(other, Waist):
             if other._desc.batch != batch:
                 raise ShapeMismatch(
@@ -217,18 +218,13 @@ class Partition(Waist):
                     f"{other._desc.batch} came."
                 )
             return self._zip_each(
-                cast("Entry", other),
-                lambda leaf, new: torch.where(_behind(condition, leaf), leaf, new),
+                cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
             )
-        if isinstance(other, Tensor):
-            _check_leading(other, batch, "a tensor")
-        return self._map_each(
-            lambda leaf: torch.where(
-                _behind(condition, leaf),
-                leaf,
-                _behind(other, leaf) if isinstance(other, Tensor) else other,
-            )
-        )
+        if not isinstance(other, Tensor):
+            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other))
+        _check_leading(other, batch, "a tensor")
+        new = _spread(other)
+        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)))
 
 
 class DealPlan(NamedTuple):
@@ -357,6 +353,22 @@ def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
     """A tensor of leading dimensions, with dimensions behind to broadcast over those of a leaf."""
     beside = _beside(tensor, leaf)
     return beside.reshape(*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+
+
+def _spread(tensor: Tensor) -> LeafFn:
+    """`_behind` for many leaves, worked out once for each number of dimensions."""
+    made: dict[int, Tensor] = {}
+    on_cpu = tensor.is_cpu
+
+    def spread(leaf: Tensor) -> Tensor:
+        if not on_cpu or not leaf.is_cpu:
+            return _behind(tensor, leaf)
+        ndim = leaf.ndim
+        if ndim not in made:
+            made[ndim] = _behind(tensor, leaf)
+        return made[ndim]
+
+    return spread
 
 
 def _beside(tensor: Tensor, leaf: Tensor) -> Tensor:
