@@ -18,7 +18,7 @@ from kd_core._admission import admit
 from kd_core._base import TensorDictBase
 from kd_core._descriptor import describe
 from kd_core._late_entries import lay_over, own_dict
-from kd_core._leaves import deal, rebuild, zip_each
+from kd_core._leaves import MANY, collect, collect_pairs, deal, rebuild, zip_each
 
 if TYPE_CHECKING:
     from typing import Self
@@ -128,20 +128,19 @@ class Dense(TensorDictBase):
     def _collect(self, leaves: list[Tensor]) -> None:
         # Overridden for speed: "math" in the benchmarks.
         if self._nested:
-            super()._collect(leaves)
+            collect(self._entries, leaves)
         else:
             leaves.extend(self._entries.values())  # type: ignore[arg-type]  # tensors all
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # Overridden for speed: "math" in the benchmarks.
         new = object.__new__(self.__class__)
-        if self._nested:
-            new._entries = rebuild(self._entries, leaves)
-            new._nested = True
-        else:
-            new._entries = dict(zip(self._entries, leaves, strict=False))
-            new._nested = False
         new._desc = self._desc._unlocked
+        new._nested = nested = self._nested
+        if nested or len(self._entries) < MANY:
+            new._entries = rebuild(self._entries, leaves)
+        else:
+            new._entries = dict(zip(self._entries, leaves))  # noqa: B905  # see `deal`
         return new
 
     def _zip_each(
@@ -160,13 +159,15 @@ class Dense(TensorDictBase):
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
         # Overridden for speed: "math" in the benchmarks.
-        if not self._nested and isinstance(other, Dense) and not other._nested:
-            left, right = self._entries, other._entries
-            if [*left] == [*right]:
-                mine.extend(left.values())  # type: ignore[arg-type]  # tensors all
-                theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
-                return
-        super()._collect_pair(other, mine, theirs, path)
+        if not isinstance(other, Dense):
+            super()._collect_pair(other, mine, theirs, path)
+            return
+        left, right = self._entries, other._entries
+        if not self._nested and not other._nested and [*left] == [*right]:
+            mine.extend(left.values())  # type: ignore[arg-type]  # tensors all
+            theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
+        else:
+            collect_pairs(left, right, mine, theirs, path)
 
     def _below(self) -> Sequence[Node]:
         # Overridden for speed: "construct" in the benchmarks.

@@ -141,20 +141,21 @@ def deal(
 def collect(entries: Entries, leaves: list[Tensor]) -> None:
     """Append all leaves, depth first, in insertion order."""
     for value in entries.values():
-        if value.__class__ is not Tensor and hasattr(value, "_collect"):
-            value._collect(leaves)
-        else:
+        if value.__class__ is Tensor or not hasattr(value, "_collect"):
             leaves.append(value)
+        else:
+            value._collect(leaves)
 
 
 def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
     """Put as many new leaves in the places that `collect` took them from."""
-    return {
-        key: value._rebuild(leaves)
-        if value.__class__ is not Tensor and hasattr(value, "_rebuild")
-        else next(leaves)
-        for key, value in entries.items()
-    }
+    rebuilt: dict[str, Entry] = {}  # a loop, because a comprehension costs a frame
+    for key, value in entries.items():
+        if value.__class__ is Tensor or not hasattr(value, "_rebuild"):
+            rebuilt[key] = next(leaves)
+        else:
+            rebuilt[key] = value._rebuild(leaves)
+    return rebuilt
 
 
 def collect_pairs(
@@ -169,17 +170,22 @@ def collect_pairs(
     Raises:
         KeySetMismatch: if one has a key that the other lacks, or a leaf where the other has none.
     """
-    if len(mine) != len(theirs) or mine.keys() != theirs.keys():
+    if len(mine) != len(theirs):
         raise key_sets_differ(mine, theirs, path)
     for key, value in mine.items():
-        other = theirs[key]
-        if isinstance(value, Tensor):
-            if not isinstance(other, Tensor):
-                raise _kinds_differ(key, value, other, path)
+        other = theirs.get(key)
+        if value.__class__ is Tensor and other.__class__ is Tensor:
+            left.append(value)
+            right.append(other)
+        elif other is None:
+            raise key_sets_differ(mine, theirs, path)
+        elif hasattr(value, "_collect_pair"):
+            value._collect_pair(other, left, right, (*path, key))
+        elif isinstance(other, Tensor):
             left.append(value)
             right.append(other)
         else:
-            value._collect_pair(other, left, right, (*path, key))
+            raise _kinds_differ(key, value, other, path)
 
 
 def zip_each(
@@ -198,11 +204,13 @@ def zip_each(
     entries: dict[str, Entry] = {}
     for key, value in mine.items():
         other = theirs.get(key)
-        if other is None:
+        if value.__class__ is Tensor and other.__class__ is Tensor:
+            entries[key] = fn(value, other)
+        elif other is None:
             raise key_sets_differ(mine, theirs, path)
-        if value.__class__ is not Tensor and hasattr(value, "_zip_each"):
+        elif hasattr(value, "_zip_each"):
             entries[key] = value._zip_each(other, fn, (*path, key))
-        elif other.__class__ is Tensor or isinstance(other, Tensor):
+        elif isinstance(other, Tensor):
             entries[key] = fn(value, other)
         else:
             raise _kinds_differ(key, value, other, path)

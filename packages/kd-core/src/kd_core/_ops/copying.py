@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from kd_core._compat import clone_all
@@ -36,7 +37,9 @@ class Copying(Waist):
         """
         if not recurse:
             return self._shallow()
-        return self._map_each(_clone) if few_leaves(self._entries) else self._map_all(_clone_all)
+        return (
+            self._map_each(torch.clone) if few_leaves(self._entries) else self._map_all(_clone_all)
+        )
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
@@ -69,11 +72,7 @@ class Copying(Waist):
         return plain
 
 
-def _clone(leaf: Tensor) -> Tensor:
-    return leaf.clone()
-
-
 def _clone_all(leaves: list[Tensor]) -> Sequence[Tensor]:
     if use_foreach(leaves):
         return clone_all(leaves)
-    return [leaf.clone() for leaf in leaves]
+    return [torch.clone(leaf) for leaf in leaves]
