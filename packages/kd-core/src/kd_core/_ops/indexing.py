@@ -68,9 +68,9 @@ class Indexing(Waist):
             if value.__class__ is Tensor:
                 return value
             return value if isinstance(value, Tensor) else value._item()
-        if kind is int or kind is slice or kind is tuple:
+        if kind is int or kind is slice:
             return _taken(self, index)
-        if isinstance(index, (str, tuple)) and is_path(index):  # of a class of its own
+        if isinstance(index, (str, tuple)) and is_path(index):  # with a class of its own
             value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
         return _taken(self, index)
