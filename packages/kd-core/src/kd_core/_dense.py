@@ -176,7 +176,11 @@ class Dense(TensorDictBase):
     def _hold(self, count: int) -> None:
         # Overridden for speed: "lock" in the benchmarks.
         desc = self._desc
-        self._desc = desc.with_lock(desc.lock, desc.held + count)
+        held = desc.held + count
+        if held or desc.lock is not None:
+            self._desc = desc.with_lock(desc.lock, held)
+        else:
+            self._desc = desc._unlocked
         if self._nested:
             self._hold_below(count)
 
