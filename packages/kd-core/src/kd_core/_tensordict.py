@@ -95,7 +95,8 @@ class TensorDict(Dense):
         # Overridden for speed: "set(('b', 'c'), x)" in the benchmarks.
         if len(path) == 2 and value.__class__ is Tensor:
             child = self._entries.get(path[0])
-            if child.__class__ is TensorDict and value.shape[:1] == (child._desc.rows,):
+            shape = value.shape
+            if child.__class__ is TensorDict and shape and shape[0] == child._desc.rows:
                 child._set_entry(path[1], value)
                 return
         super()._store(path, value)
