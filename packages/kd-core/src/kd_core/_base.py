@@ -102,6 +102,21 @@ class TensorDictBase(
         return _dispatch.call(func, args, kwargs)
 
 
+def _gather_concerns() -> None:
+    """Put what the concerns define on the class itself too.
+
+    dynamo looks for a method class by class, and on every call guards that each class before the
+    one which has it still has it not: with thirty concerns, 40 guards for each method that compiled
+    code calls. "ops: per call" in the benchmarks.
+    """
+    own = vars(TensorDictBase)
+    for concern in TensorDictBase.__mro__[1:-1]:
+        for name, value in vars(concern).items():
+            if name not in own and (callable(value) or hasattr(value, "__get__")):
+                setattr(TensorDictBase, name, value)
+
+
+_gather_concerns()
 Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and a mapping
 
 
