@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._errors import DeviceMismatch, InvalidArgument, InvalidValue, KdError, ShapeMismatch
 from kd_core._kernels import (
@@ -59,7 +59,7 @@ def is_operand(value: object) -> TypeGuard[Operand]:
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
-    if kernel is None or few_leaves(td._entries):
+    if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
         return td._map_each(fn)
     leaves: list[Tensor] = []
     td._collect(leaves)
@@ -87,6 +87,8 @@ def binary(
         exact: the same for a 0-dim tensor, which then stands for a number without changing a bit.
     """
     if other.__class__ in _NUMBERS:
+        if is_dynamo_compiling():  # a loop has the fewest guards
+            return td._map_each(lambda leaf: fn(leaf, other))
         leaves: list[Tensor] = []
         td._collect(leaves)
         return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
@@ -327,7 +329,7 @@ def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
-    if stays and (kernel is None or few_leaves(td._entries)):
+    if stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries)):
         return td._zip_each(cast("Entry", other), fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []

@@ -187,21 +187,21 @@ def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
         InvalidValue: if there are several -1, or a size below it.
         ShapeMismatch: if they do not make `count` elements.
     """
-    open_at = [i for i, size in enumerate(sizes) if size == -1]
-    if len(open_at) > 1 or any(size < -1 for size in sizes):
-        raise InvalidValue(f"sizes must be 0 or more, with at most one -1, but {sizes} came.")
-    known = 1
-    for size in sizes:
-        if size != -1:
+    known, open_at = 1, -1
+    for at, size in enumerate(sizes):
+        if size >= 0:
             known *= size
-    if not open_at:
+        elif size == -1 and open_at < 0:
+            open_at = at
+        else:
+            raise InvalidValue(f"sizes must be 0 or more, with at most one -1, but {sizes} came.")
+    if open_at < 0:
         if known != count:
             raise _sizes_do_not_fit(sizes, what)
         return sizes
     if known == 0 or count % known:
         raise _sizes_do_not_fit(sizes, what)
-    at = open_at[0]
-    return (*sizes[:at], count // known, *sizes[at + 1 :])
+    return (*sizes[:open_at], count // known, *sizes[open_at + 1 :])
 
 
 def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:
