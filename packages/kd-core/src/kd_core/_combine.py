@@ -33,11 +33,15 @@ from kd_core._keys import format_key
 from kd_core._non_tensor import NonTensorData
 from kd_core._resolution import Plan, plan, remembered
 from kd_core._shapes import wrap_dim
+from kd_core._waist import map_by
 
 if TYPE_CHECKING:
     from kd_core._types import Batch
 
 C = TypeVar("C", bound=TensorDictBase)
+
+# By names of their own: dynamo guards that the `torch` of each module it looks into is the same.
+_stack_tensors, _cat_tensors = torch.stack, torch.cat
 
 
 def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
@@ -102,9 +106,7 @@ def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [1, 2])["a"]
         tensor([0., 1., 1., 0., 0.])
     """
-    desc = container._desc
-    how = _pad(desc.batch, tuple(pad_size), value)
-    return container._map_each(how.leaf, how.inner, (desc, desc.with_batch(how.batch)))
+    return map_by(_pad(container._desc.batch, tuple(pad_size), value), container)
 
 
 def pad_sequence(
@@ -185,12 +187,12 @@ def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
 
 @remembered
 def _stacking(ndim: int, dim: int) -> Join:
-    return Join("stack", wrap_dim(dim, ndim + 1), torch.stack, stacked_shape)
+    return Join("stack", wrap_dim(dim, ndim + 1), _stack_tensors, stacked_shape)
 
 
 @remembered
 def _concatenating(ndim: int, dim: int) -> Join:
-    return Join("cat", wrap_dim(dim, ndim), torch.cat, concatenated_shape)
+    return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape)
 
 
 @remembered

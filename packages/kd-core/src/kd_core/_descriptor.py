@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
 _POOL_LIMIT: Final = 4096
+_Size: Final = torch.Size  # by a name of its own: see `_combine`
 
 
 class Descriptor:
@@ -173,7 +174,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
 
 def _size_of(batch: Batch) -> torch.Size:
     try:
-        size = torch.Size(batch)
+        size = _Size(batch)
     except TypeError:
         raise InvalidArgument(f"batch_size must hold integers, but {batch!r} came.") from None
     if is_dynamo_compiling():  # a size that depends on data is not to be compared

@@ -60,7 +60,7 @@ class Join(NamedTuple):
 def stacked_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
     first = shapes[0]
     for shape in shapes:
-        if shape != first:
+        if shape is not first and shape != first:
             return None
     return (*first[:dim], len(shapes), *first[dim:])
 
@@ -190,7 +190,7 @@ def _keys_differ(how: Join, levels: Sequence[Entries], number: int, path: Path) 
 
 
 def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Descriptor:
-    first = cast("TensorDictBase", nodes[0])._desc
+    first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
     for node in nodes:
         if node._desc is not first:  # type: ignore[union-attr]  # nodes all
             return _mixed_descriptor(how, [node._desc for node in nodes], path)  # type: ignore[union-attr]
@@ -201,7 +201,7 @@ def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Desc
 
 @remembered
 def _even_shape(shape: ShapeFn, batch: Batch, count: int, dim: int) -> Batch:
-    return cast("Batch", shape([batch] * count, dim))
+    return shape([batch] * count, dim)  # type: ignore[return-value]  # equal shapes fit
 
 
 def _mixed_descriptor(how: Join, descs: list[Descriptor], path: Path) -> Descriptor:

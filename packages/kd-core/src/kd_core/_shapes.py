@@ -169,7 +169,7 @@ def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
                 f"expected integers, or one sequence of integers, but {size!r} of type "
                 f"`{type(size).__name__}` came."
             )
-    return cast("Batch", tuple(sizes))
+    return tuple(sizes)  # type: ignore[arg-type]  # integers, and nothing else
 
 
 def numel(batch: Batch) -> int:
@@ -187,21 +187,21 @@ def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
         InvalidValue: if there are several -1, or a size below it.
         ShapeMismatch: if they do not make `count` elements.
     """
-    known, open_at = 1, -1
-    for at, size in enumerate(sizes):
+    known, is_open = 1, False
+    for size in sizes:
         if size >= 0:
             known *= size
-        elif size == -1 and open_at < 0:
-            open_at = at
+        elif size == -1 and not is_open:
+            is_open = True
         else:
             raise InvalidValue(f"sizes must be 0 or more, with at most one -1, but {sizes} came.")
-    if open_at < 0:
+    if not is_open:
         if known != count:
             raise _sizes_do_not_fit(sizes, what)
         return sizes
     if known == 0 or count % known:
         raise _sizes_do_not_fit(sizes, what)
-    return (*sizes[:open_at], count // known, *sizes[open_at + 1 :])
+    return tuple(count // known if size == -1 else size for size in sizes)
 
 
 def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from torch import Tensor
 
@@ -47,7 +47,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._descriptor import Descriptor
+    from kd_core._resolution import Plan
     from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, LeavesFn, Memo, Node
+
+
+W = TypeVar("W", bound="Waist")
 
 
 class Waist:
@@ -232,6 +236,13 @@ def _entries_to_match(other: Entry) -> Mapping[str, Entry]:
     raise InvalidArgument(
         f"expected a container to match with, but a `{type(other).__name__}` came."
     )
+
+
+def map_by(how: Plan, container: W) -> W:
+    """Do what a plan for the batch size of a container says."""
+    leaf, batch, inner = how
+    desc = container._desc
+    return container._map_each(leaf, inner, (desc, desc.with_batch(batch)))
 
 
 def level_at(container: Waist, path: tuple[str, ...]) -> Waist:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._resolution import Plan, plan, remembered
 from kd_core._shapes import slice_length, wrap_dim
-from kd_core._waist import Waist
+from kd_core._waist import Waist, map_by
 
 if TYPE_CHECKING:
     from typing import Self
@@ -96,7 +96,7 @@ class Partition(Waist):
         Raises:
             OutOfRange: if there are not so many rows.
         """
-        return _mapped(self, _narrow(self._desc.batch, dim, start, length))
+        return map_by(_narrow(self._desc.batch, dim, start, length), self)
 
     def index_select(self, dim: int, index: Tensor) -> Self:
         """Copy the rows numbered by a vector.
@@ -115,7 +115,7 @@ class Partition(Waist):
             )
         new = (*batch[:at], index.numel(), *batch[at + 1 :])
         how = plan(batch, lambda leaf: leaf.index_select(at, _beside(index, leaf)), new)
-        return _mapped(self, how)
+        return map_by(how, self)
 
     def gather(self, dim: int, index: Tensor) -> Self:
         """Copy rows by number along one batch dimension, as `torch.gather` does.
@@ -140,7 +140,7 @@ class Partition(Waist):
         else:
             ndim = len(batch)
             how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
-        return _mapped(self, Plan(how.leaf, tuple(index.shape), _leading(index, batch)))
+        return map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
 
     def scatter(self, dim: int, index: Tensor, src: Waist | float) -> Self:
         """Copy the container with rows written at the numbered places, as `torch.scatter` does.
@@ -160,7 +160,7 @@ class Partition(Waist):
             write = plan(
                 batch, lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), batch
             )
-            return _mapped(self, write)
+            return map_by(write, self)
         other = src._desc.batch
         if len(other) != ndim or any(
             have < need for have, need in zip(other, index.shape, strict=True)
@@ -187,7 +187,7 @@ class Partition(Waist):
         how = plan(
             batch, lambda leaf: leaf.flatten(0, last).index_select(0, _beside(rows, leaf)), new
         )
-        return _mapped(self, how)
+        return map_by(how, self)
 
     def where(self, condition: Tensor, other: Waist | Tensor | float) -> Self:
         """Keep the rows where a condition is true, and take those of another elsewhere.
@@ -256,11 +256,6 @@ def _dealt(container: W, how: DealPlan) -> tuple[W, ...]:
     desc = container._desc
     after = [desc.with_batch(batch) for batch in how.batches]
     return tuple(container._deal(how.leaf, how.inner, (desc, after)))
-
-
-def _mapped(container: W, how: Plan) -> W:
-    desc = container._desc
-    return container._map_each(how.leaf, how.inner, (desc, desc.with_batch(how.batch)))
 
 
 @remembered

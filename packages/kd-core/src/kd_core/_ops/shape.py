@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._resolution import Plan, plan, remembered
 from kd_core._shapes import expanded, infer_sizes, numel, sizes_of, wrap_dim, wrap_dims
-from kd_core._waist import Waist
+from kd_core._waist import Waist, map_by
 
 if TYPE_CHECKING:
     from typing import Self
@@ -56,11 +56,11 @@ class Shape(Waist):
         """
         how = _resize(self._desc.batch, shape, Tensor.view)
         try:
-            return _mapped(self, how)
+            return map_by(how, self)
         except RuntimeError as error:
             raise InvalidValue(
                 f"an entry's memory layout allows no view of batch_size {self._desc.batch} as "
-                f"{how.batch} ({error}). Use `reshape`, which copies where it must."
+                f"{how[1]} ({error}). Use `reshape`, which copies where it must."
             ) from error
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
@@ -72,7 +72,7 @@ class Shape(Waist):
         Raises:
             ShapeMismatch: if the sizes do not fit the batch size.
         """
-        return _mapped(self, _resize(self._desc.batch, shape, Tensor.reshape))
+        return map_by(_resize(self._desc.batch, shape, Tensor.reshape), self)
 
     def view_as(self, other: Waist | Tensor) -> Self:
         """View the batch dimensions in the shape of another container or tensor."""
@@ -98,7 +98,7 @@ class Shape(Waist):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten().batch_size
             torch.Size([6])
         """
-        return _mapped(self, _flatten(self._desc.batch, start_dim, end_dim))
+        return map_by(_flatten(self._desc.batch, start_dim, end_dim), self)
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int]) -> Self:
         """Split one batch dimension into several; the inverse of `flatten`.
@@ -113,7 +113,7 @@ class Shape(Waist):
             >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, -1)).batch_size
             torch.Size([2, 3])
         """
-        return _mapped(self, _unflatten(self._desc.batch, dim, unflattened_size))
+        return map_by(_unflatten(self._desc.batch, dim, unflattened_size), self)
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
         """Drop batch dimensions of size 1.
@@ -121,7 +121,7 @@ class Shape(Waist):
         Args:
             dim: which ones; a dimension of another size stays. `None`: all of size 1.
         """
-        return _mapped(self, _squeeze(self._desc.batch, dim))
+        return map_by(_squeeze(self._desc.batch, dim), self)
 
     def unsqueeze(self, dim: int) -> Self:
         """Insert a batch dimension of size 1.
@@ -135,7 +135,7 @@ class Shape(Waist):
             >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).unsqueeze(-1)["a"].shape
             torch.Size([2, 1, 4])
         """
-        return _mapped(self, _unsqueeze(self._desc.batch, dim))
+        return map_by(_unsqueeze(self._desc.batch, dim), self)
 
     def permute(self, *dims: int | Sequence[int]) -> Self:
         """Reorder the batch dimensions.
@@ -149,11 +149,11 @@ class Shape(Waist):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return _mapped(self, _permute(self._desc.batch, dims))
+        return map_by(_permute(self._desc.batch, dims), self)
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Exchange two batch dimensions."""
-        return _mapped(self, _transpose(self._desc.batch, dim0, dim1))
+        return map_by(_transpose(self._desc.batch, dim0, dim1), self)
 
     def swapaxes(self, axis0: int, axis1: int) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
@@ -173,7 +173,7 @@ class Shape(Waist):
         Raises:
             InvalidValue: if there are not as many positions as dimensions.
         """
-        return _mapped(self, _movedim(self._desc.batch, source, destination))
+        return map_by(_movedim(self._desc.batch, source, destination), self)
 
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
         """Move batch dimensions; another name of `movedim`."""
@@ -194,7 +194,7 @@ class Shape(Waist):
             >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).expand(3, -1)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return _mapped(self, _expand(self._desc.batch, shape))
+        return map_by(_expand(self._desc.batch, shape), self)
 
     def expand_as(self, other: Waist | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
@@ -219,13 +219,13 @@ class Shape(Waist):
                 f"`repeat` takes a count for each of the {ndim} batch dimensions, but {counts} "
                 "came. `tile` takes fewer."
             )
-        return _mapped(self, _repeat(self._desc.batch, counts))
+        return map_by(_repeat(self._desc.batch, counts), self)
 
     def tile(self, *dims: int | Sequence[int]) -> Self:
         """Copy the batch several times; as `repeat`, missing counts in front being 1."""
         counts = sizes_of(dims)
         missing = self._desc.ndim - len(counts)
-        return _mapped(self, _repeat(self._desc.batch, (1,) * missing + counts))
+        return map_by(_repeat(self._desc.batch, (1,) * missing + counts), self)
 
     def repeat_interleave(
         self, repeats: int | Tensor, dim: int | None = None, *, output_size: int | None = None
@@ -245,7 +245,7 @@ class Shape(Waist):
         """
         if dim is None:
             return Shape.repeat_interleave(self.flatten(), repeats, 0, output_size=output_size)
-        return _mapped(self, _interleave(self._desc.batch, repeats, dim, output_size))
+        return map_by(_interleave(self._desc.batch, repeats, dim, output_size), self)
 
     def roll(self, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Self:
         """Shift rows along batch dimensions; what leaves at the end comes back in front.
@@ -256,16 +256,11 @@ class Shape(Waist):
         """
         if dims is None and self._desc.ndim > 1:
             return self.flatten().roll(shifts, 0).unflatten(0, self._desc.batch)
-        return _mapped(self, _roll(self._desc.batch, shifts, 0 if dims is None else dims))
+        return map_by(_roll(self._desc.batch, shifts, 0 if dims is None else dims), self)
 
     def flip(self, *dims: int | Sequence[int]) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
-        return _mapped(self, _flip(self._desc.batch, dims))
-
-
-def _mapped(container: W, how: Plan) -> W:
-    desc = container._desc
-    return container._map_each(how.leaf, how.inner, (desc, desc.with_batch(how.batch)))
+        return map_by(_flip(self._desc.batch, dims), self)
 
 
 @remembered
