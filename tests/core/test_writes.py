@@ -33,6 +33,30 @@ def test_nothing_is_written_where_an_entry_is_expanded(write: object) -> None:
     assert td["a"].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td.add_(1),
+        lambda td: td.mul_(td.clone()),
+        lambda td: td.sub_(torch.ones(2)),
+        lambda td: td.exp_(),
+        lambda td: td.lerp_(td + 1, 0.5),
+    ],
+    ids=["number", "container", "tensor", "unary", "blend"],
+)
+def test_nothing_changes_in_place_where_an_entry_is_expanded(change: object) -> None:
+    td = pair(torch.zeros(1).expand(2))
+    with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* share one place in memory"):
+        change(td)  # type: ignore[operator]
+    assert td["a"].tolist() == [0, 0]
+
+
+def test_a_number_is_written_to_elements_in_one_place() -> None:
+    td = pair(torch.ones(1).expand(2))
+    assert td.fill_(3.0)["n", "b"].tolist() == [3, 3]
+    assert td.zero_()["n", "b"].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_nothing_is_written_where_an_entry_is_a_parameter(write: object) -> None:
     td = pair(nn.Parameter(torch.zeros(2)))

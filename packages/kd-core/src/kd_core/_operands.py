@@ -24,20 +24,25 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._errors import DeviceMismatch, InvalidArgument, InvalidValue, KdError, ShapeMismatch
 from kd_core._kernels import (
-    FOREACH_FROM,
+    CONSTANT_FROM,
     Kernel,
     are_mixed,
     exact_constant,
+    needs_grad,
     run,
+    run_,
     run_exact,
     run_pairs,
+    run_pairs_,
     run_with,
+    run_with_,
     use_foreach,
 )
 from kd_core._keys import format_key
-from kd_core._leaves import few_leaves, name_of_leaf
+from kd_core._leaves import few_leaves, finder, name_of_leaf
 from kd_core._shapes import broadcasts_to
 from kd_core._waist import Waist
+from kd_core._writes import check_write
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, Entry
@@ -69,8 +74,9 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, floats: bool = False) -> W:
     """Apply a function that writes into the storage of each leaf."""
     leaves = leaves_of(td)
-    _check_writable(td, leaves, None, floats)
-    run(leaves, fn, kernel)
+    _check_whole(td, leaves)
+    check_writable(td, leaves, None, floats)
+    run_(leaves, fn, kernel)
     return td
 
 
@@ -144,22 +150,28 @@ def binary_(
         theirs: list[Tensor] = []
         td._collect_pair(cast("Entry", other), leaves, theirs, ())
         _check_batches(td._desc.batch, other._desc.batch)
-        _check_writable(td, leaves, theirs, floats, casts)
-        run_pairs(leaves, theirs, fn, kernel)
+        _check_whole(td, leaves)
+        check_writable(td, leaves, theirs, floats, casts)
+        run_pairs_(leaves, theirs, fn, kernel)
         return td
     td._collect(leaves)
     operand = _as_operand(other)
     if isinstance(operand, Tensor) and operand.ndim:
         theirs = padded(td, operand, leaves)
-        _check_writable(td, leaves, theirs, floats)
-        run_pairs(leaves, theirs, fn, kernel)
+        _check_whole(td, leaves)
+        check_writable(td, leaves, theirs, floats)
+        run_pairs_(leaves, theirs, fn, kernel)
         return td
-    _check_writable(td, leaves, [operand] * len(leaves), floats, casts)
+    if not casts:  # a number may be written to many elements in one place
+        _check_whole(td, leaves)
     constant = None if exact is None else exact_constant(leaves, operand)
+    # Where a constant stands for the number, results are of the dtype of the leaves.
+    column = [operand] * len(leaves) if constant is None else None
+    check_writable(td, leaves, column, floats and constant is None, casts)
     if constant is None:
-        run_with(leaves, operand, fn, kernel)
-    elif len(leaves) < FOREACH_FROM or exact is None or are_mixed(leaves):
-        run_with(leaves, constant, fn, None)
+        run_with_(leaves, operand, fn, kernel)
+    elif len(leaves) < CONSTANT_FROM or exact is None or are_mixed(leaves):
+        run_with_(leaves, constant, fn, None)
     else:
         exact(leaves, constant)
     return td
@@ -208,8 +220,9 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
 def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
     """Apply a function of three that writes into the storage of each leaf; see `blend`."""
     leaves, columns = _columns(td, first, second)
+    _check_whole(td, leaves)
     for column in columns:
-        _check_writable(td, leaves, column, False)
+        check_writable(td, leaves, column, False)
     _run_columns(leaves, columns, fn, kernel)
     return td
 
@@ -330,7 +343,7 @@ def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
     if stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries)):
-        return td._zip_each(cast("Entry", other), fn)
+        return td._zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
     td._collect_pair(cast("Entry", other), mine, theirs, ())
@@ -360,15 +373,11 @@ def _check_batches(mine: Batch, theirs: Batch) -> None:
         )
 
 
-def _requires_grad(leaf: Tensor) -> bool:
-    return leaf.requires_grad
-
-
 def _has_tensors(operands: Sequence[object]) -> bool:
     return any(isinstance(operand, Tensor) for operand in operands)
 
 
-def _check_writable(
+def check_writable(
     td: Waist,
     leaves: list[Tensor],
     operands: Sequence[object] | None,
@@ -378,7 +387,7 @@ def _check_writable(
     """Refuse what would fail for one leaf after others were written; tracing writes nothing."""
     if is_compiling():
         return
-    grad = torch.is_grad_enabled() and any(map(_requires_grad, leaves))
+    grad = torch.is_grad_enabled() and any(map(needs_grad, leaves))
     if not grad and not floats and (operands is None or (casts and not _has_tensors(operands))):
         return
     for position, leaf in enumerate(leaves):
@@ -388,6 +397,8 @@ def _check_writable(
                 "written in place. Do it under `torch.no_grad()`, or use the form without `_`."
             )
         dtype, operand = leaf.dtype, None if operands is None else operands[position]
+        if operand.__class__ is Tensor and _is_like(operand, leaf, floats):
+            continue
         if isinstance(operand, Tensor) and not broadcasts_to(operand.shape, leaf.shape):
             raise ShapeMismatch(
                 f"a value of shape {tuple(operand.shape)} cannot be broadcast to "
@@ -403,6 +414,22 @@ def _check_writable(
                 f"{name_in(td, leaf)} of {leaf.dtype} cannot take results of {dtype} in place. Use "
                 "the form without `_`, or cast the container first."
             )
+
+
+def _check_whole(td: Waist, leaves: list[Tensor]) -> None:
+    """Refuse leaves that are expanded, which torch would find out after others were written."""
+    if not is_compiling() and len(leaves) > 1:
+        for leaf in leaves:
+            if not leaf.is_contiguous():
+                check_write(leaf, leaf, finder(td._entries, leaf))
+
+
+def _is_like(operand: Tensor, leaf: Tensor, floats: bool) -> bool:
+    """Whether an operand fits as most do; what torch says of two dtypes costs 2 us a leaf."""
+    dtype = leaf.dtype
+    if operand.dtype is not dtype or operand.shape != leaf.shape:
+        return False
+    return not floats or dtype.is_floating_point
 
 
 def leaves_of(td: Waist) -> list[Tensor]:

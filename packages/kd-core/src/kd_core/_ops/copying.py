@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from kd_core._compat import clone_all
-from kd_core._kernels import use_foreach
-from kd_core._leaves import few_leaves
+from kd_core._operands import unary
 from kd_core._waist import Waist
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self
 
 
@@ -37,9 +35,7 @@ class Copying(Waist):
         """
         if not recurse:
             return self._shallow()
-        return (
-            self._map_each(torch.clone) if few_leaves(self._entries) else self._map_all(_clone_all)
-        )
+        return unary(self, torch.clone, clone_all)
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
@@ -70,9 +66,3 @@ class Copying(Waist):
                 if retain_none or item is not None:
                     plain[key] = item
         return plain
-
-
-def _clone_all(leaves: list[Tensor]) -> Sequence[Tensor]:
-    if use_foreach(leaves):
-        return clone_all(leaves)
-    return [torch.clone(leaf) for leaf in leaves]

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument
+from kd_core._kernels import run_
 from kd_core._leaves import finder
-from kd_core._operands import binary_, blend, padded, unary_
+from kd_core._operands import binary_, blend, check_writable, leaves_of, padded
 from kd_core._shapes import sizes_of
 from kd_core._waist import Waist
 from kd_core._writes import check_write, copy_over, copy_pairs
@@ -43,7 +44,10 @@ class Filling(Waist):
 
     def zero_(self) -> Self:
         """Write zeros into every leaf; return self."""
-        return unary_(self, Tensor.zero_, torch._foreach_zero_)
+        leaves = leaves_of(self)
+        check_writable(self, leaves, None, floats=False)
+        run_(leaves, Tensor.zero_, torch._foreach_zero_)
+        return self
 
     def fill_(self, value: Tensor | complex) -> Self:
         """Write a number, or a 0-d tensor, into every leaf; return self."""
