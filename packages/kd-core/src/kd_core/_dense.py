@@ -147,7 +147,7 @@ class Dense(TensorDictBase):
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         # Overridden for speed: "math" in the benchmarks.
-        if not isinstance(other, Dense):
+        if other.__class__ is not self.__class__ and not isinstance(other, Dense):
             return super()._zip_each(other, fn, path)
         new = object.__new__(self.__class__)
         new._entries = zip_each(self._entries, other._entries, fn, path)
@@ -256,10 +256,9 @@ def own_bytes(leaf: Tensor) -> Tensor:
     """A leaf without the rest of the storage that it is a view of; that would be pickled too."""
     if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
         return leaf
-    if leaf.requires_grad or leaf.is_shared():  # type: ignore[no-untyped-call]  # torch types it not
+    if leaf.untyped_storage().nbytes() == leaf.nbytes or leaf.requires_grad:
         return leaf
-    needed = leaf.numel() * leaf.element_size()
-    return leaf if leaf.untyped_storage().nbytes() == needed else leaf.clone()
+    return leaf if leaf.is_shared() else leaf.clone()  # type: ignore[no-untyped-call]  # by torch
 
 
 def holds_nodes(entries: dict[str, Entry]) -> bool:

@@ -70,7 +70,7 @@ class Indexing(Waist):
             return value if isinstance(value, Tensor) else value._item()
         if kind is int or kind is slice:
             return _taken(self, index)
-        if isinstance(index, (str, tuple)) and is_path(index):  # with a class of its own
+        if is_path(index):  # with a class of its own
             value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
         return _taken(self, index)
@@ -88,7 +88,7 @@ class Indexing(Waist):
         """
         if index.__class__ is str:
             self._put(index, value)
-        elif isinstance(index, (str, tuple)) and is_path(index):
+        elif is_path(index):
             self._store(path_of(index), value)
         elif not (isinstance(value, Waist) and _copied(self, index, value)):
             rows = _Rows(index, self._desc.batch)
