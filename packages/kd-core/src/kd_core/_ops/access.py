@@ -123,7 +123,7 @@ class Access(Waist):
         """
         desc = self._desc
         if not desc.frozen and type(entries) is dict and all_fit(entries, desc):
-            self._set_leaves(cast("dict[str, Tensor]", entries))
+            self._set_leaves(entries)
             return self
         staged = [_stage(self, path_of(key), value) for key, value in entries.items()]
         for level, path, entry in staged:
