@@ -141,6 +141,24 @@ def test_hook_on_a_wrapped_module_is_seen() -> None:
     torch.testing.assert_close(run(x=X), model(x=X))
 
 
+def negate_hidden(module: nn.Module, args: object, out: TensorDict) -> TensorDict:
+    return out.set("hidden", -out["hidden"])
+
+
+@pytest.mark.parametrize("by", ["keyword", "container"])
+def test_hook_on_a_keyed_step_is_seen(by: str) -> None:
+    model = make()
+    plain = model(TensorDict({"x": X}, [2]))
+    model[0].register_forward_hook(negate_hidden)
+    run, _ = compiled(model)
+    if by == "keyword":
+        torch.testing.assert_close(run(x=X), model(x=X))
+    else:
+        td = run(TensorDict({"x": X}, [2]))
+        assert not torch.equal(td["loc"], plain["loc"])  # type: ignore[index]
+        torch.testing.assert_close(td["loc"], model(TensorDict({"x": X}, [2]))["loc"])  # type: ignore[index]
+
+
 def test_partial_tolerance_compiles() -> None:
     model = TensorDictSequential(*make(), partial_tolerant=True)
     model.append(TensorDictModule(torch.neg, ["absent"], ["never"]))

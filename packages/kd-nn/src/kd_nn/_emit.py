@@ -17,7 +17,7 @@ from kd_core import NestedKey
 from kd_nn._call_names import MISSING
 from kd_nn._key_spec import InKeySpec
 from kd_nn._notes import add_step_note
-from kd_nn._program import Call, Program
+from kd_nn._program import Call, Path, Program
 
 ValuesFunction = Callable[..., tuple[object, ...]]
 
@@ -67,13 +67,22 @@ class Calls:
     def __init__(self, program: Program, text: Text) -> None:
         self.program = program
         self.text = text
+        self._holders: dict[Path, str] = {}
+
+    def write_holders(self, depth: int) -> None:
+        """Write that the dicts in which the steps are found get names: each is looked up once."""
+        for call in self.program.calls:
+            for end in range(len(call.path)):
+                head = call.path[:end]
+                if head not in self._holders:
+                    above = f"{self._holders[head[:-1]]}[{head[-1]!r}]" if head else "_root"
+                    name = self._holders[head] = f"_s{len(self._holders)}"
+                    self.text.add(depth, f"{name} = {above}._modules['module']._modules")
 
     def step(self, idx: int) -> str:
         """Return the expression for the keyed module of call `idx`."""
-        expression = "_root"
-        for name in self.program.calls[idx].path:
-            expression += f"._modules['module']._modules[{name!r}]"
-        return expression
+        path = self.program.calls[idx].path
+        return f"{self._holders[path[:-1]]}[{path[-1]!r}]" if path else "_root"
 
     def wrapped(self, idx: int) -> str:
         """Return the expression for what the keyed module of call `idx` wraps."""
@@ -179,6 +188,8 @@ def values_function(program: Program) -> ValuesFunction:
     text = Text()
     inputs = "".join(f", _v{slot}" for _, slot in program.inputs)
     text.add(0, f"def _run(_root{inputs}, /):")
-    Calls(program, text).write_all(1)
+    calls = Calls(program, text)
+    calls.write_holders(1)
+    calls.write_all(1)
     text.add(1, f"return ({''.join(f'_v{slot}, ' for _, slot in program.outputs)})")
     return cast("ValuesFunction", text.function("_run"))

@@ -17,6 +17,7 @@ from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 
 from kd_core import InvalidArgument, InvalidValue
@@ -96,16 +97,17 @@ class _BiasedSoftplus:
         self._shift, self._min = _constant(self.shift), _constant(min_val)
 
     def __call__(self, x: Tensor) -> Tensor:
-        shift, low = self._shift, self._min
-        if (
-            shift is None
-            or low is None
-            or x.__class__ is not Tensor
-            or x.dtype is not torch.float32
-            or torch.compiler.is_compiling()
-        ):
-            return functional.softplus(x + self.shift) + self.min_val
-        return functional.softplus(x + shift).add_(low)
+        # Asked first: compiled code would test on each call whatever else it had looked at.
+        if not is_compiling():
+            shift, low = self._shift, self._min
+            if (
+                shift is not None
+                and low is not None
+                and x.__class__ is Tensor
+                and x.dtype is torch.float32
+            ):
+                return functional.softplus(x + shift).add_(low)
+        return functional.softplus(x + self.shift) + self.min_val
 
     def __repr__(self) -> str:
         return f"biased_softplus(bias={self.bias}, min_val={self.min_val})"

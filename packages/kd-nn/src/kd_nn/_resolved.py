@@ -4,6 +4,7 @@ Resolving a sequence costs as much as hundreds of calls, so it is done once and 
 step or the way a step runs has changed.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -97,8 +98,14 @@ class Resolved:
             self.run = values_function(self.program)
             names = CallNames(self.in_keys, "_")
             inplace = sequence.__dict__.get("inplace") in (None, True)
-            paths = [(), *self._paths]
-            self.traced = traced_functions(self.program, names, paths, self._flags, inplace)
+            hooks = watch_function([(), *self._paths])
+            owner = weakref.ref(sequence)
+
+            def watched() -> bool:
+                root = owner()
+                return root is None or hooks(root)
+
+            self.traced = traced_functions(self.program, names, watched, self._flags, inplace)
             self.reads = tuple(key for key, _ in self.program.inputs)
             self.writes = tuple(key for key, _ in self.program.outputs)
 

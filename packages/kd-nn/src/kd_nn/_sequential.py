@@ -228,10 +228,15 @@ class TensorDictSequential(StepList):
         if args and args[0].__class__ is TensorDict:
             alone = len(args) == 1 and not kwargs and traced.container is not None
             return traced.container(self, args[0]) if alone else BUSY  # type: ignore[misc]
-        names = traced.names[len(args) :]
-        fits = len(args) <= len(traced.names) and all(name in names for name in kwargs)
-        if traced.tensors is None or not fits or any(is_tensor_collection(arg) for arg in args):
+        if traced.tensors is None or len(args) > len(traced.names):
             return BUSY
+        # Loops, since a generator costs dynamo a frame for each element.
+        for arg in args:
+            if is_tensor_collection(arg):
+                return BUSY
+        for name in kwargs:
+            if name not in traced.names[len(args) :]:
+                return BUSY
         return traced.tensors(self, *args, **kwargs)
 
     def extra_repr(self) -> str:

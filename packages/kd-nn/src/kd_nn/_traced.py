@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from kd_nn._call_names import CallNames
+from kd_nn._compat import assume_constant_result
 from kd_nn._emit import Calls, Text
 from kd_nn._plan import BUSY, write_container_call, write_tensor_outputs
 from kd_nn._program import Program
@@ -50,52 +51,62 @@ def watch_function(paths: list[Path]) -> Callable[[nn.Module], bool]:
 
 
 def traced_functions(
-    program: Program, names: CallNames, paths: list[Path], flags: list[list[bool]], inplace: bool
+    program: Program,
+    names: CallNames,
+    watched: Callable[[], bool],
+    flags: list[list[bool]],
+    inplace: bool,
 ) -> Traced:
     """Return the functions for dynamo.
 
     Args:
         program: The calls to make.
         names: The argument names of the sequence.
-        paths: The names that lead from the root to each step.
+        watched: Tells whether a hook asks for the steps one by one.
         flags: What the steps raise when they change.
         inplace: Whether results are written into the container that is given.
     """
+    # dynamo calls it while it traces, and leaves no guard: it does not guard hooks of modules
+    # either. To trace one look-up per step and kind of hook took a seventh of a first call.
+    watched = assume_constant_result(watched)
     tensors = container = None
+    # A step may make None, but where all inputs must be there it marks a missing one: no guard.
+    absent = "_MISSING" if program.tolerant else "None"
     if names.are_parameters and not any(name.startswith("_") for name in names.names):
         text = Text()
-        given = "".join(f", {name}=_MISSING" for name in names.names)
+        given = "".join(f", {name}={absent}" for name in names.names)
         text.add(0, f"def _call(_root, /{given}):")
-        _write_guard(text, paths, flags)
+        _write_guard(text, watched, flags)
         by_key = dict(zip(names.keys, names.names, strict=True))
         for key, slot in program.inputs:
-            text.add(1, f"_v{slot} = {by_key.get(key, '_MISSING')}")
-        _write_calls(program, text)
+            text.add(1, f"_v{slot} = {by_key.get(key, absent)}")
+        _write_calls(program, text, absent)
         write_tensor_outputs(program, text)
         tensors = text.function("_call")
     if inplace:
         text = Text()
         text.add(0, "def _call(_root, _td):")
-        _write_guard(text, paths, flags)
+        _write_guard(text, watched, flags)
         for key, slot in program.inputs:
-            text.add(1, f"_v{slot} = _td.get({key!r}, _MISSING)")
-        _write_calls(program, text)
+            text.add(1, f"_v{slot} = _td.get({key!r}, {absent})")
+        _write_calls(program, text, absent)
         write_container_call(program, text)
         container = text.function("_call")
     return Traced(names.names, container, tensors)
 
 
-def _write_guard(text: Text, paths: list[Path], flags: list[list[bool]]) -> None:
-    text.names["_BUSY"] = BUSY
+def _write_guard(text: Text, watched: Callable[[], bool], flags: list[list[bool]]) -> None:
+    text.names.update(_BUSY=BUSY, _watched=watched)
     tests = [text.name(f"_flag{idx}", flag) for idx, flag in enumerate(flags)]
-    text.add(1, f"if {' or '.join([*tests, *_hook_tests(paths)])}:", "    return _BUSY")
+    text.add(1, f"if {' or '.join([*tests, '_watched()'])}:", "    return _BUSY")
 
 
-def _write_calls(program: Program, text: Text) -> None:
+def _write_calls(program: Program, text: Text, absent: str) -> None:
     if not program.tolerant and program.inputs:
-        absent = (f"_v{slot} is _MISSING" for _, slot in program.inputs)
-        text.add(1, f"if {' or '.join(absent)}:", "    return _BUSY")
+        tests = (f"_v{slot} is {absent}" for _, slot in program.inputs)
+        text.add(1, f"if {' or '.join(tests)}:", "    return _BUSY")
     calls = Calls(program, text)
+    calls.write_holders(1)
     for idx in range(len(program.calls)):
         calls.write_call(1, idx)
 
