@@ -203,12 +203,11 @@ def zip_each(
         raise key_sets_differ(mine, theirs, path)
     entries: dict[str, Entry] = {}
     for key, value in mine.items():
-        try:
-            other = theirs[key]
-        except KeyError:
-            raise key_sets_differ(mine, theirs, path) from None
+        other = theirs.get(key)
         if value.__class__ is Tensor and other.__class__ is Tensor:
             entries[key] = fn(value, other)
+        elif other is None:
+            raise key_sets_differ(mine, theirs, path)
         elif hasattr(value, "_zip_each"):
             entries[key] = value._zip_each(other, fn, (*path, key))
         elif isinstance(other, Tensor):

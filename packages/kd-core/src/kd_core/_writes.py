@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
-from kd_core._kernels import run_copies
+from kd_core._kernels import PLAIN, run_copies
 from kd_core._keys import format_key
 
 if TYPE_CHECKING:
@@ -127,18 +127,20 @@ def _share_memory(target: Tensor, source: Tensor) -> bool:
 def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     """Copy each source into its target; `False`, and nothing done, if one needs a closer look."""
     recording, compiling = torch.is_grad_enabled(), is_compiling()
-    tracked = False
+    singly = False
     for target, source in zip(targets, sources):  # noqa: B905  # both of one walk
         if target.shape != source.shape:
             return False
+        if target.__class__ is not Tensor or source.__class__ is not Tensor:
+            singly = singly or not PLAIN.issuperset((type(target), type(source)))
         if recording and (target.requires_grad or source.requires_grad):
-            tracked = True
+            singly = True
         elif target.is_contiguous() and not source.is_meta:
             continue
         if not compiling and _refusal(target, source) is not None:
             return False
     try:
-        run_copies(targets, sources, tracked)
+        run_copies(targets, sources, singly)
     except RuntimeError:  # they overlap: whoever looks closer writes all anew
         return False
     return True
