@@ -7,6 +7,7 @@ from tests.core.containers import inner
 from kd_core import (
     InvalidArgument,
     InvalidKey,
+    InvalidValue,
     KeyCollision,
     KeyNotFound,
     Locked,
@@ -170,6 +171,18 @@ def test_keys_that_would_collide_are_refused() -> None:
         TensorDict({"a": {"b": 1.0}, "a.b": 2.0}).flatten_keys()
     with pytest.raises(KeyCollision, match=r"key `a.b` makes `a` a container"):
         TensorDict({"a": 1.0, "a.b": 2.0}).unflatten_keys()
+    with pytest.raises(KeyCollision, match=r"key `a` makes `a` a value"):
+        TensorDict({"a.b": 2.0, "a": 1.0}).unflatten_keys()
+    with pytest.raises(KeyCollision, match=r"key `a.b.c` makes `a.b` a container"):
+        TensorDict({"a.b": 2.0, "a.b.c": 1.0}).unflatten_keys()
+    with pytest.raises(InvalidValue, match=r"empty separator"):
+        TensorDict({"a.b": 2.0}).unflatten_keys("")
+
+
+def test_deep_keys_keep_their_places() -> None:
+    td = TensorDict({"a.b.c": 1.0, "d": 2.0, "a.e": 3.0, "a.b.f": 4.0}).unflatten_keys()
+    leaves = [("a", "b", "c"), ("a", "b", "f"), ("a", "e"), "d"]
+    assert list(td.keys(True, True)) == leaves
 
 
 def test_flattening_in_place_changes_the_container() -> None:

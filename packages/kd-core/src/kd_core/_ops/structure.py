@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidArgument, KeyCollision, KeySetMismatch
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of
 from kd_core._leaves import find_entry, same_data
 from kd_core._waist import Waist, level_at
@@ -212,15 +212,12 @@ class Structure(Waist):
 
         Raises:
             KeyCollision: if a name would be a leaf and a container at once.
+            InvalidValue: if the separator is empty.
         """
+        if not separator:
+            raise InvalidValue("keys cannot be split at an empty separator: pass one such as '.'.")
         desc = self._desc._unlocked
-        tree: dict[str, object] = {}
-        for key, value in self._entries.items():
-            if separator not in key and key not in tree:
-                tree[key] = value
-            else:
-                _plant(tree, key.split(separator), value, key)
-        result = self._like(_grown(tree, desc), desc)
+        result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
     def empty(self, recurse: bool = False) -> Self:
@@ -283,39 +280,50 @@ def _nested(source: Mapping[NestedKey, object]) -> dict[str, object]:
     """Spread tuple keys into nested dicts."""
     tree: dict[str, object] = {}
     for key, value in source.items():
-        path = path_of(key)
-        _plant(tree, list(path), value, key)
+        level = tree
+        *above, last = path_of(key)
+        for part in above:
+            inner = level.setdefault(part, _Branch())
+            if inner.__class__ is not _Branch:
+                raise _is_both(key, part, "container")
+            level = inner
+        if last in level:
+            raise KeyCollision(f"key {format_key(key)} is given twice. Rename one of them.")
+        level[last] = value
     return tree
 
 
-def _plant(tree: dict[str, object], parts: list[str], value: object, key: NestedKey) -> None:
-    level = tree
-    *above, last = parts
-    for part in above:
-        inner = level.get(part)
-        if inner is None:
-            inner = level[part] = _Branch()
-        elif inner.__class__ is not _Branch:
-            raise KeyCollision(
-                f"key {format_key(key)} makes `{part}` a container, and another key makes it a "
-                "value. Rename one of them."
-            )
-        level = inner
-    if last in level:
-        raise KeyCollision(f"key {format_key(key)} is given twice. Rename one of them.")
-    level[last] = value
-
-
 class _Branch(dict[str, object]):
-    """A level that a separator or a tuple key made, told apart from a mapping the user gave."""
+    """A level that a tuple key made, told apart from a mapping the user gave."""
 
 
-def _grown(tree: dict[str, object], desc: Descriptor) -> dict[str, Entry]:
-    """The entries of a level, its branches made containers."""
-    for name, node in tree.items():
-        if node.__class__ is _Branch:
-            tree[name] = _registry.make_dense(_grown(node, desc), desc)
-    return tree  # type: ignore[return-value]  # entries, and the containers made of branches
+def _is_both(key: NestedKey, part: str, kind: str) -> KeyCollision:
+    other = "value" if kind == "container" else "container"
+    name = format_key(key)
+    text = f"key {name} makes `{part}` a {kind}, and another key makes it a {other}."
+    return KeyCollision(f"{text} Rename one of them.")
+
+
+def _unflattened(
+    entries: Entries, separator: str, prefix: str, desc: Descriptor
+) -> dict[str, Entry]:
+    """The entries of a level whose keys are split at a separator."""
+    level: dict[str, Entry] = {}
+    below: dict[str, dict[str, Entry]] = {}
+    for key, value in entries.items():
+        name, found, rest = key.partition(separator)
+        if found and name in below:
+            below[name][rest] = value
+            continue
+        if name in level:
+            raise _is_both(prefix + key, prefix + name, "container" if found else "value")
+        level[name] = value  # holds the place of a container
+        if found:
+            below[name] = {rest: value}
+    for name, inner in below.items():
+        nested = _unflattened(inner, separator, prefix + name + separator, desc)
+        level[name] = _registry.make_dense(nested, desc)
+    return level
 
 
 def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str, Entry]) -> None:
@@ -379,7 +387,7 @@ def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
 
 
 def _without(container: W, keys: Sequence[NestedKey]) -> W:
-    kept: dict[str, Entry] = dict(container._entries)
+    kept: dict[str, Entry] = {**container._entries}
     parts: dict[str, list[NestedKey]] = {}
     for key in keys:
         if key.__class__ is str:
