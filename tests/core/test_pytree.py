@@ -40,6 +40,10 @@ def test_structure_does_not_depend_on_the_order_of_keys() -> None:
     torch.testing.assert_close(leaves, [torch.zeros(2), torch.ones(2)])
 
 
+def test_tensors_of_nested_containers_stand_in_one_row() -> None:
+    assert pytree.tree_structure(nested()).num_nodes == 1 + 2
+
+
 def test_structure_does_not_depend_on_the_size_of_the_batch() -> None:
     assert pytree.tree_structure(nested(2)) == pytree.tree_structure(nested(7))
 
@@ -84,7 +88,8 @@ def test_anything_may_stand_in_the_place_of_a_leaf(leaf: object) -> None:
 
 def test_key_paths_name_the_keys() -> None:
     paths = [path for path, _ in pytree.tree_leaves_with_path(nested())]
-    assert [pytree.keystr(path) for path in paths] == ["['a']['c']", "['b']"]
+    assert [pytree.keystr(path) for path in paths] == ["[('a', 'c')]", "['b']"]
+    torch.testing.assert_close(pytree.key_get(nested(), paths[0]), nested()["a", "c"])
     torch.testing.assert_close(pytree.key_get(nested(), paths[1]), nested()["b"])
 
 
@@ -198,8 +203,9 @@ def test_an_exported_program_with_containers_is_saved_and_loaded(
     strict: bool, tmp_path: Path
 ) -> None:
     rows = {0: torch.export.Dim("batch")}
-    shapes = ([[rows], rows, []],)
+    shapes = ([rows, rows],)  # one for each tensor
     program = torch.export.export(Net(), (nested(),), dynamic_shapes=shapes, strict=strict)
+    assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["td_a_c", "td_b"]
     torch.export.save(program, tmp_path / "net.pt2")
     loaded = torch.export.load(tmp_path / "net.pt2").module()
     for size in (2, 7):
