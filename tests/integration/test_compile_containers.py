@@ -141,6 +141,14 @@ def test_a_key_that_is_not_read_does_not_matter(
         same(run(td), operation(td))
 
 
+def test_a_row_taken_without_the_compiler_does_not_matter() -> None:
+    td = make(batch=13)
+    run = torch.compile(lambda td: td[0], fullgraph=True, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            assert_close(run(td), td[0])
+
+
 def test_gradients_flow_through_a_compiled_step() -> None:
     weight = torch.ones(4, requires_grad=True)
 

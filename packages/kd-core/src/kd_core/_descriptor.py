@@ -91,11 +91,11 @@ class Descriptor:
 
     def row(self) -> Descriptor:
         """That of one row, which loops over a batch ask for all the time."""
+        if is_dynamo_compiling():  # what was asked for before is not to be guarded
+            return _traced(self.batch[1:], self.device)
         row = self._row
         if row is None:
-            row = self.with_batch(self.batch[1:])
-            if not is_dynamo_compiling():
-                self._row = row
+            row = self._row = self.with_batch(self.batch[1:])
         return row
 
     def unlocked(self) -> Descriptor:
