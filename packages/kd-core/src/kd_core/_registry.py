@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kd_core._descriptor import Descriptor
-    from kd_core._types import Entry, Node
+    from kd_core._types import Node
 
-make_dense: Callable[[dict[str, Entry], Descriptor], Node]
+make_dense: Callable[..., Node]
 """Wrap checked entries in the dense container; set by `_tensordict`."""
 
 nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node]

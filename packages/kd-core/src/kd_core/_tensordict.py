@@ -250,12 +250,20 @@ def _stage_merge(
     return True
 
 
-def make_dense(entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
-    """Wrap checked entries; the dict is handed over."""
+def make_dense(
+    entries: dict[str, Entry], desc: Descriptor, nested: bool | None = None
+) -> TensorDict:
+    """Wrap checked entries; the dict is handed over.
+
+    Args:
+        entries: what it holds.
+        desc: its batch size, device and lock.
+        nested: whether an entry may be something else than a tensor; `None`: look.
+    """
     td = object.__new__(TensorDict)
     td._entries = entries
     td._desc = desc
-    td._nested = holds_nodes(entries)
+    td._nested = holds_nodes(entries) if nested is None else nested
     return td
 
 
