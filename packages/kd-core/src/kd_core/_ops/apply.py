@@ -11,7 +11,7 @@ from kd_core._admission import admit
 from kd_core._descriptor import Descriptor, describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
-from kd_core._leaves import entries_of, finder, key_sets_differ
+from kd_core._leaves import all_fit, entries_of, finder, key_sets_differ
 from kd_core._shapes import batch_of
 from kd_core._types import NO_DEFAULT
 from kd_core._waist import Waist
@@ -178,9 +178,9 @@ def _each(
         path: where the level stands.
     """
     desc = td._desc._unlocked if target is None else target
-    rows = desc.batch[0] if desc.ndim == 1 and desc.device is None else -1
+    rows = desc.rows
     entries: dict[str, Entry] = {}
-    doubtful: list[str] = []
+    doubtful: dict[str, object] = {}
     for key, value in td._entries.items():
         if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as `_leaves` asks
             if nested is None:
@@ -191,24 +191,25 @@ def _each(
             if found is value and target is None:
                 continue
             try:
-                fits = found.__class__ is Tensor and found.shape[0] == rows
+                fits = rows >= 0 and found.__class__ is Tensor and found.shape[0] == rows
             except IndexError:  # it has no dimensions
                 fits = False
             if not fits:
-                doubtful.append(key)
-        elif isinstance(value, Waist):
+                doubtful[key] = found
+        elif value.__class__ is td.__class__ or isinstance(value, Waist):
             entries[key] = _each(value, fn, nested, target, (*path, key))
         else:
             entries[key] = value if target is None else value._with_descriptor(target)  # type: ignore[union-attr]  # data
-    if doubtful:
+    if doubtful and not all_fit(doubtful, desc):
         _admit(entries, doubtful, desc, path)
     return td._like(entries, desc)
 
 
-def _admit(entries: dict[str, Entry], doubtful: list[str], desc: Descriptor, path: Path) -> None:
-    """Check the doubtful entries of a level: converted where needed, `None` dropped."""
-    for key in doubtful:
-        found: object = entries[key]
+def _admit(
+    entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
+) -> None:
+    """Check results before they are entries: converted where needed, `None` dropped."""
+    for key, found in results.items():
         if found is None:
             del entries[key]
         else:

@@ -47,11 +47,11 @@ class Conversion(Waist):
         desc = self._desc
         state: dict[str, object] = {}
         for key, value in self._entries.items():
-            if isinstance(value, Tensor):
+            if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = value
             else:
                 state[key] = value.state_dict() if isinstance(value, Conversion) else value._item()
-        state[BATCH_SIZE] = torch.Size(desc.batch)
+        state[BATCH_SIZE] = desc.size
         state[DEVICE] = desc.device
         return state
 
