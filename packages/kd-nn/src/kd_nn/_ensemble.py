@@ -117,28 +117,29 @@ class EnsembleModule(TensorDictModuleBase):
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all copies on bare values; every output has the copies in its first dimension."""
+        params = cast(TensorDictParams, self._modules["params"]).copy()  # a plain container
         if torch.compiler.is_compiling():
-            return self._one_by_one(self.params.copy(), values)
+            return self._one_by_one(params, values)
         # Plain tensors, all of them mapped over, at least one: vmap takes containers apart and puts
         # them together several times. What is the same for all copies comes from the closure.
         leaves: list[Tensor] = []
-        self.params._collect(leaves)
+        params._collect(leaves)
         count = len(leaves)
         mapped = () if self.expand_input else values
-        self._check_parts(mapped)
+        if mapped:
+            self._check_parts(mapped)
 
-        def run_one(*tensors: object) -> tuple[Tensor, ...]:
-            params = self.params._rebuild(cast("Iterator[Tensor]", iter(tensors[:count])))
-            fed = values if self.expand_input else tensors[count:]
-            return self._run(params, *fed)
+        def run_one(*tensors: object) -> Tensor | tuple[Tensor, ...]:
+            own = params._rebuild(cast("Iterator[Tensor]", iter(tensors)))
+            return self._run(own, *(values if self.expand_input else tensors[count:]))
 
         run = torch.vmap(run_one, randomness="different")
         if count or mapped:
             return self._all_outputs(run(*leaves, *mapped))
-        return self._one_by_one(self.params.copy(), values)
+        return self._one_by_one(params, values)
 
     def _check_parts(self, values: tuple[object, ...]) -> None:
-        for key, value in zip(self.in_keys, values, strict=bool(values)):
+        for key, value in zip(self.in_keys, values, strict=True):
             shape = value.shape if isinstance(value, Tensor) else (self.num_copies,)
             if tuple(shape[:1]) != (self.num_copies,):
                 raise ShapeMismatch(
@@ -147,11 +148,11 @@ class EnsembleModule(TensorDictModuleBase):
                     "Let all read the same input with `expand_input=True`."
                 )
 
-    def _run(self, params: TensorDictBase, *values: object) -> tuple[Tensor, ...]:
+    def _run(self, params: TensorDictBase, *values: object) -> Tensor | tuple[Tensor, ...]:
         template = self.__dict__["_template"]
         with params.to_module(template):
             output: Tensor | tuple[Tensor, ...] = template(*values)
-        return output if isinstance(output, tuple) else (output,)
+        return output
 
     def _one_by_one(self, params: TensorDictBase, values: tuple[object, ...]) -> tuple[object, ...]:
         made: list[tuple[Tensor, ...]] = []
@@ -159,12 +160,13 @@ class EnsembleModule(TensorDictModuleBase):
             fed = values
             if not self.expand_input:
                 fed = tuple(value[idx] if isinstance(value, Tensor) else value for value in values)
-            made.append(self._run(params[idx], *fed))
+            output = self._run(params[idx], *fed)
+            made.append(output if isinstance(output, tuple) else (output,))
         return self._all_outputs(tuple(torch.stack(each) for each in zip(*made, strict=True)))
 
-    def _all_outputs(self, outputs: tuple[Tensor, ...]) -> tuple[object, ...]:
+    def _all_outputs(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[object, ...]:
         """Add the places of outputs that are discarded."""
-        rest = iter(outputs)
+        rest = iter(outputs if isinstance(outputs, tuple) else (outputs,))
         return tuple(None if key == DISCARD else next(rest) for key in self._own_out_keys())
 
 
