@@ -90,12 +90,11 @@ class Descriptor:
             return _pooled(batch, self.device, self._pool)
 
     def row(self) -> Descriptor:
-        """That of one row, which loops over a batch ask for all the time."""
-        if is_dynamo_compiling():  # what was asked for before is not to be guarded
-            return _traced(self.batch[1:], self.device)
-        row = self._row
-        if row is None:
-            row = self._row = self.with_batch(self.batch[1:])
+        """That of one row, which loops over a batch ask for all the time: kept in `_row`.
+
+        Not for traced code, where what was asked for before would be guarded.
+        """
+        row = self._row = self.with_batch(self.batch[1:])
         return row
 
     def unlocked(self) -> Descriptor:

@@ -157,8 +157,10 @@ def _taken(container: W, index: object) -> W:
     """The rows at an index; apart from `__getitem__`, whose locals are not to become cells."""
     desc = container._desc
     batch = desc.batch
-    if index.__class__ is int and batch and -batch[0] <= index < batch[0]:
-        return container._map_each(_reading(index), _without_first, (desc, desc.row()))
+    if index.__class__ is int and not is_dynamo_compiling():
+        index_int(batch, index)
+        row = desc._row or desc.row()
+        return container._map_each(itemgetter(index), _without_first, (desc, row))
     if index.__class__ is Tensor and batch and _are_rows(index):
         try:
             return _rows_taken(container, index)
