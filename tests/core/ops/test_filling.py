@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kd_core import InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict
+from kd_core import InvalidArgument, InvalidValue, KeySetMismatch, ShapeMismatch, TensorDict
 
 
 @pytest.fixture
@@ -70,6 +70,37 @@ def test_masks_cover_batch_dimensions(td: TensorDict) -> None:
         td.masked_fill(mask[:2], 0)
     with pytest.raises(InvalidArgument, match=r"torch.bool, but a `tensor of torch.float32` came"):
         td.masked_fill(mask.float(), 0)
+
+
+def fill(td: TensorDict) -> TensorDict:
+    return td.fill_(300)
+
+
+def fill_masked(td: TensorDict) -> TensorDict:
+    return td.masked_fill_(torch.tensor([True, False]), 300)
+
+
+def clamp(td: TensorDict) -> TensorDict:
+    return td.clamp_(300)
+
+
+@pytest.mark.parametrize("write", [fill, fill_masked, clamp])
+def test_a_value_that_one_leaf_cannot_hold_is_written_to_none(
+    write: Callable[[TensorDict], TensorDict],
+) -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.uint8)}, [2])
+    with pytest.raises(InvalidValue, match=r"`b` of torch.uint8 cannot hold 300"):
+        write(td)
+    assert td["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("last", ["expanded", "parameter"])
+def test_a_mask_is_written_to_all_leaves_or_none(last: str) -> None:
+    leaf = torch.ones(1).expand(2) if last == "expanded" else nn.Parameter(torch.ones(2))
+    td = TensorDict({"a": torch.ones(2), "b": leaf}, [2])
+    with pytest.raises(InvalidValue, match="`b`"):
+        td.masked_fill_(torch.tensor([True, False]), 0.0)
+    assert td["a"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("size", [(5, 2), ([5, 2],)])

@@ -416,6 +416,21 @@ def check_writable(
             )
 
 
+def check_holds(td: Waist, leaves: list[Tensor], value: object) -> None:
+    """Refuse a number that torch would refuse for one leaf after it was written to others."""
+    if is_compiling() or not isinstance(value, (int, float, complex)):
+        return
+    first = {leaf.dtype: leaf for leaf in reversed(leaves)}
+    for dtype, leaf in first.items():
+        try:
+            torch.zeros((), dtype=dtype).fill_(value)
+        except RuntimeError:
+            raise InvalidValue(
+                f"{name_in(td, leaf)} of {dtype} cannot hold {value!r}. Cast it, or leave "
+                "it out with `exclude`."
+            ) from None
+
+
 def _check_whole(td: Waist, leaves: list[Tensor]) -> None:
     """Refuse leaves that are expanded, which torch would find out after others were written."""
     if not is_compiling() and len(leaves) > 1:

@@ -12,7 +12,7 @@ from kd_core._descriptor import describe, device_of
 from kd_core._errors import InvalidArgument
 from kd_core._kernels import run_
 from kd_core._leaves import finder
-from kd_core._operands import binary_, blend, check_writable, leaves_of, padded
+from kd_core._operands import binary_, blend, check_holds, check_writable, leaves_of
 from kd_core._shapes import sizes_of
 from kd_core._waist import Waist
 from kd_core._writes import check_write, copy_over, copy_pairs
@@ -50,7 +50,12 @@ class Filling(Waist):
         return self
 
     def fill_(self, value: Tensor | complex) -> Self:
-        """Write a number, or a 0-d tensor, into every leaf; return self."""
+        """Write a number, or a 0-d tensor, into every leaf; return self.
+
+        Raises:
+            InvalidValue: if a leaf cannot hold the number; nothing is written then.
+        """
+        check_holds(self, leaves_of(self), value)
         return binary_(self, value, Tensor.fill_, casts=True)
 
     def copy_(self, source: Waist, non_blocking: bool = False) -> Self:
@@ -78,14 +83,15 @@ class Filling(Waist):
         return blend(self, torch.masked_fill, mask, value)
 
     def masked_fill_(self, mask: Tensor, value: float) -> Self:
-        """Write a value where a mask over the batch dimensions is true; return self."""
+        """Write a value where a mask over the batch dimensions is true; return self.
+
+        Raises:
+            InvalidValue: if a leaf cannot hold the value, or cannot be written to; nothing is
+                written then.
+        """
         _check_mask(mask)
-        leaves: list[Tensor] = []
-        self._collect(leaves)
-        masks = padded(self, mask, leaves)
-        for leaf, chosen in zip(leaves, masks, strict=True):
-            leaf.masked_fill_(chosen, value)
-        return self
+        check_holds(self, leaves_of(self), value)
+        return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
 
     def new_zeros(
         self,
