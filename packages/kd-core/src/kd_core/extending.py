@@ -1,9 +1,11 @@
 """What the author of a container kind outside of this package needs, beside `TensorDictBase`.
 
 A kind implements the primitives that `kd_core._waist` lists. Their signatures speak of the names
-below; everything else in this package stays private.
+below, and `assume_constant_result` is for what compiled code need not trace; everything else in
+this package stays private.
 """
 
+from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._descriptor import Descriptor as Descriptor
 from kd_core._descriptor import describe as describe
 from kd_core._registry import register as register

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from kd_core.extending import assume_constant_result
 from kd_nn._call_names import CallNames
-from kd_nn._compat import assume_constant_result
 from kd_nn._emit import Calls, Text
 from kd_nn._plan import BUSY, write_container_call, write_tensor_outputs
 from kd_nn._program import Program
