@@ -90,7 +90,7 @@ class Calls:
         holder = "__dict__" if inner is None else "_modules"
         return f"{self.step(idx)}.{holder}['module']"
 
-    def result(self, idx: int, arguments: list[str]) -> str:
+    def result(self, depth: int, idx: int, arguments: list[str]) -> str:
         """Return the expression that calls what call `idx` wraps."""
         step = self.program.calls[idx].step
         method = step.__dict__["method"]
@@ -118,7 +118,7 @@ class Calls:
 
     def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
         text = self.text
-        result = self.result(idx, arguments(self.program.calls[idx]))
+        result = self.result(depth, idx, arguments(self.program.calls[idx]))
         split = f"{self.step(idx)}.split_outputs(_r)"
         if len(targets) == 1:
             text.add(depth, f"{targets[0]} = _r = {result}", "if _r.__class__ is not _Tensor:")

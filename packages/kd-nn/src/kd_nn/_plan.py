@@ -20,12 +20,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
-import torch.nn.functional as F  # as everywhere
-from torch import Tensor, nn
+from torch import nn
 
 from kd_nn._call_names import CallNames
 from kd_nn._emit import Calls, Text, plain_module
-from kd_nn._key_spec import InKeySpec, Keys
+from kd_nn._forms import CALL, HOOKS, PLACE, Watch
+from kd_nn._key_spec import InKeySpec
 from kd_nn._program import Program, resolve, runs_on_values
 from kd_nn._skip_existing import anyone_skips
 
@@ -158,10 +158,11 @@ class FastCalls(Calls):
     def __init__(self, root: nn.Module, program: Program, text: Text) -> None:
         super().__init__(program, text)
         self.root = root
-        self.hooks: list[str] = []
-        self.checks: list[str] = []
-        self.forms: dict[int, str] = {}
-        text.names.update(_BUSY=BUSY, _STALE=STALE, _F=F, _torch=torch)
+        self.watch = Watch(text)
+        self.hooks, self.checks = self.watch.hooks, self.watch.checks
+        self.opened: set[int] = set()
+        self.forms: dict[int, list[str]] = {}
+        text.names.update(_BUSY=BUSY, _STALE=STALE)
         self._watch(root, "_R")
         self._watch_containers()
         for idx, call in enumerate(program.calls):
@@ -174,12 +175,16 @@ class FastCalls(Calls):
         """Return the name of the keyed module of call `idx`."""
         return f"_S{idx}" if self.program.calls[idx].path else "_root"
 
-    def result(self, idx: int, arguments: list[str]) -> str:
-        """Return the expression that computes what call `idx` wraps."""
-        form = self.forms.get(idx)
-        if form is not None:
-            return form.format(x=arguments[0])
-        return super().result(idx, arguments)
+    def result(self, depth: int, idx: int, arguments: list[str]) -> str:
+        """Return the expression that computes what call `idx` wraps; write what comes before it."""
+        lines = self.forms.get(idx)
+        if lines is None:
+            return super().result(depth, idx, arguments)
+        value = arguments[0]
+        for line in lines[:-1]:
+            self.text.add(depth, f"_x = {line.replace(PLACE, value)}")
+            value = "_x"
+        return lines[-1].replace(PLACE, value) if lines else value
 
     def wrapped(self, idx: int) -> str:
         """Return the name of what call `idx` wraps, or of its `forward`."""
@@ -187,7 +192,7 @@ class FastCalls(Calls):
         if module is not None:
             return self.text.name(f"_M{idx}", module)
         method = self.program.calls[idx].step.__dict__["method"]
-        direct = method is None and f"_D{idx}" in self.text.names
+        direct = method is None and idx in self.opened
         return f"_M{idx}.forward" if direct else f"_M{idx}"
 
     def write_guard(self) -> None:
@@ -197,7 +202,7 @@ class FastCalls(Calls):
             _compiler=torch.compiler,
             _tracing=torch._C._get_tracing_state,
             _Module=nn.Module,
-            _call_of_modules=_CALL,
+            _call_of_modules=CALL,
             _owner=weakref.ref(self.root),
             _skips=anyone_skips,
         )
@@ -244,67 +249,27 @@ class FastCalls(Calls):
         self._watch_hooks(module, name)
 
     def _watch_hooks(self, module: nn.Module, name: str) -> None:
-        for kind in _HOOKS:
+        for kind in HOOKS:
             self.hooks.append(self.text.name(f"{name}{kind}", getattr(module, kind)))
 
     def _prepare(self, idx: int) -> None:
         """Name what a step wraps, and find out whether its `forward` can be called directly."""
-        call, text = self.program.calls[idx], self.text
-        module = call.step._modules.get("module")
+        step = self.program.calls[idx].step
+        module = step._modules.get("module")
         if module is None:
             return
-        name = text.name(f"_M{idx}", module)
-        holder = text.name(f"_H{idx}", call.step._modules)
+        name = self.text.name(f"_M{idx}", module)
+        holder = self.text.name(f"_H{idx}", step._modules)
         self.checks.append(f"{holder}['module'] is not {name}")
-        if type(module).__call__ is not _CALL or module._compiled_call_impl is not None:
+        if not self.watch.opens(module, name):
             return
-        attributes = text.name(f"_D{idx}", module.__dict__)
-        # Looked up anew: an empty dict may be assigned to drop hooks, and only keyed modules tell.
-        self.hooks += [f"{attributes}[{kind!r}]" for kind in _HOOKS]
-        self.checks.append(f"_len({attributes}) != {len(module.__dict__)}")
-        if call.step.__dict__["method"] is None and not call.step.__dict__["method_kwargs"]:
-            self._use_form(idx, module, name)
-
-    def _use_form(self, idx: int, module: nn.Module, name: str) -> None:
-        kind = type(module)
-        form = FORMS.get(kind)
-        spec = cast("InKeySpec", self.program.calls[idx].step.spec)
-        if form is None or spec.names is not None or len(spec.reads) != 1:
-            return
-        forward, expression, parameters = form
-        changed = kind.forward is not forward or "forward" in module.__dict__ or module._modules
-        if changed or any(needed not in module._parameters for needed in parameters):
-            return
-        text = self.text
-        own = text.name(f"_K_{kind.__name__}", kind)
-        self.checks.append(f"_type({name}) is not {own}")
-        self.checks.append(text.name(f"{name}_modules", module._modules))
-        latest = f"{own}.forward is not {text.name(f'{own}_forward', forward)}"
-        if latest not in self.checks:
-            self.checks.append(latest)
-        values = text.name(f"{name}_parameters", module._parameters)
-        self.forms[idx] = expression.replace("parameters", values).replace("attributes", f"_D{idx}")
-
-
-_CALL: Final = nn.Module.__call__
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-FORMS: Final[dict[type[nn.Module], tuple[Callable[..., Tensor], str, Keys]]] = {
-    nn.Linear: (
-        nn.Linear.forward,
-        "_F.linear({x}, parameters['weight'], parameters['bias'])",
-        ("weight", "bias"),
-    ),
-    nn.ReLU: (nn.ReLU.forward, "_F.relu({x}, attributes['inplace'])", ()),
-    nn.Tanh: (nn.Tanh.forward, "_torch.tanh({x})", ()),
-    nn.Sigmoid: (nn.Sigmoid.forward, "_torch.sigmoid({x})", ()),
-    nn.Identity: (nn.Identity.forward, "{x}", ()),
-}
-"""What `forward` of some of torch's modules does, on the parameters of the moment.
-
-Used only for these very classes, while their `forward` is torch's and no instance was patched or
-parametrised. It saves the look-up of each parameter through `__getattr__`.
-"""
+        self.opened.add(idx)
+        spec = cast("InKeySpec", step.spec)
+        one = spec.names is None and len(spec.reads) == 1
+        if one and step.__dict__["method"] is None and not step.__dict__["method_kwargs"]:
+            lines = self.watch.lines(module, name)
+            if lines is not None:
+                self.forms[idx] = lines
 
 
 def _global_hooks(text: Text) -> list[str]:

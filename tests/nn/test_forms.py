@@ -1,0 +1,144 @@
+"""An `nn.Sequential` in a module runs in line, and whatever would be seen without it is seen."""
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from tests.nn.plans import module_calls
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from kd_core import TensorDict
+from kd_nn import TensorDictModule
+
+X = torch.linspace(-1, 1, 12).view(4, 3)
+
+
+class Double(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def make(*last: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), Double())
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), inner, nn.ELU(), nn.Identity(), *last)
+
+
+def by_keyword(module: TensorDictModule) -> Tensor:
+    return cast(Tensor, module(x=X))
+
+
+def by_container(module: TensorDictModule) -> Tensor:
+    return module(TensorDict({"x": X}, [4]))["y"]
+
+
+@pytest.fixture(params=[by_keyword, by_container])
+def call(request: pytest.FixtureRequest) -> Callable[[TensorDictModule], Tensor]:
+    return cast("Callable[[TensorDictModule], Tensor]", request.param)
+
+
+Call = Callable[[TensorDictModule], Tensor]
+
+
+def planned(net: nn.Sequential, call: Call) -> TensorDictModule:
+    module = TensorDictModule(net, ["x"], ["y"])
+    for _ in range(3):
+        call(module)
+    return module
+
+
+@pytest.mark.parametrize("net", [make(), nn.Sequential(), nn.Sequential(nn.Sequential(), Double())])
+def test_values_and_gradients_are_those_of_the_sequential(net: nn.Sequential, call: Call) -> None:
+    module = planned(net, call)
+    assert module_calls(lambda: call(module)) == 0
+    expected = net(X)
+    assert torch.equal(call(module), expected)
+    parameters = list(net.parameters())
+    if parameters:
+        got = torch.autograd.grad(call(module).sum(), parameters)
+        assert all(map(torch.equal, got, torch.autograd.grad(expected.sum(), parameters)))
+
+
+MEMBERS: dict[str, Callable[[nn.Sequential], nn.Module]] = {
+    "sequential": lambda net: net,
+    "first": lambda net: net[0],
+    "inner sequential": lambda net: net[2],
+    "inner member": lambda net: cast(nn.Sequential, net[2])[2],
+    "without a form": lambda net: net[3],
+}
+
+
+@pytest.mark.parametrize("which", MEMBERS)
+def test_a_hook_on_any_member_is_seen(which: str, call: Call) -> None:
+    net = make()
+    module = planned(net, call)
+    before = call(module)
+    handle = MEMBERS[which](net).register_forward_hook(lambda module, args, out: out * 0)
+    assert torch.equal(call(module), net(X))
+    handle.remove()
+    assert torch.equal(call(module), before)
+
+
+@pytest.mark.parametrize("which", MEMBERS)
+def test_a_patched_forward_of_any_member_is_called(which: str, call: Call) -> None:
+    net = make()
+    module = planned(net, call)
+    MEMBERS[which](net).forward = lambda x: torch.zeros(4, 4)
+    assert torch.equal(call(module), net(X))
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "replaced": lambda net: net.__setitem__(1, nn.ReLU()),
+    "replaced inside": lambda net: cast(nn.Sequential, net[2]).__setitem__(1, nn.ReLU()),
+    "appended": lambda net: net.append(Double()),
+    "removed": lambda net: net.__delitem__(1),
+    "of another class": lambda net: setattr(net[1], "__class__", nn.Sigmoid),
+    "parametrised": lambda net: parametrizations.weight_norm(net[0]),
+    "without bias": lambda net: net[0].register_parameter("bias", None),
+    "with another weight": lambda net: setattr(net[0], "weight", nn.Parameter(torch.ones(4, 3))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_member_is_run(change: str, call: Call) -> None:
+    net = make()
+    module = planned(net, call)
+    CHANGES[change](net)
+    for _ in range(3):
+        assert torch.equal(call(module), net(X))
+
+
+def test_exchanged_parameters_are_used(call: Call) -> None:
+    net = make()
+    module = planned(net, call)
+    zeros = TensorDict.from_module(net).data.clone().zero_()
+    with zeros.to_module(net):
+        assert torch.equal(call(module), net(X))
+    assert torch.equal(call(module), net(X))
+
+
+def test_the_mode_of_a_member_is_looked_up(call: Call) -> None:
+    net = make(nn.Dropout(1.0))
+    module = planned(net, call)
+    assert not call(module).any()
+    module.eval()
+    assert torch.equal(call(module), net(X))
+    assert call(module).any()
+
+
+def test_a_member_with_a_call_of_its_own_is_called(call: Call) -> None:
+    class Loud(nn.Linear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return cast(Tensor, super().__call__(x)) * 0
+
+    assert not call(planned(nn.Sequential(Loud(3, 4)), call)).any()
+
+
+def test_an_error_in_a_member_is_that_of_the_sequential(call: Call) -> None:
+    net = make()
+    module = planned(net, call)
+    net[0] = nn.Linear(3, 5)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        call(module)
