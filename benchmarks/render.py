@@ -33,7 +33,7 @@ GOALS = {
     "nn": Goal(0.90, 0.33),
     "compile": Goal(1.08, 0.60),
     "export": Goal(0.95, 0.6),
-    "io": Goal(2.2, 0.4),
+    "io": Goal(0.9, 0.40),
     "import": Goal(None, 0.035),
     "memory": Goal(1.45, 0.80),
     "scale": Goal(1.0, 0.60),
