@@ -25,6 +25,10 @@ clone_all: Final[Callable[[list[Tensor]], Sequence[Tensor]]] = getattr(
 """Clone all leaves at once, by a kernel that newer versions have."""
 
 
+CONSTANT_OBJECTS: Final = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 10)
+"""Whether dynamo guards what belongs to an object that it took for a constant; 2.10 breaks off."""
+
+
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
     """Let a compiler call a function while it traces, and take the result for a constant.
 

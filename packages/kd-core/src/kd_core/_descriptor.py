@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._compat import assume_constant_result
+from kd_core._compat import CONSTANT_OBJECTS, assume_constant_result
 from kd_core._errors import InvalidArgument, InvalidValue
 
 if TYPE_CHECKING:
@@ -213,10 +213,13 @@ def _traced(batch: Batch, device: torch.device | None) -> Descriptor:
     """The descriptor for compiled code: a constant of the graph, unless a size is symbolic."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # the compiler has loaded it
 
-    for size in batch:
-        if not has_static_value(size):
-            return _build(batch, device, None, 0)
-    return _constant(batch, device)
+    if CONSTANT_OBJECTS:
+        for size in batch:
+            if not has_static_value(size):
+                break
+        else:
+            return _constant(batch, device)
+    return _build(batch, device, None, 0)
 
 
 @assume_constant_result
