@@ -16,6 +16,7 @@ OPERATIONS: dict[str, Operation] = {
     "construct": lambda td: TensorDict({"x": td["a"] + 1, "n": {"y": td["n", "b"]}}, td.batch_size),
     "get": lambda td: td.get("a", td["n", "b"]) + td["n", "b"].sum(),
     "set": lambda td: td.copy().set("z", td["a"] * 2).set(("n", "q"), td["a"]),
+    "set a container of a smaller batch": lambda td: td.copy().set("m", TensorDict({"x": td["a"]})),
     "update": lambda td: td.copy().update({"a": td["a"] * 2, "n": {"b": td["a"]}}),
     "update with a container": lambda td: td.copy().update(td * 2),
     "update_": lambda td: td.clone().update_({"a": td["a"] * 2}),

@@ -25,8 +25,11 @@ clone_all: Final[Callable[[list[Tensor]], Sequence[Tensor]]] = getattr(
 """Clone all leaves at once, by a kernel that newer versions have."""
 
 
-CONSTANT_OBJECTS: Final = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 10)
-"""Whether dynamo guards what belongs to an object that it took for a constant; 2.10 breaks off."""
+CONSTANT_OBJECTS: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether dynamo compares what belongs to an object that it took for a constant.
+
+Before, `!=` of such a tuple is an internal error. Only the compiler shows it, so by number.
+"""
 
 
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
