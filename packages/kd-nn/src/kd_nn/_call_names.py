@@ -8,7 +8,7 @@ dynamo traces it without a guard on a cache.
 
 import inspect
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -80,14 +80,14 @@ class CallNames:
         return inspect.Signature(parameters)
 
     def bind(
-        self, args: Sequence[object], kwargs: Mapping[str, object], who: str
+        self, args: Sequence[object], kwargs: Mapping[str, object], who: Callable[[], str]
     ) -> dict[NestedKey, object]:
         """Match arguments to keys.
 
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments; a mapping may stand for all keys below its name.
-            who: The module, for messages.
+            who: Names the module, for messages.
 
         Returns:
             The given values by key; keys that were not given are absent.
@@ -98,21 +98,27 @@ class CallNames:
         """
         if len(args) > len(self.keys):
             raise DispatchError(
-                f"{who} takes {len(self.keys)} tensors ({self.accepted()}), got {len(args)}."
+                f"{who()} takes {len(self.keys)} tensors ({self.accepted()}), got {len(args)}."
             )
         bound: dict[NestedKey, object] = dict(zip(self.keys, args, strict=False))
         for name, value in kwargs.items():
             for key, part in self._expand(name, value, who).items():
                 if key in bound:
                     raise DispatchError(
-                        f"{who} got {format_key(key)} twice; give it once, "
+                        f"{who()} got {format_key(key)} twice; give it once, "
                         f"by position or as `{name}`. Accepted: {self.accepted()}."
                     )
                 bound[key] = part
-        return {key: _as_entry(value) for key, value in bound.items()}
+        for key, value in bound.items():
+            if value.__class__ is not Tensor:
+                bound[key] = _as_entry(value)
+        return bound
 
     def require(
-        self, bound: Mapping[NestedKey, object], optional: Sequence[NestedKey], who: str
+        self,
+        bound: Mapping[NestedKey, object],
+        optional: Sequence[NestedKey],
+        who: Callable[[], str],
     ) -> None:
         """Raise unless every key that is not optional has a value.
 
@@ -125,8 +131,8 @@ class CallNames:
             given = is_tensor_collection(first)  # as a dict: a container had been passed through
             hint = " Make a container of a dict: `TensorDict(...)`." if given else ""
             raise DispatchError(
-                f"{who} misses {self._listed(missing)}. Accepted: {self.accepted()}, by name or in "
-                f"this order; or one container that holds them.{hint}"
+                f"{who()} misses {self._listed(missing)}. Accepted: {self.accepted()}, by name or "
+                f"in this order; or one container that holds them.{hint}"
             )
 
     def accepted(self) -> str:
@@ -139,7 +145,7 @@ class CallNames:
             format_key(key) if names[key] in self.shared else f"`{names[key]}`" for key in keys
         )
 
-    def _expand(self, name: str, value: object, who: str) -> dict[NestedKey, object]:
+    def _expand(self, name: str, value: object, who: Callable[[], str]) -> dict[NestedKey, object]:
         if name in self.names and name not in self.shared:
             return {self.keys[self.names.index(name)]: value}
         below = [key for key in self.keys if key != name and is_prefix(name, key)]
@@ -147,7 +153,7 @@ class CallNames:
             return self._open(name, value, who)
         raise self._refusal(name, who)
 
-    def _open(self, name: str, value: object, who: str) -> dict[NestedKey, object]:
+    def _open(self, name: str, value: object, who: Callable[[], str]) -> dict[NestedKey, object]:
         nested = TensorDict({name: value})
         found: dict[NestedKey, object] = {
             key: entry(nested, key) for key in self.keys if has_entry(nested, key)
@@ -155,23 +161,25 @@ class CallNames:
         for leaf in nested.keys(True, True):
             if not any(is_prefix(key, leaf) for key in found):
                 raise DispatchError(
-                    f"{who} does not read {format_key(leaf)}, given inside `{name}`. "
+                    f"{who()} does not read {format_key(leaf)}, given inside `{name}`. "
                     f"Accepted: {self.accepted()}."
                 )
         return found
 
-    def _refusal(self, name: str, who: str) -> DispatchError:
+    def _refusal(self, name: str, who: Callable[[], str]) -> DispatchError:
         if name in self.shared:
             keys = [k for n, k in zip(self.names, self.keys, strict=True) if n == name]
             return DispatchError(
-                f"{who} cannot tell which key `{name}` means: "
+                f"{who()} cannot tell which key `{name}` means: "
                 f"{' and '.join(format_key(key) for key in keys)} share that name. "
                 "Give them by position, or as nested dicts, "
                 f"such as `{key_parts(keys[0])[0]}={{...}}`."
             )
         near = nearest_key(name, self.names)
         hint = "" if near is None else f" Did you mean `{near}`?"
-        return DispatchError(f"{who} has no argument `{name}`. Accepted: {self.accepted()}.{hint}")
+        return DispatchError(
+            f"{who()} has no argument `{name}`. Accepted: {self.accepted()}.{hint}"
+        )
 
 
 def _as_entry(value: object) -> object:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
-import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._call_names import CallNames
@@ -57,6 +57,7 @@ class Dispatched(Generic[M]):
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
         self._functions: dict[tuple[Keys, Keys], Callable[..., object]] = {}
+        self._names: dict[Keys, CallNames] = {}
         functools.update_wrapper(self, function)
 
     @overload
@@ -69,7 +70,7 @@ class Dispatched(Generic[M]):
         """Return the method bound to `module`, with the argument names of its keys."""
         if module is None:
             return self
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return cast("Forward", functools.partial(self._enter, module))
         try:
             return MethodType(self._function_for(module), module)
@@ -82,7 +83,8 @@ class Dispatched(Generic[M]):
 
     def _enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
         if args and is_tensor_collection(args[0]):
-            self._refuse_tensors(module, args[1:], kwargs)
+            if kwargs or len(args) > 1:
+                self._refuse_tensors(module, args[1:], kwargs)
             return self.function(module, *args, **kwargs)
         if is_tensor_collection(kwargs.get("tensordict")):
             container = kwargs.pop("tensordict")
@@ -108,9 +110,15 @@ class Dispatched(Generic[M]):
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         names = self.names_of(module)
-        extras = {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
-        who = describe(module)
-        bound = names.bind(args, {k: v for k, v in kwargs.items() if k not in extras}, who)
+        extras: dict[str, object] = {}
+        if self.extras:
+            extras = {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
+            kwargs = {k: v for k, v in kwargs.items() if k not in extras}
+
+        def who() -> str:
+            return describe(module)
+
+        bound = names.bind(args, kwargs, who)
         names.require(bound, _optional_keys(module), who)
         if not extras:
             run = getattr(type(module), "run_on_values", None)
@@ -124,24 +132,36 @@ class Dispatched(Generic[M]):
 
     def _pick(self, module: nn.Module, result: TensorDictBase) -> object:
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
-        if getattr(module, "may_skip", False) is True:
+        # Asked of the class: a module looks for what it lacks among its parameters, for 1 us.
+        if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:
             return _bare(read_optional(result, keys, None))
         return _bare([entry(result, key) for key in keys])
 
     def names_of(self, module: nn.Module) -> CallNames:
         """Return the argument names of `module`."""
-        return CallNames(keys_of(module, self.source), self.separator)
+        keys = keys_of(module, self.source)
+        if is_dynamo_compiling():  # a look into a cache would leave guards
+            return CallNames(keys, self.separator)
+        names = self._names.get(keys)
+        if names is None:
+            names = self._names[keys] = CallNames(keys, self.separator)
+        return names
 
     def _function_for(self, module: nn.Module) -> Callable[..., object]:
-        key = (keys_of(module, self.source), _optional_keys(module))
+        optional = _optional_keys(module) if hasattr(type(module), "optional_in_keys") else ()
+        key = (keys_of(module, self.source), optional)
         function = self._functions.get(key)
         if function is None:
             function = self._functions[key] = self._make_function(*key)
         return function
 
     def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
+        function, enter = self.function, self._enter
+
         def forward(self_: nn.Module, /, *args: object, **kwargs: object) -> object:
-            return self._enter(self_, *args, **kwargs)
+            if len(args) == 1 and not kwargs and is_tensor_collection(args[0]):
+                return function(self_, args[0])  # what `_enter` comes to, without its frame
+            return enter(self_, *args, **kwargs)
 
         signature = CallNames(keys, self.separator).signature(optional)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -239,18 +259,25 @@ def keys_of(module: nn.Module, source: str | Keys) -> Keys:
 
 def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:
     """Return the leading sizes that all tensors share, each keeping its last of two or more."""
-    shapes: list[tuple[int, ...]] = []
+    common: tuple[int, ...] | None = None
     for value in values:
         if isinstance(value, Tensor):
-            shapes.append(tuple(value.shape[:-1] if value.ndim > 1 else value.shape))
+            shape = value.shape
+            sizes = shape[:-1] if len(shape) > 1 else shape
         elif is_tensor_collection(value):
-            shapes.append(tuple(value.batch_size))
-    common: list[int] = []
-    for sizes in zip(*shapes, strict=False):
-        if any(size != sizes[0] for size in sizes):
-            break
-        common.append(sizes[0])
-    return tuple(common)
+            sizes = value.batch_size
+        else:
+            continue
+        if common is None:
+            common = tuple(sizes)
+            continue
+        shared = 0
+        for mine, other in zip(common, sizes, strict=False):
+            if mine != other:
+                break
+            shared += 1
+        common = common[:shared]
+    return common or ()
 
 
 def describe(module: object) -> str:

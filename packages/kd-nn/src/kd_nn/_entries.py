@@ -6,6 +6,8 @@ Writing is all or nothing: an output that does not fit leaves the container as i
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, cast
 
+from torch import Tensor
+
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._errors import input_missing
 
@@ -19,7 +21,29 @@ def entry(tensordict: TensorDictBase, key: NestedKey) -> object:
 
 def container_of(values: Mapping[NestedKey, object], batch_size: Sequence[int] = ()) -> TensorDict:
     """Return a container of values by (nested) key."""
-    return TensorDict({}, batch_size).update(values)
+    tree = _tree_of(values)
+    if tree is None:
+        return TensorDict({}, batch_size).update(values)
+    return TensorDict(tree, batch_size)
+
+
+def _tree_of(values: Mapping[NestedKey, object]) -> dict[str, object] | None:
+    """Nest plain tensors by their keys; None for other values, and where one key holds another."""
+    tree: dict[str, object] = {}
+    for key, value in values.items():
+        if value.__class__ is not Tensor:
+            return None
+        level = tree
+        *above, last = (key,) if isinstance(key, str) else cast("tuple[str, ...]", key)
+        for part in above:
+            inner = level.setdefault(part, {})
+            if type(inner) is not dict:
+                return None
+            level = inner
+        if last in level:
+            return None
+        level[last] = value
+    return tree
 
 
 def read_entries(

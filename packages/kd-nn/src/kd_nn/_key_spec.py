@@ -8,7 +8,10 @@ top-level entry, a tuple of at least two `str` for a nested one.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
+
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import InvalidKey, NestedKey, unravel_key
 
@@ -46,12 +49,22 @@ def parse_keys(keys: object, what: str) -> Keys:
     Raises:
         InvalidKey: If an element is not a nested key.
     """
+    if type(keys) is list and not is_dynamo_compiling():
+        try:  # each call of a method with `dispatch` comes here
+            return _known(tuple(keys), what)
+        except TypeError:  # it holds what has no hash, or what is no key: said below
+            pass
     if isinstance(keys, (str, tuple)):
         return (_parse_key(keys, what),)
     if isinstance(keys, Mapping) or not isinstance(keys, Iterable):
         raise InvalidKey(
             f"`{what}` must be a key or a list of keys, got {type(keys).__name__}: {keys!r}."
         )
+    return tuple(_parse_key(key, what) for key in keys)
+
+
+@lru_cache(maxsize=1024)
+def _known(keys: tuple[object, ...], what: str) -> Keys:
     return tuple(_parse_key(key, what) for key in keys)
 
 
