@@ -102,4 +102,6 @@ def destination(
 
 def has_entry(tensordict: TensorDictBase, key: NestedKey) -> bool:
     """Return whether there is an entry at `key`."""
+    if tensordict.__class__ is TensorDict:  # a lazy stack would stack its members to read it
+        return tensordict.get(key) is not None
     return key in tensordict.keys(True)

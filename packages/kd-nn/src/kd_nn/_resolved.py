@@ -41,6 +41,7 @@ class Resolved:
         reads: The keys of the values that `run` takes.
         writes: The keys of the values that `run` returns.
         traced: The functions that dynamo inlines, if there is a program.
+        optional: Those of `in_keys` that no step insists on, once somebody asked.
     """
 
     graph: KeyGraph
@@ -52,6 +53,7 @@ class Resolved:
     reads: Keys = ()
     writes: Keys = ()
     traced: Traced | None = None
+    optional: Keys | None = None
     _paths: list[tuple[str, ...]] = field(default_factory=list)
     _watched: Callable[[nn.Module], bool] = _never
     _flags: list[list[bool]] = field(default_factory=list)

@@ -104,9 +104,13 @@ class TensorDictSequential(StepList):
         if self.partial_tolerant:
             return self.in_keys
         resolved = self._resolve()
-        steps = self.named_steps()
-        needed = [key for idx in resolved.live for key in required_keys(steps[idx][1])]
-        return [key for key in resolved.in_keys if not any(is_prefix(key, r) for r in needed)]
+        if resolved.optional is None:
+            steps = self.named_steps()
+            needed = [key for idx in resolved.live for key in required_keys(steps[idx][1])]
+            resolved.optional = tuple(
+                key for key in resolved.in_keys if not any(is_prefix(key, r) for r in needed)
+            )
+        return list(resolved.optional)
 
     @property
     def partly_read(self) -> list[NestedKey]:

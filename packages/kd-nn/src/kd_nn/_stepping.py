@@ -8,7 +8,14 @@ from typing import Protocol, TypeAlias, cast
 
 from torch import nn
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    lazy_stack,
+)
 from kd_nn._dispatch import describe
 from kd_nn._entries import entry, has_entry, read_optional, write_entries
 from kd_nn._errors import not_written
@@ -175,7 +182,29 @@ def _commit(
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
     """Return the keys of the entries of a working copy that are not those of its source."""
-    return list(_changed([(work, source)], ()))
+    changed: list[NestedKey] = []
+    if not _note_changed(work, source, (), changed):
+        return list(_changed([(work, source)], ()))
+    return changed
+
+
+def _note_changed(
+    work: TensorDictBase, source: object, head: tuple[str, ...], changed: list[NestedKey]
+) -> bool:
+    """Do what `_changed` does for plain containers; False if there is any other kind."""
+    if work.__class__ is not TensorDict or source.__class__ is not TensorDict:
+        return False
+    before = dict(source.items())
+    for name, value in work.items():
+        old = before.get(name)
+        if value is old:
+            continue
+        key = (*head, cast("str", name))
+        if not (is_tensor_collection(value) and is_tensor_collection(old)):
+            changed.append(key if head else name)
+        elif not _note_changed(value, old, key, changed):
+            return False
+    return True
 
 
 def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey]:
