@@ -40,9 +40,12 @@ class KeysAttribute(property):
 
     def __get__(self, module: object, owner: type | None = None) -> object:  # type: ignore[override]
         """Return the keys of the instance, or of the class."""
-        if module is not None or owner is None or self.fget is None:
+        read = self.fget
+        if module is not None and read is not None:  # without `super`, which takes half of it
+            return read(module)
+        if owner is None or read is None:
             return super().__get__(module, owner)
-        declared = getattr(owner, f"_class_{self.fget.__name__}", None)
+        declared = getattr(owner, f"_class_{read.__name__}", None)
         return self if declared is None else list(declared)
 
 

@@ -82,12 +82,13 @@ class Resolved:
             return False
         if torch.compiler.is_dynamo_compiling():
             return True
-        return all(
-            list(holder._modules.values()) == members for holder, members in self._members
-        ) and all(
-            list(step.in_keys) == reads and list(step.out_keys) == writes  # type: ignore[arg-type]
-            for step, reads, writes in self._foreign
-        )
+        for holder, members in self._members:
+            if list(holder._modules.values()) != members:
+                return False
+        for step, reads, writes in self._foreign:
+            if list(step.in_keys) != reads or list(step.out_keys) != writes:  # type: ignore[arg-type]
+                return False
+        return True
 
     def is_watched(self, sequence: nn.Module) -> bool:
         """Return whether hooks on steps, or the skipping of steps, ask for calls one by one."""

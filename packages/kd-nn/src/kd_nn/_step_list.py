@@ -28,7 +28,8 @@ class StepList(TensorDictModuleBase):
 
     def named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
-        return list(self.module._modules.items())
+        # Not `self.module`, which torch looks up in Python, for 0.7 us.
+        return list(self._modules["module"]._modules.items())  # type: ignore[union-attr, arg-type]
 
     @property
     def may_skip(self) -> bool:
