@@ -60,14 +60,14 @@ class Indexing(Waist):
             if value is None:
                 path = path_of(index)  # type: ignore[arg-type]  # a string
                 raise missing_key(path, 0, self._entries, self._entries)
-            return value if isinstance(value, Tensor) else value._item()
+            return value._item() if hasattr(value, "_item") else value
         if kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
             value = find_entry(self._entries, index)  # type: ignore[arg-type]  # mostly a path
             if value is None:
                 value = self._read(path_of(index))  # type: ignore[arg-type]  # refuses other parts
             if value.__class__ is Tensor:
                 return value
-            return value if isinstance(value, Tensor) else value._item()
+            return value._item() if hasattr(value, "_item") else value
         if kind is int or kind is slice:
             return _taken(self, index)
         if is_path(index):  # with a class of its own

@@ -238,9 +238,10 @@ class Structure(Waist):
 
     def is_empty(self) -> bool:
         """Tell whether there is no leaf at any level."""
-        return all(
-            isinstance(value, Structure) and value.is_empty() for value in self._entries.values()
-        )
+        for value in self._entries.values():
+            if value.__class__ is Tensor or not (isinstance(value, Structure) and value.is_empty()):
+                return False
+        return True
 
     def _replace_entries(self, other: Waist, action: str) -> Self:
         self._check_unlocked(action)
@@ -299,8 +300,7 @@ class _Branch(dict[str, object]):
 
 def _is_both(key: NestedKey, part: str, kind: str) -> KeyCollision:
     other = "value" if kind == "container" else "container"
-    name = format_key(key)
-    text = f"key {name} makes `{part}` a {kind}, and another key makes it a {other}."
+    text = f"key {format_key(key)} makes `{part}` a {kind}, and another key makes it a {other}."
     return KeyCollision(f"{text} Rename one of them.")
 
 
