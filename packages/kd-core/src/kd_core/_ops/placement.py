@@ -15,7 +15,7 @@ from kd_core._waist import Waist
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._types import DeviceLike
+    from kd_core._types import DeviceLike, Entry
 
     W = TypeVar("W", bound=Waist)
 
@@ -150,11 +150,25 @@ def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
     desc = td._desc
     if desc.device == target:
         return td
-    moved = td._map_all(
-        lambda leaves: [
+    return _moved(td, target, non_blocking)
+
+
+def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
+    """A new container of the leaves on a device; those that are there already are shared."""
+    desc = describe(td._desc.batch, device)
+    if not td._owns_leaves:
+        moved = td._map_all(  # member by member
+            lambda leaves: [leaf.to(device, non_blocking=non_blocking) for leaf in leaves]
+        )
+        return moved._with_descriptor(desc)
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if value.__class__ is Tensor or isinstance(value, Tensor):
             # Asked first: `to` takes 1 us to find out that there is nothing to do.
-            leaf if leaf.device == target else leaf.to(target, non_blocking=non_blocking)
-            for leaf in leaves
-        ]
-    )
-    return moved._with_descriptor(describe(desc.batch, target))
+            there = value.device == device
+            entries[key] = value if there else value.to(device, non_blocking=non_blocking)
+        elif isinstance(value, Waist):
+            entries[key] = _moved(value, device, non_blocking)
+        else:
+            entries[key] = value._with_descriptor(describe(value._desc.batch, device))
+    return td._like(entries, desc)
