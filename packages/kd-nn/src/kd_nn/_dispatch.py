@@ -217,6 +217,7 @@ def dispatch(
         DispatchError: In a call, if an argument is missing, unknown, doubled or ambiguous.
 
     Example:
+        >>> import torch
         >>> class Scale(nn.Module):
         ...     in_keys = ["x", ("limits", "high")]
         ...     out_keys = ["y"]
