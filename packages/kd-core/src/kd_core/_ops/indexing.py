@@ -378,19 +378,8 @@ def _copied(target: Waist, index: object, source: Waist) -> bool:
     values: list[Tensor] = []
     if not _paired(target, source, leaves, values):
         return False
-    return copy_pairs(_views(leaves, index, target._desc.batch), values)
-
-
-def _views(leaves: list[Tensor], index: object, batch: Batch) -> list[Tensor]:
-    """The rows of all leaves, for an index that gives views."""
-    if index.__class__ is int:
-        index_int(batch, index)
-        return [leaf[index] for leaf in leaves]
-    if index.__class__ is slice:
-        index_slice(batch, index)
-        return [leaf[index] for leaf in leaves]
-    fn, _ = resolve(index, batch)
-    return [fn(leaf) for leaf in leaves]
+    rows_of, _ = resolve(index, target._desc.batch)
+    return copy_pairs([rows_of(leaf) for leaf in leaves], values)
 
 
 def _paired(target: Waist, source: Waist, leaves: list[Tensor], values: list[Tensor]) -> bool:
