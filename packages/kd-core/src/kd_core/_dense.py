@@ -18,14 +18,7 @@ from kd_core._admission import admit
 from kd_core._base import TensorDictBase
 from kd_core._descriptor import describe
 from kd_core._late_entries import lay_over, own_dict
-from kd_core._leaves import (
-    MANY,
-    collect,
-    collect_pairs,
-    deal,
-    rebuild,
-    zip_each,
-)
+from kd_core._leaves import MANY, collect, collect_pairs, deal, rebuild, zip_each
 
 if TYPE_CHECKING:
     from typing import Self

@@ -227,8 +227,10 @@ def _constant(batch: Batch, device: torch.device | None) -> Descriptor:
     return _pooled(batch, device, _POOLS.setdefault(device, {}))
 
 
-def describe_on(batch: Batch, device: DeviceLike) -> Descriptor:
+def describe_on(batch: Batch, device: DeviceLike | None) -> Descriptor:
     """The unlocked descriptor of a batch size and a device as users name it."""
+    if device is None:
+        return describe(batch)
     if device == "cpu" and not is_dynamo_compiling():  # the hash of a device takes 100 ns
         try:
             return _ON_CPU[batch]

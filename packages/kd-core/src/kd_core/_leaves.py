@@ -31,16 +31,7 @@ from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
-    from kd_core._types import (
-        BatchFn,
-        DealFn,
-        DealMemo,
-        Entries,
-        Entry,
-        LeafFn,
-        Memo,
-        Node,
-    )
+    from kd_core._types import BatchFn, DealFn, DealMemo, Entries, Entry, LeafFn, Memo, Node
 
 MANY: Final = 24
 """From so many entries on, one pass to check them and one to copy them beats a single one."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._descriptor import Descriptor, describe, device_of
+from kd_core._descriptor import Descriptor, describe_on
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves import same_data
@@ -47,8 +47,7 @@ class NonTensorData:
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
         self.data = data
-        where = None if device is None else device_of(device)
-        self._desc = describe(batch_of(batch_size), where)
+        self._desc = describe_on(batch_of(batch_size), device)
 
     @property
     def batch_size(self) -> torch.Size:

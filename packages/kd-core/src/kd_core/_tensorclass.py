@@ -22,7 +22,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._dense import Dense
-from kd_core._descriptor import describe, device_of
+from kd_core._descriptor import describe_on
 from kd_core._errors import InvalidArgument, InvalidValue, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._shapes import batch_of
@@ -152,8 +152,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def __init__(self, *values, batch_size=None, device=None, **named):
             given = _bind(type(self), values, named)
-            where = None if device is None else device_of(device)
-            self._desc = describe(() if batch_size is None else batch_of(batch_size), where)
+            self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
             fill(self, given, self._desc)
             after = getattr(type(self), "__post_init__", None)
             if after is not None:

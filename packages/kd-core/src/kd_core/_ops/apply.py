@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from torch import Tensor
 
 from kd_core._admission import admit
-from kd_core._descriptor import Descriptor, describe, device_of
+from kd_core._descriptor import Descriptor, describe, describe_on
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
 from kd_core._leaves import all_fit, entries_of, finder, key_sets_differ
@@ -268,7 +268,7 @@ def _target(
     batch = td._desc.batch if batch_size is None else batch_of(batch_size)
     if device is NO_DEFAULT:
         return describe(batch, td._desc.device)
-    return describe(batch, None if device is None else device_of(device))
+    return describe_on(batch, device)
 
 
 def _finish(td: W, result: W) -> W:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._descriptor import describe, device_of
+from kd_core._descriptor import describe_on
 from kd_core._errors import InvalidArgument
 from kd_core._kernels import run_
 from kd_core._leaves import finder
@@ -160,7 +160,7 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
         if device is None:
             return input._map_each(lambda leaf: fn(leaf, *args, **options))
         made = input._map_each(lambda leaf: fn(leaf, *args, device=device, **options))
-        return made._with_descriptor(describe(made._desc.batch, device_of(device)))
+        return made._with_descriptor(describe_on(made._desc.batch, device))
 
     return filled
 
@@ -179,7 +179,7 @@ def _fresh(
     )
     if device is None:
         return made
-    return made._with_descriptor(describe(batch, device_of(device)))
+    return made._with_descriptor(describe_on(batch, device))
 
 
 def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:
