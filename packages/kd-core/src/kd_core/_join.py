@@ -193,7 +193,7 @@ def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Desc
     first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
     for node in nodes:
         if node._desc is not first:  # type: ignore[union-attr]  # nodes all
-            return _mixed_descriptor(how, [node._desc for node in nodes], path)  # type: ignore[union-attr]
+            return _mixed_descriptor(how, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
     if memo is not None and memo[0] is first:
         return memo[1]
     return first.with_batch(_even_shape(how.shape, first.batch, len(nodes), how.dim))

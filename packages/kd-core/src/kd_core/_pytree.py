@@ -123,7 +123,7 @@ def _take_apart(container: Waist, children: list[object]) -> Structure:
             nested = True
             below = _take_apart(value, children)  # type: ignore[arg-type]  # a container
             if lead < 0 <= below.lead:
-                lead, extra = len(names), value._desc.ndim - desc.ndim  # type: ignore[union-attr]
+                lead, extra = len(names), value._desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
         elif kind is int or kind is Tensor or _is_child(value):  # a `vmap` makes trees of integers
             children.append(value)
             shape = None if lead >= 0 or kind is int else _shape_of(value)
@@ -175,9 +175,9 @@ def _put_together(cls: type[Waist], values: Iterator[object], structure: Structu
     hollow: list[str] = []
     # To ask whether there is one for each costs 100 ns.
     if inner:
-        entries = _branches(values, zip(keys, inner), hollow)  # noqa: B905
+        entries = _branches(values, zip(keys, inner), hollow)  # noqa: B905  # as said above
     else:
-        entries = dict(zip(keys, values))  # noqa: B905
+        entries = dict(zip(keys, values))  # noqa: B905  # as said above
     if lead >= 0:
         first = entries[keys[lead]]
         shape: Batch = (first.shape if first.__class__ is Tensor else _shape_of(first)) or ()

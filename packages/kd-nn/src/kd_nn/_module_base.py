@@ -38,7 +38,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 class KeysAttribute(property):
     """A property of keys; on the class it gives the keys that the class declares."""
 
-    def __get__(self, module: object, owner: type | None = None) -> object:  # type: ignore[override]
+    def __get__(self, module: object, owner: type | None = None) -> object:  # type: ignore[override]  # the class has keys too
         """Return the keys of the instance, or of the class."""
         read = self.fget
         if module is not None and read is not None:  # without `super`, which takes half of it
@@ -368,7 +368,7 @@ class TensorDictModuleBase(Flagged):
 def key_node(name: str, step: nn.Module) -> KeyNode:
     """Describe a keyed module as a node of a key graph."""
     source = getattr(step, "out_keys_source", None)
-    visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
+    visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
     writes = visible if source is None or visible else ()
     made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
     count = sum(parameter.numel() for parameter in made)
@@ -376,7 +376,7 @@ def key_node(name: str, step: nn.Module) -> KeyNode:
     return KeyNode(
         name,
         label if isinstance(label, str) else type(step).__name__,
-        parse_keys(list(step.in_keys), "in_keys"),  # type: ignore[arg-type]
+        parse_keys(list(step.in_keys), "in_keys"),  # type: ignore[arg-type]  # keyed
         tuple(key for key in writes if key != DISCARD),
         count,
         partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),

@@ -27,7 +27,7 @@ def add_step_note(
     index, name = place
     named = "" if name == index else f" `{name}`"
     given = ", ".join(f"{format_key(key)} {_shape(value)}" for key, value in inputs.items())
-    writes = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
+    writes = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
     error.add_note(
         f"In step {index}{named}, {describe(step)}: "
         f"reads {given or 'nothing'}; writes {list_keys(writes)}."

@@ -86,7 +86,7 @@ class Resolved:
             if list(holder._modules.values()) != members:
                 return False
         for step, reads, writes in self._foreign:
-            if list(step.in_keys) != reads or list(step.out_keys) != writes:  # type: ignore[arg-type]
+            if list(step.in_keys) != reads or list(step.out_keys) != writes:  # type: ignore[arg-type]  # keyed
                 return False
         return True
 
@@ -116,7 +116,7 @@ class Resolved:
         if isinstance(step, TensorDictModuleBase):
             self._flags.append(step.change_flag())
         else:
-            self._foreign.append((step, list(step.in_keys), list(step.out_keys)))  # type: ignore[arg-type]
+            self._foreign.append((step, list(step.in_keys), list(step.out_keys)))  # type: ignore[arg-type]  # keyed
         if isinstance(step, StepList):
             members = step.named_steps()
             self._members.append((step.module, [member for _, member in members]))

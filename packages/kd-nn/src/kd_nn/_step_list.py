@@ -29,7 +29,7 @@ class StepList(TensorDictModuleBase):
     def named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
         # Not `self.module`, which torch looks up in Python, for 0.7 us.
-        return list(self._modules["module"]._modules.items())  # type: ignore[union-attr, arg-type]
+        return list(self._modules["module"]._modules.items())  # type: ignore[union-attr, arg-type]  # no step is None
 
     @property
     def may_skip(self) -> bool:
@@ -216,7 +216,7 @@ def check_keyed(name: str, step: object) -> None:
     if not hasattr(step, "out_keys"):
         raise NotKeyed(f"step `{name}` (`{kind}`) has in_keys but no out_keys. Declare both.")
     parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # declared by the module
-    parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
+    parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # declared by the module
 
 
 def _remedy(step: object, kind: str) -> str:

@@ -115,7 +115,7 @@ def run_steps(
         try:
             result = _run_step(step, work, live[idx])
         except Exception as error:
-            reads = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]
+            reads = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # keyed
             add_step_note(error, (str(idx), name), step, zip_present(work, reads))
             raise
         work, swapped = _merge(step, work, result)
@@ -134,7 +134,7 @@ def zip_present(tensordict: TensorDictBase, keys: Sequence[NestedKey]) -> dict[N
 def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> bool:
     if not sequence.__dict__.get("partial_tolerant"):
         return False
-    return not all(has_entry(work, key) for key in parse_keys(list(step.in_keys), "in_keys"))  # type: ignore[arg-type]
+    return not all(has_entry(work, key) for key in parse_keys(list(step.in_keys), "in_keys"))  # type: ignore[arg-type]  # keyed
 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
@@ -152,7 +152,7 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
             f"{describe(step)} returned {type(result).__name__} for a container. "
             "A keyed module returns a container."
         )
-    keys = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]
+    keys = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
     visible = [key for key in keys if key != DISCARD]
     made = [key for key in visible if has_entry(result, key)]
     replaces = getattr(step, "replaces_container", None)

@@ -123,7 +123,7 @@ class Placement(Waist):
 
     def is_shared(self) -> bool:
         """Tell whether all leaves are in shared memory."""
-        shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]
+        shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
         return all(shared)
 
 
