@@ -33,7 +33,6 @@ from ._errors import (
 )
 from ._example import bounds, prepare, read_example
 from ._fixups import mend
-from ._program import KeyedProgram
 from ._reference import Reference, frozen_modes
 from ._schema import Entry, Schema, check_json
 from ._signature import Example, FlatModule, Word
@@ -53,8 +52,8 @@ def capture(
     mode: str | None,
     strict: bool,
     metadata: Mapping[str, object] | None,
-) -> KeyedProgram:
-    """Do the work of `kd_export.export`."""
+) -> tuple[Schema, ExportedProgram, tuple[str, ...], Reference]:
+    """Return what a `KeyedProgram` is made of."""
     stored = check_json(dict(metadata or {}))
     assert isinstance(stored, dict)
     frozen, in_keys, out_keys = prepare(module, inputs, outputs)
@@ -80,7 +79,7 @@ def capture(
         weights=_digest(program),
     )
     reference = Reference(flat, mode)
-    return KeyedProgram(schema, program, tuple(diagnostics), reference)
+    return schema, program, tuple(diagnostics), reference
 
 
 def _trace(

@@ -70,7 +70,7 @@ def export(
     """
     from ._capture import capture
 
-    return capture(
+    parts = capture(
         module,
         example,
         inputs=inputs,
@@ -80,6 +80,7 @@ def export(
         strict=strict,
         metadata=metadata,
     )
+    return KeyedProgram(*parts)
 
 
 def save(
