@@ -1,6 +1,6 @@
 """Every kind of container keeps the contract."""
 
-from tests.core.containers import FACTORIES
+from tests.core.kinds import FACTORIES
 
 from kd_core import TensorDictBase
 from kd_core.testing import ContainerContract

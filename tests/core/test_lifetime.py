@@ -5,7 +5,7 @@ import threading
 import weakref
 
 import torch
-from tests.core.containers import inner
+from tests.core.kinds import inner
 
 from kd_core import TensorDict, TensorDictBase, lazy_stack
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import TensorDictBase
-from kd_export._dynamic_shapes import Dynamic
+from kd_export._capture.dynamic_shapes import Dynamic
 from kd_nn import NormalParamExtractor
 
 Keys = list[str | tuple[str, ...]]

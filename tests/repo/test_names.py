@@ -26,7 +26,7 @@ def strangers(source: str) -> list[str]:
         is_docstring = (
             position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
-        allowed = is_reexport(node) or is_registration(node) or is_version(node)
+        allowed = is_registration(node) or is_reexport(node) or is_version(node)
         if not (is_docstring or allowed):
             found.append(ast.unparse(node))
     return found
@@ -37,10 +37,10 @@ def is_reexport(node: ast.stmt) -> bool:
 
 
 def is_registration(node: ast.stmt) -> bool:
-    """Tell a private module loaded for what it registers: `from kd_core import _x as _x`."""
-    if not (isinstance(node, ast.ImportFrom) and node.module in IMPORT_NAMES):
+    """Tell a module loaded for what it registers: `from kd_core._torch import x as _x`."""
+    if not (isinstance(node, ast.ImportFrom) and "._" in (node.module or "")):
         return False
-    return all(alias.name.startswith("_") and alias.asname == alias.name for alias in node.names)
+    return all(alias.asname == f"_{alias.name}" for alias in node.names)
 
 
 def is_own_import(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
@@ -59,7 +59,7 @@ def is_version(node: ast.stmt) -> bool:
 
 def exported(name: str) -> set[str]:
     tree = ast.parse(init_of(name).read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if is_own_import(node)]
+    imports = [node for node in tree.body if is_own_import(node) and not is_registration(node)]
     return {alias.name for node in imports for alias in node.names}
 
 

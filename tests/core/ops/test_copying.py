@@ -1,7 +1,7 @@
 """Copies: what they share, and what they do not."""
 
 import torch
-from tests.core.containers import inner
+from tests.core.kinds import inner
 from torch import nn
 
 from kd_core import TensorDict

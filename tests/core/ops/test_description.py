@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.core.containers import inner
+from tests.core.kinds import inner
 
 from kd_core import InvalidValue, Locked, OutOfRange, ShapeMismatch, TensorDict, lazy_stack
 

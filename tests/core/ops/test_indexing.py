@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import pytest
 import torch
-from tests.core.containers import inner
+from tests.core.kinds import inner
 
 from kd_core import (
     InvalidArgument,

@@ -2,16 +2,22 @@
 
 from typing import Final
 
-from kd_core import _collation as _collation
-from kd_core import _pickling as _pickling
-from kd_core import _pytree as _pytree
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import is_tensor_collection as is_tensor_collection
-from kd_core._combine import cat as cat
-from kd_core._combine import merge_tensordicts as merge_tensordicts
-from kd_core._combine import pad as pad
-from kd_core._combine import pad_sequence as pad_sequence
-from kd_core._combine import stack as stack
+from kd_core._combine.combining import cat as cat
+from kd_core._combine.combining import merge_tensordicts as merge_tensordicts
+from kd_core._combine.combining import pad as pad
+from kd_core._combine.combining import pad_sequence as pad_sequence
+from kd_core._combine.combining import stack as stack
+from kd_core._containers.factories import from_module as from_module
+from kd_core._containers.factories import make_tensordict as make_tensordict
+from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
+from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
+from kd_core._containers.lazy_stack import maybe_dense_stack as maybe_dense_stack
+from kd_core._containers.non_tensor import NonTensorData as NonTensorData
+from kd_core._containers.tensorclass import TensorClass as TensorClass
+from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
+from kd_core._containers.tensordict import TensorDict as TensorDict
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import InvalidArgument as InvalidArgument
 from kd_core._errors import InvalidKey as InvalidKey
@@ -26,22 +32,16 @@ from kd_core._errors import OutOfRange as OutOfRange
 from kd_core._errors import ShapeMismatch as ShapeMismatch
 from kd_core._errors import UnknownField as UnknownField
 from kd_core._errors import UnsupportedFunction as UnsupportedFunction
-from kd_core._factories import from_module as from_module
-from kd_core._factories import make_tensordict as make_tensordict
 from kd_core._keys import format_key as format_key
 from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
-from kd_core._lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
-from kd_core._lazy_stack import lazy_stack as lazy_stack
-from kd_core._lazy_stack import maybe_dense_stack as maybe_dense_stack
-from kd_core._module_state import ModuleBusy as ModuleBusy
-from kd_core._non_tensor import NonTensorData as NonTensorData
-from kd_core._tensorclass import TensorClass as TensorClass
-from kd_core._tensorclass import is_tensorclass as is_tensorclass
-from kd_core._tensordict import TensorDict as TensorDict
-from kd_core._torch_function import torch_functions as torch_functions
+from kd_core._ops.module_state import ModuleBusy as ModuleBusy
+from kd_core._torch import data_loading as _data_loading
+from kd_core._torch import pickling as _pickling
+from kd_core._torch import pytree as _pytree
+from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
 

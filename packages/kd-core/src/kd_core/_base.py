@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
-from kd_core import _dispatch, _registry
+from kd_core import _registry
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply
 from kd_core._ops.arrangement import Arrangement
@@ -36,6 +36,7 @@ from kd_core._ops.reduction import Reductions
 from kd_core._ops.shape import Shape
 from kd_core._ops.storage import Storage
 from kd_core._ops.structure import Structure
+from kd_core._protocol import overrides
 from kd_core._repr import describe_node
 
 
@@ -94,12 +95,12 @@ class TensorDictBase(
     @classmethod
     def __torch_function__(
         cls,
-        func: _dispatch.TorchFunction,
+        func: overrides.TorchFunction,
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        return _dispatch.call(func, args, kwargs)
+        return overrides.call(func, args, kwargs)
 
 
 def _gather_concerns() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from kd_core._descriptor import Descriptor
+    from kd_core._batch.descriptor import Descriptor
     from kd_core._types import Node
 
 make_dense: Callable[..., Node]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import KdError, ShapeMismatch
-from kd_core._leaves import entries_of
+from kd_core._leaves.loops import entries_of
 
 if TYPE_CHECKING:
     from kd_core._types import Entries, Entry, Node

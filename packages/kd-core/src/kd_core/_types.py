@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._descriptor import Descriptor
+    from kd_core._batch.descriptor import Descriptor
 
 NestedKey: TypeAlias = str | tuple["NestedKey", ...]
 """A key of a container: a string, or a (nested) tuple of strings that names a path."""

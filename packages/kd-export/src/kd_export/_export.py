@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._program import KeyedProgram
+from kd_export._program import KeyedProgram
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ._dynamic_shapes import Dynamic, Name
-    from ._signature import Example, Word
-    from ._verify import Report
+    from kd_export._capture.dynamic_shapes import Dynamic, Name
+    from kd_export._capture.signature import Example, Word
+    from kd_export._verify import Report
 
 
 def export(
@@ -68,7 +68,7 @@ def export(
         >>> program({"x": torch.zeros(5, 3)})["y"].shape
         torch.Size([5, 2])
     """
-    from ._capture import capture
+    from kd_export._capture.capture import capture
 
     parts = capture(
         module,

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ._archive import replacing
-from ._backend import backend_for
-from ._errors import VerifyError
-from ._schema import Schema
-from ._session import Session
-from ._verify import BATCH_SIZES, Report, check_runner, stored_vectors
+from kd_export._errors import VerifyError
+from kd_export._running.backend import backend_for
+from kd_export._running.session import Session
+from kd_export._schema.archive import replacing
+from kd_export._schema.schema import Schema
+from kd_export._verify import BATCH_SIZES, Report, check_runner, stored_vectors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class KeyedProgram:
     def _session(self) -> Session:
         session: Session | None = self.__dict__.get("_opened")
         if session is None:
-            from ._torch_runner import run_program
+            from kd_export._running.torch_runner import run_program
 
             session = Session(self.schema, run_program(self.exported_program, self.schema))
             self.__dict__["_opened"] = session

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ._archive import check_trust
-from ._backend import Runner, backend_for
-from ._errors import VerifyError
-from ._schema import Entry, Json, Number, Schema, Vector
-from ._session import read_file
-from ._tables import Row, plain_table
-from ._vectors import concrete, draw, positions, tolerance
+from kd_export._errors import VerifyError
+from kd_export._running.backend import Runner, backend_for
+from kd_export._running.session import read_file
+from kd_export._schema.archive import check_trust
+from kd_export._schema.schema import Entry, Json, Number, Schema, Vector
+from kd_export._schema.vectors import concrete, draw, positions, tolerance
+from kd_export._tables import Row, plain_table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -156,7 +156,7 @@ def verify(
     schema = backend.read_schema(io.BytesIO(data))
     runner = backend.load(data, schema)
     if reference is not None:
-        from ._reference import reference_module
+        from kd_export._capture.reference import reference_module
 
         eager = reference_module(reference, schema)
         return check_runner(runner, schema, eager, batch_sizes, rtol=rtol, atol=atol, path=path)
@@ -174,7 +174,7 @@ def verify(
 def trials(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
     """Choose sizes for the axes: each axis runs through all batch sizes, out of step.
 
-    >>> from kd_export._schema import Axis
+    >>> from kd_export._schema.schema import Axis
     >>> list(trials(Schema((), (), {"a": Axis(), "b": Axis()}), (1, 2, 7)))
     [{'a': 1, 'b': 2}, {'a': 2, 'b': 7}, {'a': 7, 'b': 1}]
     """
@@ -197,7 +197,7 @@ def stored_vectors(
     schema: Schema, reference: Reference, batch_sizes: Sequence[int]
 ) -> tuple[Vector, ...]:
     """Run the reference on drawn inputs and keep some of its numbers."""
-    from ._torch_runner import numbers_of
+    from kd_export._running.torch_runner import numbers_of
 
     vectors = []
     for seed, sizes in enumerate(trials(schema, batch_sizes)):
@@ -215,7 +215,7 @@ def stored_vectors(
 def _run_reference(
     reference: Reference, schema: Schema, sizes: Mapping[str, int], seed: int
 ) -> Mapping[str, Tensor]:
-    from ._torch_runner import build_tensor
+    from kd_export._running.torch_runner import build_tensor
 
     tensors = [build_tensor(drawn) for drawn in draw(schema, sizes, seed)]
     try:

@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from . import __version__
-from ._archive import replacing
-from ._backend import backend_for, require
-from ._errors import (
+from kd_export import __version__
+from kd_export._errors import (
     BackendMissing,
     DtypeMismatch,
     ExportError,
@@ -27,10 +25,12 @@ from ._errors import (
     UntrustedArtifact,
     VerifyError,
 )
-from ._schema import Entry, Schema
-from ._session import inspect, open  # noqa: A004  # the package's own
-from ._tables import Row, plain_table
-from ._verify import BATCH_SIZES, HEADER, verify
+from kd_export._running.backend import backend_for, require
+from kd_export._running.session import inspect, open  # noqa: A004  # the package's own
+from kd_export._schema.archive import replacing
+from kd_export._schema.schema import Entry, Schema
+from kd_export._tables import Row, plain_table
+from kd_export._verify import BATCH_SIZES, HEADER, verify
 
 OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
 

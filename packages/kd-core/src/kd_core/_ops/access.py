@@ -10,9 +10,8 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves import all_fit, find_entry, has_entry, walk_error
-from kd_core._types import NO_DEFAULT, NoDefault
-from kd_core._views import (
+from kd_core._leaves.loops import all_fit, find_entry, has_entry, walk_error
+from kd_core._leaves.views import (
     ALL_LEAVES,
     LeafItems,
     LeafKeys,
@@ -21,8 +20,9 @@ from kd_core._views import (
     NestedKeys,
     NestedValues,
 )
-from kd_core._waist import Waist, level_at
-from kd_core._writes import writable_source, write_all
+from kd_core._leaves.writes import writable_source, write_all
+from kd_core._protocol.primitives import Waist, level_at
+from kd_core._types import NO_DEFAULT, NoDefault
 
 if TYPE_CHECKING:
     from typing import Self

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
-from kd_core._admission import admit
-from kd_core._descriptor import Descriptor, describe, describe_on
+from kd_core._batch.descriptor import Descriptor, describe, describe_on
+from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
-from kd_core._leaves import all_fit, entries_of, finder, key_sets_differ
-from kd_core._shapes import batch_of
+from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
+from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._protocol.primitives import Waist
+from kd_core._protocol.validation import admit
 from kd_core._types import NO_DEFAULT
-from kd_core._waist import Waist
-from kd_core._writes import Write, writable_source, write_all
 
 if TYPE_CHECKING:
     from typing import Self

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from kd_core import _registry
 from kd_core._keys import path_of
-from kd_core._leaves import find_entry
-from kd_core._waist import Waist
+from kd_core._leaves.loops import find_entry
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from kd_core._errors import InvalidValue
-from kd_core._operands import leaves_of, name_in
-from kd_core._waist import Waist
+from kd_core._ops.operands import leaves_of, name_in
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
-from kd_core._operands import blend, blend_, check_holds, leaves_of
-from kd_core._waist import Waist
+from kd_core._ops.operands import blend, blend_, check_holds, leaves_of
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._operands import Operand
+    from kd_core._ops.operands import Operand
 
 
 class Blending(Waist):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kd_core import _registry
+from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
 from kd_core._keys import format_key
-from kd_core._leaves import same_data
-from kd_core._shapes import batch_of
-from kd_core._waist import Waist
-from kd_core._writes import Write, writable_source, write_all
+from kd_core._leaves.loops import same_data
+from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self

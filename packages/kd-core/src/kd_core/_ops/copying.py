@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kd_core._compat import clone_all
-from kd_core._operands import unary
-from kd_core._waist import Waist
+from kd_core._ops.operands import unary
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self

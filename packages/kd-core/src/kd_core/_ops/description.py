@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._descriptor import describe
+from kd_core._batch.descriptor import describe
+from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
-from kd_core._leaves import common_batch
-from kd_core._operands import leaves_of
-from kd_core._shapes import batch_of, wrap_dim
-from kd_core._waist import Waist
+from kd_core._leaves.loops import common_batch
+from kd_core._ops.operands import leaves_of
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._descriptor import Descriptor
+    from kd_core._batch.descriptor import Descriptor
     from kd_core._types import BatchSize
 
 

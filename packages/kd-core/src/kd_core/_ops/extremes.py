@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
-from kd_core._reductions import batch_dims_of, reduced, without
-from kd_core._waist import Waist
+from kd_core._ops.reducing import batch_dims_of, reduced, without
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._reductions import Dim, SomeDim
+    from kd_core._ops.reducing import Dim, SomeDim
 
 W = TypeVar("W")
 E = TypeVar("E", bound="Extrema")

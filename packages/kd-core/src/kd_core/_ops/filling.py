@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._descriptor import describe_on
+from kd_core._batch.descriptor import describe_on
+from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument
-from kd_core._kernels import run_
-from kd_core._leaves import finder
-from kd_core._operands import binary_, blend, check_holds, check_writable, leaves_of
-from kd_core._shapes import sizes_of
-from kd_core._waist import Waist
-from kd_core._writes import check_write, copy_over, copy_pairs
+from kd_core._leaves.foreach import run_
+from kd_core._leaves.loops import finder
+from kd_core._leaves.writes import check_write, copy_over, copy_pairs
+from kd_core._ops.operands import binary_, blend, check_holds, check_writable, leaves_of
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self

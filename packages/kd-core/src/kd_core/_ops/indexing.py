@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from kd_core._batch.shapes import index_int, index_simple, index_slice, too_many_indices
 from kd_core._errors import InvalidArgument, KeySetMismatch, OutOfRange, ShapeMismatch, listed
-from kd_core._kernels import is_eager
 from kd_core._keys import format_key, is_path, path_of
-from kd_core._leaves import find_entry, missing_key, same_data
-from kd_core._shapes import index_int, index_simple, index_slice, too_many_indices
-from kd_core._waist import Waist, level_at
-from kd_core._writes import Write, as_source, commit, copy_pairs, write_all
+from kd_core._leaves.foreach import is_eager
+from kd_core._leaves.loops import find_entry, missing_key, same_data
+from kd_core._leaves.writes import Write, as_source, commit, copy_pairs, write_all
+from kd_core._protocol.primitives import Waist, level_at
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._shapes import Simple
+    from kd_core._batch.shapes import Simple
     from kd_core._types import Batch, BatchFn, Entries, Entry, Index, IndexItem, LeafFn
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kd_core._operands import leaves_of
-from kd_core._views import walk_items
-from kd_core._waist import Waist
+from kd_core._leaves.views import walk_items
+from kd_core._ops.operands import leaves_of
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

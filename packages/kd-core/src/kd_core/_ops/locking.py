@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kd_core._descriptor import LOCKED_BY_USER
+from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._errors import Locked
-from kd_core._waist import Waist
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self

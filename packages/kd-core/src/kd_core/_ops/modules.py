@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from kd_core._module_state import ModuleScope
-from kd_core._waist import Waist
+from kd_core._ops.module_state import ModuleScope
+from kd_core._protocol.primitives import Waist
 
 
 class Modules(Waist):

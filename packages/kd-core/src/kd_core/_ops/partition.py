@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.caching import Plan, plan, remembered
+from kd_core._batch.shapes import slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
-from kd_core._resolution import Plan, plan, remembered
-from kd_core._shapes import slice_length, wrap_dim
-from kd_core._waist import Waist, map_by
+from kd_core._protocol.primitives import Waist, map_by
 
 if TYPE_CHECKING:
     from typing import Self

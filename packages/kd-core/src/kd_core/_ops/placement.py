@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._descriptor import describe, device_of
+from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._operands import cast_leaves, leaves_of
-from kd_core._waist import Waist
+from kd_core._ops.operands import cast_leaves, leaves_of
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kd_core._kernels import (
+from kd_core._leaves.foreach import (
     add_tensor,
     add_tensor_,
     div_tensor,
@@ -22,13 +22,13 @@ from kd_core._kernels import (
     sub_tensor,
     sub_tensor_,
 )
-from kd_core._operands import binary, binary_, cast_leaves, is_operand, reflected, unary, unary_
-from kd_core._waist import Waist
+from kd_core._ops.operands import binary, binary_, cast_leaves, is_operand, reflected, unary, unary_
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._operands import Operand
+    from kd_core._ops.operands import Operand
 
 
 class Unary(Waist):

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._reductions import logsumexp, norm, prod, reduced
-from kd_core._waist import Waist
+from kd_core._ops.reducing import logsumexp, norm, prod, reduced
+from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
     from typing import Self
 
     from torch import Tensor
 
-    from kd_core._reductions import Dim
+    from kd_core._ops.reducing import Dim
 
 
 class Reductions(Waist):

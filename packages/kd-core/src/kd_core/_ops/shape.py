@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core._batch.caching import Plan, plan, remembered
+from kd_core._batch.shapes import expanded, infer_sizes, numel, sizes_of, wrap_dim, wrap_dims
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
-from kd_core._resolution import Plan, plan, remembered
-from kd_core._shapes import expanded, infer_sizes, numel, sizes_of, wrap_dim, wrap_dims
-from kd_core._waist import Waist, map_by
+from kd_core._protocol.primitives import Waist, map_by
 
 if TYPE_CHECKING:
     from typing import Self

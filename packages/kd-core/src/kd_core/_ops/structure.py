@@ -14,14 +14,14 @@ from torch.compiler import is_compiling
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of
-from kd_core._leaves import find_entry, same_data
-from kd_core._waist import Waist, level_at
-from kd_core._writes import check_write, copy_pairs, writable_source, write_all
+from kd_core._leaves.loops import find_entry, same_data
+from kd_core._leaves.writes import check_write, copy_pairs, writable_source, write_all
+from kd_core._protocol.primitives import Waist, level_at
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._descriptor import Descriptor
+    from kd_core._batch.descriptor import Descriptor
     from kd_core._types import AnyKey, Entries, Entry, NestedKey, Source
 
     Staged = list[Callable[[], None]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._base import TensorDictBase
 from kd_core._keys import format_key
-from kd_core._waist import Waist
+from kd_core._protocol.primitives import Waist
 
 Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
 

@@ -19,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from .._archive import SCHEMA_PROPERTY, read_onnx_schema
-from .._backend import Direct, require
-from .._errors import DtypeMismatch, ExportError, NotExportable
-from .._schema import Entry, Number, Schema, check_fit
-from .._vectors import Drawn
-from .._wire import unused_name
+from kd_export._errors import DtypeMismatch, ExportError, NotExportable
+from kd_export._running.backend import Direct, require
+from kd_export._schema.archive import SCHEMA_PROPERTY, read_onnx_schema
+from kd_export._schema.schema import Entry, Number, Schema, check_fit
+from kd_export._schema.vectors import Drawn
+from kd_export._schema.wire import unused_name
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from .._archive import SCHEMA_FILE, read_zip_schema
-from .._errors import ExportError
-from .._schema import Schema, check_fit
-from .._trust import disarm
+from kd_export._errors import ExportError
+from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
+from kd_export._schema.schema import Schema, check_fit
+from kd_export._schema.trust import disarm
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from .._torch_runner import TorchRunner
+    from kd_export._running.torch_runner import TorchRunner
 
 _KEPT = ("val",)
 
@@ -52,7 +52,7 @@ class Pt2Backend:
         """Check the archive, load it, and write its graph as one function."""
         import torch
 
-        from .._torch_runner import run_program
+        from kd_export._running.torch_runner import run_program
 
         archive = disarm(data)
         try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import InvalidValue
-from kd_nn._mappings import PositiveMap, mappings
+from kd_nn.distributions._mappings import PositiveMap, mappings
 
 
 class NormalParamExtractor(nn.Module):

@@ -1,0 +1,4 @@
+"""Making one container of several.
+
+Knows the container kinds; must not know what torch calls.
+"""

@@ -1,0 +1,342 @@
+"""Walking several containers at once, to join their leaves: what stack and cat share.
+
+The leaves of one key are handed to torch as they are. What went wrong is looked for only after
+torch refused, so leaves that fit are never looked at twice; the message then names the entry and
+the number of the container that differs. Measured on 8 containers: below some 16 keys a lookup per
+leaf beats the comparison of whole key lists, above it the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._base import TensorDictBase
+from kd_core._batch.caching import remembered
+from kd_core._batch.descriptor import Descriptor, describe
+from kd_core._containers.non_tensor import NonTensorData, wrap_data
+from kd_core._errors import (
+    DeviceMismatch,
+    InvalidArgument,
+    InvalidValue,
+    KdError,
+    KeySetMismatch,
+    ShapeMismatch,
+    listed,
+)
+from kd_core._keys import format_key
+from kd_core._leaves.loops import same_data
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch, Entries, Entry, Memo
+
+    Path: TypeAlias = tuple[str, ...]
+    Column: TypeAlias = Sequence[Entry]
+    ShapeFn: TypeAlias = Callable[[Sequence[Batch], int], Batch | None]
+
+C = TypeVar("C", bound=TensorDictBase)
+ZIP_FROM: Final = 16
+
+
+class Join(NamedTuple):
+    """One way to join.
+
+    Attributes:
+        name: what the user called.
+        dim: the batch dimension that is new, or grows.
+        call: the torch function.
+        shape: the shapes of the parts, and `dim`, to the shape of the whole; `None`: no fit.
+    """
+
+    name: str
+    dim: int
+    call: Callable[..., Tensor]
+    shape: ShapeFn
+
+
+def stacked_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
+    first = shapes[0]
+    for shape in shapes:
+        if shape is not first and shape != first:
+            return None
+    return (*first[:dim], len(shapes), *first[dim:])
+
+
+def concatenated_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
+    first = shapes[0]
+    before, behind = first[:dim], first[dim + 1 :]
+    rows = 0
+    for shape in shapes:
+        if shape is not first and (
+            len(shape) != len(first) or shape[:dim] != before or shape[dim + 1 :] != behind
+        ):
+            return None
+        rows += shape[dim]
+    return (*before, rows, *behind)
+
+
+def first_of(containers: object, name: str) -> TensorDictBase:
+    """The first of a sequence of containers, after checking all.
+
+    Raises:
+        InvalidArgument: if something else came.
+        InvalidValue: if the sequence is empty.
+    """
+    if not isinstance(containers, (list, tuple)):
+        raise InvalidArgument(
+            f"`{name}` takes a list or tuple of containers, but a `{type(containers).__name__}` "
+            "came."
+        )
+    for each in containers:
+        if not isinstance(each, TensorDictBase):
+            number = next(i for i, one in enumerate(containers) if one is each)
+            raise InvalidArgument(
+                f"`{name}` takes containers, but number {number} is a `{type(each).__name__}`."
+            )
+    if not containers:
+        raise InvalidValue(f"`{name}` takes one container or more, but none came.")
+    return cast("TensorDictBase", containers[0])
+
+
+def dims_of(containers: object, name: str) -> int:
+    """The number of batch dimensions of the first of a sequence of containers.
+
+    Whether the others are containers shows when they are walked: asking first costs 400 ns of 8.
+    """
+    if type(containers) is list and containers:
+        desc: Descriptor | None = getattr(containers[0], "_desc", None)
+        if desc is not None:
+            return desc.ndim
+    return first_of(containers, name)._desc.ndim
+
+
+def combined(containers: Sequence[C], how: Join, out: C | None) -> C:
+    """Join containers, into new leaves or those of `out`."""
+    if out is None:
+        return _join(how, containers, (), None)  # type: ignore[return-value]  # the kind of the first
+    writes: list[tuple[Column, Tensor]] = []
+    _stage_out(how, containers, out, (), writes)
+    for column, target in writes:
+        how.call(column, how.dim, out=target)
+    return out
+
+
+def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
+    """Join containers level by level."""
+    try:
+        levels = [node._entries for node in nodes]  # type: ignore[union-attr]  # or it raises
+    except AttributeError:
+        if not path:
+            first_of(nodes, how.name)
+        return _join_data(how, nodes, path)
+    first, desc = levels[0], nodes[0]._desc  # type: ignore[union-attr]  # containers all
+    memo = desc, _joined_descriptor(how, nodes, path, memo)
+    columns = _columns(how, levels, path)
+    call, dim = how.call, how.dim
+    joined: dict[str, Entry] = {}
+    column: Column = ()
+    key = ""
+    try:
+        for key in first:
+            column = next(columns) if columns else [level[key] for level in levels]
+            if not isinstance(column[0], Tensor):
+                joined[key] = _join(how, column, (*path, key), memo)
+            elif dim:
+                joined[key] = call(column, dim)
+            else:  # the default, which costs 120 ns less than the same one given
+                joined[key] = call(column)
+    except KdError as error:
+        if not column or not isinstance(column[0], Tensor):
+            raise
+        _explain(how, column, (*path, key), error)
+    except KeyError as error:
+        number = next(i for i, level in enumerate(levels) if key not in level)
+        raise _keys_differ(how, levels, number, path) from error
+    except (RuntimeError, TypeError, IndexError) as error:
+        _explain(how, column, (*path, key), error)
+    return nodes[0]._like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
+
+
+def _columns(how: Join, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:
+    """The entries of each key in all containers, or `None` to look them up by name.
+
+    Raises:
+        KeySetMismatch: if the numbers of keys differ.
+    """
+    count = len(levels[0])
+    for level in levels:
+        if len(level) != count:
+            number = next(i for i, one in enumerate(levels) if len(one) != count)
+            raise _keys_differ(how, levels, number, path)
+    if count < ZIP_FROM:
+        return None
+    keys = list(levels[0])
+    if all(list(level) == keys for level in levels):
+        return zip(*[level.values() for level in levels], strict=True)
+    return None
+
+
+def _keys_differ(how: Join, levels: Sequence[Entries], number: int, path: Path) -> KeySetMismatch:
+    first, level = levels[0], levels[number]
+    where = f" below {format_key(path)}" if path else ""
+    return KeySetMismatch(
+        f"`{how.name}` takes containers of the same keys, but{where} container {number} lacks "
+        f"{listed(key for key in first if key not in level)} and alone has "
+        f"{listed(key for key in level if key not in first)}. `select` the shared keys first."
+    )
+
+
+def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Descriptor:
+    first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
+    for node in nodes:
+        if node._desc is not first:  # type: ignore[union-attr]  # nodes all
+            return _mixed_descriptor(how, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
+    if memo is not None and memo[0] is first:
+        return memo[1]
+    return first.with_batch(_even_shape(how.shape, first.batch, len(nodes), how.dim))
+
+
+@remembered
+def _even_shape(shape: ShapeFn, batch: Batch, count: int, dim: int) -> Batch:
+    return shape([batch] * count, dim)  # type: ignore[return-value]  # equal shapes fit
+
+
+def _mixed_descriptor(how: Join, descs: list[Descriptor], path: Path) -> Descriptor:
+    first = descs[0]
+    batch = how.shape([desc.batch for desc in descs], how.dim)
+    if batch is None:
+        for number, desc in enumerate(descs):
+            if how.shape([first.batch, desc.batch], how.dim) is None:
+                raise batches_differ(first.batch, desc.batch, number, how.name, path)
+        raise AssertionError("shapes that fit the first fit each other")
+    if all(desc.device == first.device for desc in descs):
+        return first.with_batch(batch)
+    return describe(batch)
+
+
+def batches_differ(first: Batch, other: Batch, number: int, name: str, path: Path) -> ShapeMismatch:
+    where = f" of {format_key(path)}" if path else ""
+    fit = {"stack": "the same", "merge_tensordicts": "the same"}.get(
+        name, "the same but for the dimension that grows"
+    )
+    return ShapeMismatch(
+        f"`{name}` takes batch sizes that are {fit}, but the batch_size{where} is {other} in "
+        f"container {number} and {first} in container 0."
+    )
+
+
+def _join_data(how: Join, nodes: Column, path: Path) -> NonTensorData:
+    """The one value that all containers hold."""
+    first = nodes[0]
+    if not isinstance(first, NonTensorData):
+        _explain(how, nodes, path, None)
+    for number, node in enumerate(nodes):
+        if not isinstance(node, NonTensorData):
+            _explain(how, nodes, path, None)
+        if not same_data(node.data, first.data):
+            raise InvalidValue(
+                f"entry {format_key(path)} is one value for the whole batch, but {node.data!r} in "
+                f"container {number} and {first.data!r} in container 0. Make them equal, or "
+                "`exclude` the entry."
+            )
+    return wrap_data(first.data, _joined_descriptor(how, nodes, path, None))
+
+
+def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> NoReturn:
+    """Say which container's entry does not fit that of the first."""
+    first, key = column[0], format_key(path)
+    for number, entry in enumerate(column):
+        if _kind(entry) != _kind(first):
+            raise KeySetMismatch(
+                f"entry {key} is {_kind(entry)} in container {number} and {_kind(first)} in "
+                f"container 0: `{how.name}` joins entries of one kind."
+            ) from error
+        if isinstance(first, Tensor) and isinstance(entry, Tensor):
+            _explain_leaf(how, first, entry, number, key)
+    raise InvalidValue(f"`{how.name}` cannot join the entries {key}: {error}") from error
+
+
+def _kind(entry: Entry) -> str:
+    if isinstance(entry, Tensor):
+        return "a tensor"
+    return "a container" if isinstance(entry, TensorDictBase) else "data that is no tensor"
+
+
+def _explain_leaf(how: Join, first: Tensor, entry: Tensor, number: int, key: str) -> None:
+    if how.shape([tuple(first.shape), tuple(entry.shape)], how.dim) is None:
+        raise ShapeMismatch(
+            f"`{how.name}` cannot join entry {key}: its shape is {tuple(entry.shape)} in container "
+            f"{number} and {tuple(first.shape)} in container 0. `pad`, or `lazy_stack`, may help."
+        )
+    if entry.device != first.device:
+        raise DeviceMismatch(
+            f"`{how.name}` cannot join entry {key}: it is on {entry.device} in container {number} "
+            f"and on {first.device} in container 0. Move the containers to one device with `to`."
+        )
+
+
+def _stage_out(
+    how: Join,
+    nodes: Column,
+    out: Entry,
+    path: Path,
+    writes: list[tuple[Column, Tensor]],
+) -> None:
+    """Note down what is to be written where, after checking that it fits."""
+    if not isinstance(out, TensorDictBase):
+        _check_data_out(_join_data(how, nodes, path), out, path)
+        return
+    containers = cast("Sequence[TensorDictBase]", nodes)
+    desc = _joined_descriptor(how, nodes, path, None)
+    levels = [node._entries for node in containers]
+    for number, level in enumerate(levels):
+        if level.keys() != levels[0].keys():
+            raise _keys_differ(how, levels, number, path)
+    if out._entries.keys() != levels[0].keys() or out._desc.batch != desc.batch:
+        where = f" at {format_key(path)}" if path else ""
+        raise ShapeMismatch(
+            f"`out` does not fit{where}: it has batch_size {out._desc.batch} and the keys "
+            f"{listed(out._entries)}, but the result has {desc.batch} and {listed(levels[0])}."
+        )
+    for key in levels[0]:
+        column = [level[key] for level in levels]
+        target = out._entries[key]
+        if _kind(column[0]) != _kind(target):
+            raise KeySetMismatch(
+                f"entry {format_key((*path, key))} is {_kind(target)} in `out`, and "
+                f"{_kind(column[0])} in container 0."
+            )
+        if isinstance(column[0], Tensor) and isinstance(target, Tensor):
+            _check_leaf_out(how, column, target, (*path, key))
+            writes.append((column, target))
+        else:
+            _stage_out(how, column, target, (*path, key), writes)
+
+
+def _check_data_out(data: NonTensorData, out: Entry, path: Path) -> None:
+    if not isinstance(out, NonTensorData) or not same_data(out.data, data.data):
+        raise InvalidValue(
+            f"entry {format_key(path)} of `out` must hold {data.data!r}, as the containers do."
+        )
+
+
+def _check_leaf_out(how: Join, column: Column, target: Tensor, path: Path) -> None:
+    leaves = [leaf for leaf in column if isinstance(leaf, Tensor)]
+    shape = None
+    if len(leaves) == len(column):
+        shape = how.shape([tuple(leaf.shape) for leaf in leaves], how.dim)
+    if shape is None:
+        _explain(how, column, path, None)
+    if tuple(target.shape) != shape:
+        raise ShapeMismatch(
+            f"entry {format_key(path)} of `out` has shape {tuple(target.shape)}, but the result "
+            f"has {shape}."
+        )
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*leaves, target)):
+        raise InvalidArgument(
+            f"entry {format_key(path)} needs gradients, which do not flow through `out`. Leave "
+            "`out` away, or use `torch.no_grad()`."
+        )

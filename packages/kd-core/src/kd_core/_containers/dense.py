@@ -1,0 +1,284 @@
+"""The dense storage of a container: a dict of entries and a descriptor.
+
+Both `TensorDict` and `TensorClass` store this way. Results are made with `object.__new__` and slot
+writes, never through `__init__`, because their entries were checked when the inputs were made.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._base import TensorDictBase
+from kd_core._batch.descriptor import describe
+from kd_core._containers.compiled_writes import lay_over, own_dict
+from kd_core._leaves.loops import MANY, collect, collect_pairs, deal, rebuild, zip_each
+from kd_core._protocol.validation import admit
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo, Node
+
+D = TypeVar("D", bound="Dense")
+
+
+class Dense(TensorDictBase):
+    """A container that holds its entries in a dict."""
+
+    __slots__ = ("__weakref__", "_desc", "_entries", "_nested")
+
+    _desc: Descriptor
+    _entries: dict[str, Entry]
+    _nested: bool
+    """Whether an entry may be something else than a tensor; a flat dict skips the question."""
+
+    def _describe(self, desc: Descriptor) -> None:
+        self._desc = desc
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        if not isinstance(value, Tensor):
+            self._nested = True
+        if is_dynamo_compiling():
+            lay_over(self, {key: value})
+        else:
+            self._entries[key] = value
+
+    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        # Overridden for speed: "tutorial Sequential(td)" in the benchmarks.
+        if is_dynamo_compiling():
+            lay_over(self, leaves)
+        else:
+            self._entries.update(leaves)
+
+    def _del_entry(self, key: str) -> None:
+        entries = self._entries
+        del (entries if type(entries) is dict else own_dict(self))[key]
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        new = object.__new__(self.__class__)
+        new._entries = entries
+        new._desc = desc
+        for value in entries.values():  # `holds_nodes`, without its call: "keys" in the benchmarks
+            if value.__class__ is not Tensor and (
+                hasattr(value, "_map_each") or not isinstance(value, Tensor)
+            ):
+                new._nested = True
+                return new
+        new._nested = False
+        return new
+
+    def _shallow(self) -> Self:
+        # Overridden for speed: "clone(False)" and "replace" in the benchmarks.
+        new = object.__new__(self.__class__)
+        new._entries = entries = self._entries.copy()
+        new._desc = self._desc._unlocked
+        new._nested = self._nested
+        if self._nested:
+            for key, value in entries.items():
+                if value.__class__ is not Tensor and hasattr(value, "_shallow"):
+                    entries[key] = value._shallow()
+        return new
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        # Overridden for speed: "index", "shape" in the benchmarks.
+        # Loops, because a comprehension costs a frame, here a tenth of a view of three leaves; a
+        # flat container of the same kind is filled in this frame, which saves as much.
+        desc = self._desc
+        if memo is not None and memo[0] is desc:
+            after = memo[1]
+        else:
+            after = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
+        kind = self.__class__
+        new = object.__new__(kind)
+        new._desc = after
+        new._nested = nested = self._nested
+        entries: dict[str, Entry] = {}
+        new._entries = entries
+        if not nested:
+            for key, value in self._entries.items():
+                entries[key] = fn(value)  # type: ignore[arg-type]  # tensors all
+            return new
+        for key, value in self._entries.items():
+            if value.__class__ is Tensor:
+                entries[key] = fn(value)
+            elif value.__class__ is kind and not value._nested and value._desc is desc:
+                inner = object.__new__(kind)
+                inner._desc = after
+                inner._nested = False
+                below: dict[str, Entry] = {}
+                inner._entries = below
+                for name, leaf in value._entries.items():
+                    below[name] = fn(leaf)  # type: ignore[arg-type]  # tensors all
+                entries[key] = inner
+            elif hasattr(value, "_map_each"):
+                entries[key] = value._map_each(fn, batch, (desc, after))
+            else:
+                entries[key] = fn(value)
+        return new
+
+    def _deal(self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None) -> list[Self]:
+        # Overridden for speed: "split" and "unbind" in the benchmarks.
+        desc = self._desc
+        if memo is None or memo[0] is not desc:
+            memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
+        make, kind, nested = object.__new__, self.__class__, self._nested
+        parts: list[Self] = []
+        for entries, after in zip(deal(self._entries, fn, batches, memo), memo[1]):  # noqa: B905  # see `deal`
+            part = make(kind)
+            part._entries = entries
+            part._desc = after
+            part._nested = nested
+            parts.append(part)
+        return parts
+
+    def _collect(self, leaves: list[Tensor]) -> None:
+        # Overridden for speed: "math" in the benchmarks.
+        if self._nested:
+            collect(self._entries, leaves)
+        else:
+            leaves.extend(self._entries.values())  # type: ignore[arg-type]  # tensors all
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        # Overridden for speed: "math" in the benchmarks.
+        new = object.__new__(self.__class__)
+        new._desc = self._desc._unlocked
+        new._nested = nested = self._nested
+        if nested or len(self._entries) < MANY:
+            new._entries = rebuild(self._entries, leaves)
+        else:
+            new._entries = dict(zip(self._entries, leaves))  # noqa: B905  # see `deal`
+        return new
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self:
+        # Overridden for speed: "math" in the benchmarks.
+        if other.__class__ is not self.__class__ and not isinstance(other, Dense):
+            return super()._zip_each(other, fn, path)
+        new = object.__new__(self.__class__)
+        new._entries = zip_each(self._entries, other._entries, fn, path)
+        new._nested = self._nested
+        new._desc = self._desc._unlocked
+        return new
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        # Overridden for speed: "math" in the benchmarks.
+        if not isinstance(other, Dense):
+            super()._collect_pair(other, mine, theirs, path)
+            return
+        left, right = self._entries, other._entries
+        if not self._nested and not other._nested and [*left] == [*right]:
+            mine.extend(left.values())  # type: ignore[arg-type]  # tensors all
+            theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
+        else:
+            collect_pairs(left, right, mine, theirs, path)
+
+    def _below(self) -> Sequence[Node]:
+        # Overridden for speed: "construct" in the benchmarks.
+        return super()._below() if self._nested else ()
+
+    def _hold(self, count: int) -> None:
+        # Overridden for speed: "lock" in the benchmarks.
+        desc = self._desc
+        held = desc.held + count
+        if held or desc.lock is not None:
+            self._desc = desc.with_lock(desc.lock, held)
+        else:
+            self._desc = desc._unlocked
+        if self._nested:
+            self._hold_below(count)
+
+    def _hold_below(self, count: int) -> None:
+        # Overridden for speed: "lock" in the benchmarks.
+        if self._nested:
+            for value in self._entries.values():
+                if value.__class__ is not Tensor and hasattr(value, "_hold"):
+                    value._hold(count)
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        if desc.batch == self._desc.batch and desc.device == self._desc.device:
+            return self._like(dict(self._entries), desc)
+        entries = {key: admit(key, value, desc) for key, value in self._entries.items()}
+        return self._like(entries, desc)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        desc = self._desc
+        entries = {
+            key: own_bytes(value) if isinstance(value, Tensor) else value
+            for key, value in self._entries.items()
+        }
+        return restore, (self.__class__, entries, desc.batch, desc.device, desc.lock)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        desc = self._desc
+        entries = copy.deepcopy(self._entries, memo)
+        new = restore(self.__class__, entries, desc.batch, desc.device, desc.lock)
+        memo[id(self)] = new
+        return new
+
+
+def restore(
+    cls: type[D],
+    entries: dict[str, Entry],
+    batch: Batch,
+    device: torch.device | None,
+    lock: str | None,
+) -> D:
+    """Put a container together again: what unpickling calls.
+
+    Its lock is taken anew, so that what it encloses counts it; a lock of what enclosed it is left
+    behind.
+    """
+    new = object.__new__(cls)
+    new._entries = entries
+    new._nested = holds_nodes(entries)
+    free = describe(tuple(batch), None if device is None else _found_device(entries, device))
+    if free.device != device:
+        for key, value in entries.items():
+            if not isinstance(value, Tensor) and value._desc.device == device:
+                entries[key] = value._with_descriptor(free.with_batch(value._desc.batch))
+    new._desc = free
+    if lock is not None:
+        new._desc = free.with_lock(lock, 0)
+        new._hold_below(1)
+    return new
+
+
+def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.device | None:
+    """The device of restored entries: `torch.load` may have been told to put them elsewhere."""
+    found = {
+        value.device if isinstance(value, Tensor) else value._desc.device
+        for value in entries.values()
+        if isinstance(value, Tensor) or value._desc.device != device
+    }
+    if not found or found == {device}:
+        return device
+    return found.pop() if len(found) == 1 else None
+
+
+def own_bytes(leaf: Tensor) -> Tensor:
+    """A leaf without the rest of the storage that it is a view of; that would be pickled too."""
+    if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
+        return leaf
+    if leaf.untyped_storage().nbytes() == leaf.nbytes or leaf.requires_grad:
+        return leaf
+    return leaf if leaf.is_shared() else leaf.clone()  # type: ignore[no-untyped-call]  # by torch
+
+
+def holds_nodes(entries: dict[str, Entry]) -> bool:
+    """Tell whether an entry is something else than a tensor."""
+    for value in entries.values():
+        if value.__class__ is not Tensor and (
+            hasattr(value, "_map_each") or not isinstance(value, Tensor)
+        ):
+            return True
+    return False

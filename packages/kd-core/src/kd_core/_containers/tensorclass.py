@@ -1,0 +1,265 @@
+"""`TensorClass`: a container whose keys are declared as typed fields.
+
+A tensor class *is* a container: it stores densely and inherits every method, each typed as giving
+the class itself. What is added is small: fields are read from annotations when the class is made,
+each becomes a descriptor over the entries, and the set of keys is fixed. What would have other keys
+(`select`, `flatten_keys`, ...) is a `TensorDict`.
+
+A metaclass makes the classes, for two reasons that a base class alone cannot serve: instances have
+no `__dict__`, so that a misspelt field is an error where it is assigned too, and type checkers
+write the signature of the constructor from the fields.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, field
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast, dataclass_transform
+
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._base import TensorDictBase
+from kd_core._batch.descriptor import describe_on
+from kd_core._batch.shapes import batch_of
+from kd_core._containers.dense import Dense
+from kd_core._containers.tensordict import fill
+from kd_core._errors import InvalidArgument, InvalidValue, UnknownField, listed
+from kd_core._keys import format_key, nearest_key
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import torch
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._types import BatchSize, DeviceLike, Entry
+
+    class _BatchSize:
+        def __get__(self, owner: object, kind: object = None) -> torch.Size: ...
+        def __set__(self, owner: object, value: BatchSize | None) -> None: ...
+
+    class _Device:
+        def __get__(self, owner: object, kind: object = None) -> torch.device | None: ...
+        def __set__(self, owner: object, value: DeviceLike | None) -> None: ...
+
+
+T = TypeVar("T")
+
+
+class _FieldOf(Generic[T]):
+    """Reads and writes the entry of one field."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: TensorClass | None, owner: type) -> object:
+        if instance is None:
+            return self
+        value = instance._entries[self._name]
+        return value if isinstance(value, Tensor) else value._item()
+
+    def __set__(self, instance: TensorClass, value: T) -> None:
+        instance._put(self._name, value)
+
+
+@dataclass_transform(field_specifiers=(field,))
+class TensorClassMeta(type):
+    """Makes tensor classes: turns annotations into fields."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
+    ) -> TensorClassMeta:
+        """Make the class without a `__dict__`; defaults leave the namespace for the fields."""
+        namespace.setdefault("__slots__", ())
+        made = super().__new__(cls, name, bases, namespace, **options)
+        if any(isinstance(base, TensorClassMeta) for base in bases):
+            _declare(cast("type[TensorClass]", made), namespace)
+        return made
+
+
+def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
+    fields = dict(cls._fields)
+    for name, kind in inspect.get_annotations(cls).items():
+        if str(kind).startswith(("ClassVar", "typing.ClassVar")):
+            continue
+        if name.startswith("_") or (name not in fields and hasattr(TensorClass, name)):
+            raise InvalidValue(
+                f"field {format_key(name)} of `{cls.__name__}` has the name of a method or "
+                "property of every container, or starts with an underscore. Choose another name."
+            )
+        fields[name] = _default_of(cls, name, namespace.get(name, MISSING))
+        setattr(cls, name, _FieldOf[object](name))
+    cls._fields = fields
+
+
+def _default_of(cls: type, name: str, default: object) -> Field[object]:
+    if isinstance(default, Field):
+        return default
+    if isinstance(default, (list, dict, set)):
+        raise InvalidValue(
+            f"field {format_key(name)} of `{cls.__name__}` has a `{type(default).__name__}` as its "
+            "default, which all instances would share. Use `field(default_factory=...)`."
+        )
+    return cast("Field[object]", field() if default is MISSING else field(default=default))
+
+
+class TensorClass(Dense, metaclass=TensorClassMeta):
+    """A container with declared fields: subclass it and annotate them.
+
+    Fields are entries: `data.image` is `data["image"]`, and every method of a container works and
+    gives the class again. A method `__post_init__` runs after construction, as in a dataclass. The
+    keys are fixed: a method that would leave others gives a `TensorDict`, or refuses when it
+    changes the container itself.
+
+    Args:
+        *values: fields in the order of their declaration, or by keyword.
+        batch_size: the leading dimensions of every field; `None` means `()`.
+        device: where every field is moved; `None` leaves them where they are.
+
+    Raises:
+        UnknownField: if a keyword is no field.
+        InvalidArgument: if a field without default is missing.
+        ShapeMismatch: if a field's shape does not start with the batch size.
+
+    Example:
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from kd_core import TensorClass
+        >>> class Sample(TensorClass):
+        ...     image: Tensor
+        ...     label: Tensor
+        ...     source: str = "camera"
+        >>> data = Sample(torch.zeros(4, 3), torch.arange(4), batch_size=4)
+        >>> data[:2].label, data.source
+        (tensor([0, 1]), 'camera')
+        >>> data.lable
+        Traceback (most recent call last):
+        ...
+        kd_core._errors.UnknownField: `lable` is no field ... Did you mean `label`?
+    """
+
+    _fields: ClassVar[dict[str, Field[object]]] = {}
+
+    if TYPE_CHECKING:
+        # Keywords of the constructor that checkers write; at run time they are properties.
+        batch_size: _BatchSize = field(default=..., kw_only=True)  # type: ignore[assignment, override]
+        device: _Device = field(default=..., kw_only=True)  # type: ignore[assignment]
+    else:
+
+        def __init__(self, *values, batch_size=None, device=None, **named):
+            given = _bind(type(self), values, named)
+            self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+            fill(self, given, self._desc)
+            after = getattr(type(self), "__post_init__", None)
+            if after is not None:
+                after(self)
+
+        # Hidden from checkers, which then see a misspelt field themselves.
+        def __getattr__(self, name):
+            raise _unknown(type(self), name)
+
+    @classmethod
+    def from_dict(
+        cls,
+        source: Mapping[str, object] | TensorDictBase,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self:
+        """Build an instance from a mapping or container that has its fields as keys.
+
+        Args:
+            source: field name to value; fields with a default may be missing.
+            batch_size: the leading dimensions of every field.
+            device: where every field is moved.
+        """
+        if isinstance(source, TensorDictBase):
+            batch_size = source.batch_size if batch_size is None else batch_size
+            source = source._entries
+        return cls(**source, batch_size=batch_size, device=device)
+
+    def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+        if key not in type(self)._fields:
+            raise _unknown(type(self), key)
+        return super()._admit(key, value, path)
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        if key not in type(self)._fields:
+            raise _unknown(type(self), key)
+        super()._set_entry(key, value)
+
+    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        for key in leaves:
+            if key not in type(self)._fields:
+                raise _unknown(type(self), key)
+        super()._set_leaves(leaves)
+
+    def _del_entry(self, key: str) -> None:
+        raise InvalidArgument(
+            f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields are "
+            "fixed. `select` and `exclude` give a `TensorDict`."
+        )
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        if entries.keys() == type(self)._fields.keys():
+            return super()._like(entries, desc)
+        return cast("Self", _registry.make_dense(entries, desc))  # fewer fields: another kind
+
+
+def _bind(
+    cls: type[TensorClass], values: tuple[object, ...], named: dict[str, object]
+) -> dict[str, object]:
+    """Match arguments with fields, as the signature that checkers see does."""
+    fields = cls._fields
+    if len(values) > len(fields):
+        raise InvalidArgument(
+            f"`{cls.__name__}` has {len(fields)} fields ({listed(fields)}), but {len(values)} "
+            "values came. `batch_size` and `device` are given by keyword."
+        )
+    given = dict(zip(fields, values, strict=False))
+    for name, value in named.items():
+        if name not in fields:
+            raise _unknown(cls, name)
+        if name in given:
+            raise InvalidArgument(f"field {format_key(name)} is given twice.")
+        given[name] = value
+    missing = []
+    for name, spec in fields.items():
+        if name in given:
+            continue
+        if spec.default is not MISSING:
+            given[name] = spec.default
+        elif spec.default_factory is not MISSING:
+            given[name] = spec.default_factory()
+        else:
+            missing.append(name)
+    if missing:
+        raise InvalidArgument(
+            f"`{cls.__name__}` is built without {listed(missing)}: give a value to each field that "
+            "has no default."
+        )
+    return {name: given[name] for name in fields}
+
+
+def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
+    text = f"{format_key(name)} is no field of `{cls.__name__}`: its fields are "
+    text += f"{listed(cls._fields)}."
+    near = nearest_key(name, cls._fields)
+    return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
+
+
+def is_tensorclass(value: object) -> bool:
+    """Tell whether a class, or the class of an instance, declares its fields.
+
+    Example:
+        >>> from torch import Tensor
+        >>> from kd_core import TensorClass, TensorDict, is_tensorclass
+        >>> class Point(TensorClass):
+        ...     x: Tensor
+        >>> is_tensorclass(Point), is_tensorclass(TensorDict())
+        (True, False)
+    """
+    return isinstance(value if isinstance(value, type) else type(value), TensorClassMeta)

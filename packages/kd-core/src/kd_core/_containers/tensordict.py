@@ -1,0 +1,363 @@
+"""`TensorDict`: the dense container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, cast, overload
+
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from kd_core import _registry
+from kd_core._batch.descriptor import Descriptor, describe, describe_on
+from kd_core._batch.shapes import batch_of
+from kd_core._containers.dense import Dense, holds_nodes
+from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
+from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
+from kd_core._ops.module_state import module_entries
+from kd_core._protocol.primitives import Waist
+from kd_core._protocol.validation import MAX_DEPTH, admit, check_key
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._base import TensorDictBase
+    from kd_core._types import AnyKey, BatchSize, DeviceLike, Entry, NestedKey, Node, Source
+
+
+class TensorDict(Dense):
+    """A mapping of (nested) string keys to tensors that share their leading dimensions.
+
+    Args:
+        source: a mapping or a container. Nested mappings become nested containers; numbers, lists
+            of numbers and numpy arrays become tensors; anything else is kept as data that is no
+            tensor, one value for the whole batch.
+        batch_size: the leading dimensions of every entry; `None` means `()`, it is never inferred.
+        device: where every entry is moved; `None` leaves them where they are.
+        lock: lock the container once it is built.
+        **entries: more entries, by keyword.
+
+    Raises:
+        ShapeMismatch: if a value's shape does not start with the batch size.
+        InvalidKey: if a key is no string.
+        KeyCollision: if a keyword repeats a key of the source.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 4)}}, [3])
+        >>> td["next", "obs"].shape, td[0].batch_size
+        (torch.Size([3, 4]), torch.Size([]))
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        source: Mapping[str, object] | Waist | None = None,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        lock: bool = False,
+        **entries: object,
+    ) -> None:
+        if type(batch_size) is list:
+            batch = tuple(batch_size)
+        elif batch_size is not None:
+            batch = batch_of(batch_size)
+        else:
+            batch = source._desc.batch if isinstance(source, Waist) else ()
+        desc = self._desc = describe(batch) if device is None else describe_on(batch, device)
+        if entries:
+            if "names" in entries or "non_blocking" in entries:
+                raise _reserved(entries)
+            source = entries if source is None else _merged(source, entries)
+        if source is None or (type(source) is dict and not source):
+            self._entries = {}
+            self._nested = False
+        else:
+            fill(self, source, desc)
+        if lock:
+            self.lock_()
+
+    def _put(self, key: str, value: object) -> None:
+        # Overridden for speed: "td['a'] = x" in the benchmarks.
+        if value.__class__ is Tensor:
+            desc, shape = self._desc, value.shape
+            if (shape and shape[0] == desc.rows) or (desc.plain and leaf_fits(value, desc)):
+                if is_dynamo_compiling():
+                    self._set_entry(key, value)
+                else:
+                    self._entries[key] = value
+                return
+        super()._put(key, value)
+
+    def _store(self, path: tuple[str, ...], value: object) -> None:
+        # Overridden for speed: "set(('b', 'c'), x)" in the benchmarks.
+        if len(path) == 2 and value.__class__ is Tensor:
+            child = self._entries.get(path[0])
+            shape = value.shape
+            if child.__class__ is TensorDict and shape and shape[0] == child._desc.rows:
+                child._set_entry(path[1], value)
+                return
+        super()._store(path, value)
+
+    def update(
+        self,
+        source: Source[AnyKey],
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
+        if not (clone or inplace) and keys_to_update is None and self._desc.plain:
+            if type(source) is dict:
+                if all_fit(source, self._desc):
+                    put = self._set_leaves if is_dynamo_compiling() else self._entries.update
+                    put(source)
+                    return self
+            elif isinstance(source, TensorDict) and _merge(self, source):
+                return self
+        return super().update(source, clone, inplace, keys_to_update=keys_to_update)
+
+    @classmethod
+    def from_dict(
+        cls,
+        source: Mapping[str, object],
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+    ) -> Self:
+        """Build a container from nested dicts.
+
+        Args:
+            source: nested dicts of values.
+            batch_size: the leading dimensions of every entry.
+            device: where every entry is moved.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: infer at most so many.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> source = {"a": torch.zeros(3, 4), "b": {"c": torch.zeros(3)}}
+            >>> TensorDict.from_dict(source, auto_batch_size=True).batch_size
+            torch.Size([3])
+        """
+        if batch_size is not None or not (auto_batch_size or batch_dims is not None):
+            return cls(source, batch_size, device)
+        if cls is TensorDict and device is None and (batch_dims is None or batch_dims >= 0):
+            # Where the source holds tensors alone: "from_dict, nested" in the benchmarks.
+            levels: list[TensorDict] = []
+            leaves: list[Tensor] = []
+            if _undescribed(source, levels, leaves, 0) is not None:
+                desc = describe(common_batch(leaves, batch_dims))
+                for level in levels:
+                    level._desc = desc
+                return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
+        return cls(source, None, device).auto_batch_size_(batch_dims)
+
+    @overload
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, as_module: Literal[False] = False, *, lock: bool = False
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, as_module: bool, *, lock: bool = False
+    ) -> TensorDictBase: ...
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, as_module: bool = False, *, lock: bool = False
+    ) -> TensorDictBase:
+        """Collect the parameters and buffers of a module, nested like its sub-modules.
+
+        The entries are the module's own tensors, parameters included; a sub-module that stands
+        under two names is one container under two keys. Modules without state have no entry.
+
+        Args:
+            module: the module; it is not changed.
+            as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
+            lock: lock the container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh())
+            >>> params = TensorDict.from_module(net)
+            >>> params["0", "weight"] is net[0].weight
+            True
+            >>> with params.clone().to_module(net):
+            ...     out = net(torch.ones(1, 2))
+        """
+        if as_module:
+            params = _params_of(module)
+            return params.lock_() if lock else params
+        td = cls.__new__(cls)
+        td._entries = module_entries(module)
+        td._desc = describe(())
+        td._nested = True
+        return td.lock_() if lock else td
+
+
+def _params_of(module: nn.Module) -> TensorDictBase:
+    make = getattr(_registry, "params_of", None)
+    if make is None:
+        raise MissingDependency(
+            "`as_module=True` makes a `kd_nn.TensorDictParams`: install it with "
+            "`pip install kd-nn`, and `import kd_nn` first."
+        )
+    return cast("TensorDictBase", make(module))
+
+
+def _merge(target: TensorDict, source: TensorDict) -> bool:
+    """Merge where all that is merged is known to fit; else change nothing and say so."""
+    merges: list[tuple[TensorDict, Mapping[str, Entry]]] = []
+    if not _stage_merge(target, source, merges):
+        return False
+    for level, entries in merges:
+        level._set_leaves(entries)  # type: ignore[arg-type]  # leaves, or there was a node before
+    return True
+
+
+def _stage_merge(
+    target: TensorDict,
+    source: TensorDict,
+    merges: list[tuple[TensorDict, Mapping[str, Entry]]],
+) -> bool:
+    """Note down the dicts to merge, where all that is merged is known to fit."""
+    if target._desc is not source._desc or not target._desc.plain:
+        return False
+    if not source._nested:
+        merges.append((target, source._entries))
+        return True
+    rest: dict[str, Entry] = {}
+    for key, value in source._entries.items():
+        if value.__class__ is Tensor:
+            rest[key] = value
+        elif value.__class__ is not TensorDict:
+            if not isinstance(value, Tensor):
+                return False
+            rest[key] = value
+        else:
+            current = target._entries.get(key)
+            if current.__class__ is not TensorDict or not _stage_merge(current, value, merges):
+                return False
+    merges.append((target, rest))
+    return True
+
+
+def make_dense(
+    entries: dict[str, Entry], desc: Descriptor, nested: bool | None = None
+) -> TensorDict:
+    """Wrap checked entries; the dict is handed over.
+
+    Args:
+        entries: what it holds.
+        desc: its batch size, device and lock.
+        nested: whether an entry may be something else than a tensor; `None`: look.
+    """
+    td = object.__new__(TensorDict)
+    td._entries = entries
+    td._desc = desc
+    td._nested = holds_nodes(entries) if nested is None else nested
+    return td
+
+
+def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()) -> None:
+    """Give a new container the entries of a mapping, checked and converted."""
+    items = source if type(source) is dict else dict(_mapping_of(source))
+    td._entries = entries = items.copy()  # type: ignore[assignment]  # what is no entry is replaced
+    td._nested = False
+    on_cpu = desc.on_cpu
+    rows = desc.batch[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
+    if (desc.ndim != 1 or len(items) >= MANY) and all_fit(items, desc):
+        return
+    for key, value in items.items():
+        if value.__class__ is not Tensor or key.__class__ is not str:
+            if type(value) is dict and key.__class__ is str and len(path) < MAX_DEPTH:
+                entries[key] = _nest_mapping(value, desc, (*path, key))
+                td._nested = True
+                continue
+            entry = entries[key] = admit(check_key(key), value, desc, path)
+            td._nested = td._nested or not isinstance(entry, Tensor)
+            continue
+        try:
+            if value.shape[0] == rows and (not on_cpu or value.is_cpu):
+                continue  # the common case, without a call
+        except IndexError:
+            pass
+        entries[key] = admit(key, value, desc, path)
+
+
+def _undescribed(
+    source: object, levels: list[TensorDict], leaves: list[Tensor], depth: int
+) -> TensorDict | None:
+    """Make a container of nested dicts that hold tensors alone, but for its descriptor.
+
+    Returns `None` if there is anything else in them, else the container; it and those below are
+    appended to `levels`.
+    """
+    if type(source) is not dict or depth > MAX_DEPTH:
+        return None
+    td = object.__new__(TensorDict)
+    levels.append(td)
+    td._entries = entries = source.copy()
+    td._nested = False
+    for key, value in source.items():
+        if key.__class__ is not str:
+            return None
+        if value.__class__ is Tensor:
+            leaves.append(value)
+            continue
+        inner = _undescribed(value, levels, leaves, depth + 1)
+        if inner is None:
+            return None
+        entries[key] = inner
+        td._nested = True
+    return td
+
+
+def _mapping_of(source: object) -> Mapping[str, object]:
+    if isinstance(source, Waist):
+        return source._entries
+    if isinstance(source, Mapping):
+        return source
+    raise InvalidArgument(
+        f"a container is built from a mapping, but a `{type(source).__name__}` came. Wrap a single "
+        "tensor as `{'key': tensor}`."
+    )
+
+
+def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[str, ...]) -> Node:
+    # Like `__init__`, but in one frame: deep mappings are built within the recursion limit.
+    td = object.__new__(TensorDict)
+    td._desc = desc = desc._unlocked
+    fill(td, source, desc, path)
+    return td
+
+
+def _reserved(entries: dict[str, object]) -> InvalidArgument:
+    """A keyword that users of other containers take for an option, and that is none here."""
+    name = "names" if "names" in entries else "non_blocking"
+    return InvalidArgument(
+        f"`{name}` is no option of the constructor. For an entry of that name, put it in "
+        f"the source: `TensorDict({{{name!r}: ...}})`."
+    )
+
+
+def _merged(source: Mapping[str, object] | Waist, entries: dict[str, object]) -> dict[str, object]:
+    old: Mapping[str, object] = source._entries if isinstance(source, Waist) else source
+    twice = [key for key in entries if key in old]
+    if twice:
+        raise KeyCollision(
+            f"{listed(twice)} given in the source and by keyword: give each key once."
+        )
+    return {**old, **entries}
+
+
+_registry.register("make_dense", make_dense)
+_registry.register("nest_mapping", _nest_mapping)

@@ -1,0 +1,268 @@
+"""Live views of keys, entries and both, nested on request.
+
+Know entries; must not know containers. A view that is not nested hands out the view of the dict
+below it, so that iterating a flat container costs what iterating a dict costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from typing import TYPE_CHECKING, Final, cast
+
+from torch import Tensor
+
+from kd_core._keys import is_key, path_of
+from kd_core._leaves.loops import has_entry, kinds_of
+
+if TYPE_CHECKING:
+    from kd_core._types import Entries, Entry, NestedKey, Node
+
+    IsLeaf = Callable[[type], bool] | None
+    Options = tuple[bool, bool, IsLeaf, bool]
+    Items = list[tuple[NestedKey, Entry]]
+    Read = Callable[[Entries], Iterable[tuple[str, Entry]]]
+
+
+def _items_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
+    return entries.items()
+
+
+def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> Items:
+    """List keys and entries, a container before what it holds.
+
+    Args:
+        entries: the top level.
+        options: whether to go into containers, whether to list leaves only, which types of
+            container count as leaves, whether to sort the keys of each level.
+        read: gives keys and entries of a level.
+    """
+    found: Items = []
+    nested, leaves_only, is_leaf, sort = options
+    for key, value in sorted(read(entries), key=_first) if sort else read(entries):
+        if isinstance(value, Tensor):
+            found.append((key, value))
+            continue
+        inner = _container_entries(value, is_leaf)
+        if inner is None or not leaves_only:
+            found.append((key, value))
+        if inner is not None and nested:
+            _walk_below(inner, (key,), options, found, read)
+    return found
+
+
+def _walk_below(
+    entries: Entries, prefix: tuple[str, ...], options: Options, found: Items, read: Read
+) -> None:
+    _, leaves_only, is_leaf, sort = options
+    for key, value in sorted(read(entries), key=_first) if sort else read(entries):
+        if isinstance(value, Tensor):
+            found.append(((*prefix, key), value))
+            continue
+        inner = _container_entries(value, is_leaf)
+        if inner is None or not leaves_only:
+            found.append(((*prefix, key), value))
+        if inner is not None:
+            _walk_below(inner, (*prefix, key), options, found, read)
+
+
+def _first(item: tuple[str, Entry]) -> str:
+    return item[0]
+
+
+def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
+    inner: Entries | None = getattr(value, "_entries", None)
+    if inner is not None and is_leaf is not None and is_leaf(type(value)):
+        return None
+    return inner
+
+
+def _count(entries: Entries, options: Options) -> int:
+    """How many items `walk_items` lists; `list(view)` asks for it too."""
+    count = len(entries)
+    for _, value in kinds_of(entries):
+        if value.__class__ is Tensor or isinstance(value, Tensor):
+            continue
+        inner = _container_entries(value, options[2])
+        if inner is not None:
+            if options[0]:
+                count += _count(inner, options)
+            if options[1]:
+                count -= 1
+    return count
+
+
+def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> bool:
+    """Tell whether the entry at a path that is there counts as a leaf."""
+    level = entries
+    for part in path[:-1]:
+        level = level[part]._entries  # type: ignore[union-attr]  # a container, as it has the path
+    found = next(value for key, value in kinds_of(level) if key == path[-1])
+    return isinstance(found, Tensor) or _container_entries(found, is_leaf) is None
+
+
+class NestedKeys(KeysView["NestedKey"]):
+    """The keys of a container, those of nested ones included as tuples."""
+
+    __slots__ = ("_entries", "_options")
+
+    def __init__(self, entries: Entries, options: Options) -> None:
+        self._entries = entries
+        self._options = options
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        return iter([key for key, _ in walk_items(self._entries, self._options, kinds_of)])
+
+    def __len__(self) -> int:
+        return _count(self._entries, self._options)
+
+    def __contains__(self, key: object) -> bool:
+        nested, leaves_only, is_leaf, _ = self._options
+        if not is_key(key):
+            return False
+        path = path_of(cast("NestedKey", key))
+        if not (nested or len(path) == 1) or not has_entry(self._entries, path):
+            return False
+        return not leaves_only or _is_leaf_at(self._entries, path, is_leaf)
+
+    def __repr__(self) -> str:
+        return f"keys({list(self)})"
+
+
+class NestedValues(ValuesView["Tensor"]):
+    """The entries of a container, those of nested ones included."""
+
+    __slots__ = ("_entries", "_options")
+
+    def __init__(self, entries: Entries, options: Options) -> None:
+        self._entries = entries
+        self._options = options
+
+    def __iter__(self) -> Iterator[Tensor]:
+        found = [value for _, value in walk_items(self._entries, self._options)]
+        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+
+    def __len__(self) -> int:
+        return _count(self._entries, self._options)
+
+    def __contains__(self, value: object) -> bool:
+        return any(value is entry for entry in self)
+
+    def __repr__(self) -> str:
+        return f"values({list(self)})"
+
+
+class NestedItems(ItemsView["NestedKey", "Tensor"]):
+    """Keys and entries of a container, those of nested ones included."""
+
+    __slots__ = ("_entries", "_options")
+
+    def __init__(self, entries: Entries, options: Options) -> None:
+        self._entries = entries
+        self._options = options
+
+    def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
+        found = walk_items(self._entries, self._options)
+        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+
+    def __len__(self) -> int:
+        return _count(self._entries, self._options)
+
+    def __contains__(self, item: object) -> bool:
+        if not isinstance(item, tuple) or len(item) != 2:
+            return False
+        return any(item[0] == key and item[1] is value for key, value in self)
+
+    def __repr__(self) -> str:
+        return f"items({list(self)})"
+
+
+# All leaves in insertion order are asked for all the time: "list(items(True, True))" in the
+# benchmarks. Views of their own walk the top level and flat containers below it in one frame, which
+# takes half of what a general walk takes; `list(view)` asks for the length too.
+
+ALL_LEAVES: Final[Options] = (True, True, None, False)
+
+
+def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
+    """The leaves of an entry that is no plain tensor: itself, or what it encloses."""
+    inner: Entries | None = getattr(value, "_entries", None)
+    if inner is None:
+        return [(key, value)]
+    found: Items = []
+    _walk_below(inner, (key,), ALL_LEAVES, found, read)
+    return found
+
+
+class _Leaves:
+    """What the views of all leaves share."""
+
+    __slots__ = ()
+
+    _entries: Entries
+
+    def __len__(self) -> int:
+        entries = self._entries
+        count = len(entries)
+        for _, value in entries.items() if type(entries) is dict else kinds_of(entries):
+            if value.__class__ is not Tensor:
+                if getattr(value, "_nested", True) is False:
+                    count += len(value._entries) - 1  # type: ignore[union-attr]  # it is dense
+                elif not isinstance(value, Tensor):
+                    inner = _container_entries(value, None)
+                    count += 0 if inner is None else _count(inner, ALL_LEAVES) - 1
+        return count
+
+
+class LeafKeys(_Leaves, NestedKeys):
+    """The keys of all leaves."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        entries = self._entries
+        found: list[NestedKey] = []
+        for key, value in entries.items() if type(entries) is dict else kinds_of(entries):
+            if value.__class__ is Tensor:
+                found.append(key)
+            elif getattr(value, "_nested", True) is False:
+                for name in value._entries:  # type: ignore[union-attr]  # it is dense
+                    found.append((key, name))  # a comprehension costs a frame
+            else:
+                found.extend([path for path, _ in _below(key, value, kinds_of)])
+        return iter(found)
+
+
+class LeafValues(_Leaves, NestedValues):
+    """All leaves."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        found: list[Entry] = []
+        for key, value in self._entries.items():
+            if value.__class__ is Tensor:
+                found.append(value)
+            elif getattr(value, "_nested", True) is False:
+                found.extend(value._entries.values())  # type: ignore[union-attr]  # it is dense
+            else:
+                found.extend([leaf for _, leaf in _below(key, value)])
+        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+
+
+class LeafItems(_Leaves, NestedItems):
+    """The keys of all leaves, and the leaves."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
+        found: Items = []
+        for item in self._entries.items():
+            key, value = item
+            if value.__class__ is Tensor:
+                found.append(item)
+            elif getattr(value, "_nested", True) is False:
+                for name, leaf in value._entries.items():  # type: ignore[union-attr]  # it is dense
+                    found.append(((key, name), leaf))  # as above
+            else:
+                found.extend(_below(key, value))
+        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is

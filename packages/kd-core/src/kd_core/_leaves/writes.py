@@ -1,0 +1,188 @@
+"""Writing into leaves: what can go wrong is found out before the first of them is written.
+
+torch refuses a write into an expanded tensor, or into a parameter while gradients are recorded,
+when it comes to it; by then other leaves are written. A single write needs no such question, since
+torch leaves a tensor alone that it refuses to write to; there it is asked afterwards, for the
+message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._keys import format_key
+from kd_core._leaves.foreach import PLAIN, run_copies
+
+if TYPE_CHECKING:
+    from kd_core._types import Entry
+
+Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
+"""The path of a leaf, or what finds it: looked for only where a message needs it."""
+
+Write: TypeAlias = tuple[Tensor, Tensor, Where]
+"""A leaf (or rows of it), what is written there, and where that is."""
+
+
+def write_all(writes: Sequence[Write]) -> None:
+    """Copy each source into its target: all of them, or none.
+
+    Raises:
+        InvalidValue: if one of them cannot be written to.
+    """
+    commit(writes, _copy)
+
+
+def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:
+    """Do writes with a function of target and source: all of them, or none."""
+    if is_compiling():
+        for target, source, _ in writes:
+            write(target, source)
+        return
+    if len(writes) > 1:
+        recording = torch.is_grad_enabled()
+        for each in writes:
+            if _is_doubtful(each[0], each[1], recording):
+                check_write(*each)
+    for each in writes:
+        target, source, _ = each
+        try:
+            write(target, source)
+        except RuntimeError:
+            check_write(*each)
+            if not _share_memory(target, source):
+                raise
+            write(target, source.clone())  # they overlap: the value was meant as it is now
+
+
+def _copy(target: Tensor, source: Tensor) -> object:
+    return target.copy_(source)
+
+
+def copy_over(target: Tensor, source: Tensor) -> Tensor:
+    """Copy a source into a target, which it may overlap: its value is meant as it is now."""
+    try:
+        return target.copy_(source)
+    except RuntimeError:
+        if is_compiling() or not _share_memory(target, source):
+            raise
+        return target.copy_(source.clone())
+
+
+def check_write(target: Tensor, source: Tensor, where: Where) -> None:
+    """Refuse what torch would refuse to write.
+
+    Raises:
+        InvalidValue: naming the entry and the remedy.
+    """
+    reason = _refusal(target, source)
+    if reason is not None:
+        raise InvalidValue(f"entry {_name(where)} cannot be written in place: {reason}")
+
+
+def _name(where: Where) -> str:
+    return format_key(where() if callable(where) else where)
+
+
+def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
+    """Whether torch might refuse the write: the quick question before `_refusal`."""
+    if source.is_meta or (recording and target.requires_grad):
+        return True
+    return not target.is_contiguous()
+
+
+def _refusal(target: Tensor, source: Tensor) -> str | None:
+    if target.requires_grad and torch.is_grad_enabled():
+        base = target._base
+        if target.is_leaf or (base is not None and base.is_leaf):
+            return (
+                "it requires grad and is a leaf of the graph. Do it under `torch.no_grad()`, or "
+                "`set` a new tensor."
+            )
+    if source.is_meta and not target.is_meta:
+        return "the value is on the device `meta`, which holds no data."
+    if _may_overlap(target) and torch._debug_has_internal_overlap(target) == 1:
+        return (
+            "some of its elements share one place in memory, as those of an expanded tensor do. "
+            "`set` a clone of it first."
+        )
+    return None
+
+
+def _may_overlap(target: Tensor) -> bool:
+    return target.layout is torch.strided and not target.is_contiguous()
+
+
+def _share_memory(target: Tensor, source: Tensor) -> bool:
+    if target.layout is not torch.strided or source.layout is not torch.strided:
+        return False
+    return target.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+
+
+def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
+    """Copy each source into its target; `False`, and nothing done, if one needs a closer look."""
+    recording, compiling = torch.is_grad_enabled(), is_compiling()
+    singly = False
+    for target, source in zip(targets, sources):  # noqa: B905  # both of one walk
+        if target.shape != source.shape:
+            return False
+        if target.__class__ is not Tensor or source.__class__ is not Tensor:
+            singly = singly or not PLAIN.issuperset((type(target), type(source)))
+        if recording and (target.requires_grad or source.requires_grad):
+            singly = True
+        elif target.is_contiguous() and not source.is_meta:
+            continue
+        if not compiling and _refusal(target, source) is not None:
+            return False
+    try:
+        run_copies(targets, sources, singly)
+    except RuntimeError:  # they overlap: whoever looks closer writes all anew
+        return False
+    return True
+
+
+def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
+    """The tensor to copy into a leaf, checked.
+
+    Raises:
+        ShapeMismatch: if the value cannot be broadcast to the leaf.
+        InvalidArgument: if the entry is no tensor, or the value does not become one.
+    """
+    if not isinstance(entry, Tensor):
+        raise InvalidArgument(
+            f"entry {_name(where)} is a `{type(entry).__name__}`: only tensors are written in "
+            "place. Use `update_` for a nested container, `set` to replace it."
+        )
+    source = value if isinstance(value, Tensor) else as_source(where, value)
+    offset = entry.ndim - source.ndim
+    fits = offset >= 0 and all(
+        got in (1, expected)
+        for got, expected in zip(source.shape, entry.shape[offset:], strict=True)
+    )
+    if not fits:
+        raise ShapeMismatch(
+            f"cannot write a value of shape {tuple(source.shape)} to {_name(where)} in place: "
+            f"it must be broadcastable to {tuple(entry.shape)}. Use `set` to replace the entry."
+        )
+    return source
+
+
+def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> Tensor:
+    """A number, list or array as a tensor to write.
+
+    Raises:
+        InvalidArgument: if it is none of these, or has no place in the dtype.
+    """
+    try:
+        return torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        into = "" if dtype is None else f", whose dtype is {dtype}"
+        raise InvalidArgument(
+            f"cannot write {value!r} of type `{type(value).__name__}` to {_name(where)}{into}: "
+            f"{error}. Pass a tensor, a number, or a list of numbers."
+        ) from None

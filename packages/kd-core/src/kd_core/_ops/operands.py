@@ -1,0 +1,481 @@
+"""Pointwise operations on containers: what the second operand may be, and what is checked.
+
+The generated methods of `_ops.pointwise` are one call each of a function from here. The second
+operand is
+
+- a number: for every leaf;
+- a tensor: it broadcasts over the *batch* dimensions, so its shape is padded on the right with
+  ones to the rank of each leaf; it may not enlarge the batch;
+- a container: leaves are matched by key. Both have the same keys, and the same batch size or one
+  of them the batch size ().
+
+Non-tensor entries are passed through. An in-place form checks all leaves before it writes the
+first, so an operand that does not fit leaves the container as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from kd_core._batch.shapes import broadcasts_to
+from kd_core._errors import DeviceMismatch, InvalidArgument, InvalidValue, KdError, ShapeMismatch
+from kd_core._keys import format_key
+from kd_core._leaves.foreach import (
+    CONSTANT_FROM,
+    Kernel,
+    are_mixed,
+    exact_constant,
+    needs_grad,
+    run,
+    run_,
+    run_exact,
+    run_pairs,
+    run_pairs_,
+    run_with,
+    run_with_,
+    use_foreach,
+)
+from kd_core._leaves.loops import few_leaves, finder, name_of_leaf
+from kd_core._leaves.writes import check_write
+from kd_core._protocol.primitives import Waist
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch, Entry
+
+W = TypeVar("W", bound=Waist)
+Operand: TypeAlias = "Waist | Tensor | complex"
+"""A number, a tensor that broadcasts over the batch dimensions, or a container."""
+
+# A tuple: dynamo's guard on a class in a set fails on the frame that it was made for.
+_NUMBERS: Final = (int, float, bool, complex)
+_OPERANDS: Final = (Waist, Tensor, int, float, complex)
+_LeafOp: TypeAlias = Callable[..., Tensor]
+
+
+def is_operand(value: object) -> TypeGuard[Operand]:
+    """Tell whether a pointwise operation takes this value."""
+    return isinstance(value, _OPERANDS) or _is_array(value)
+
+
+def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
+    """Apply a function of one tensor to every leaf."""
+    if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
+        return td._map_each(fn)
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    return td._rebuild(iter(run(leaves, fn, kernel)))
+
+
+def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, floats: bool = False) -> W:
+    """Apply a function that writes into the storage of each leaf."""
+    leaves = leaves_of(td)
+    _check_whole(td, leaves)
+    check_writable(td, leaves, None, floats)
+    run_(leaves, fn, kernel)
+    return td
+
+
+def binary(
+    td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None, exact: Kernel | None = None
+) -> W:
+    """Apply a function of two to every leaf and the operand.
+
+    Args:
+        td: the first operand.
+        other: the second operand.
+        fn: for one leaf and what stands for `other` there.
+        kernel: the foreach function for all leaves, if there is one.
+        exact: the same for a 0-dim tensor, which then stands for a number without changing a bit.
+    """
+    if other.__class__ in _NUMBERS:
+        if is_dynamo_compiling():  # a loop has the fewest guards
+            return td._map_each(lambda leaf: fn(leaf, other))
+        leaves: list[Tensor] = []
+        td._collect(leaves)
+        return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
+    if isinstance(other, Waist):
+        try:
+            return _zip(td, other, fn, kernel)
+        except RuntimeError as error:
+            _explain_pairs(td, other, error)
+            raise
+    operand = _as_operand(other)
+    leaves = leaves_of(td)
+    if isinstance(operand, Tensor):
+        if operand.ndim == 0:
+            return td._rebuild(iter(run_with(leaves, operand, fn, None)))
+        beside = padded(td, operand, leaves)
+        return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
+    return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
+
+
+def _run_number(
+    leaves: list[Tensor],
+    number: object,
+    fn: _LeafOp,
+    kernel: Kernel | None,
+    exact: Kernel | None,
+) -> list[Tensor]:
+    found = None if exact is None else run_exact(leaves, number, fn, exact)
+    return run_with(leaves, number, fn, kernel) if found is None else found
+
+
+def binary_(
+    td: W,
+    other: object,
+    fn: _LeafOp,
+    kernel: Kernel | None = None,
+    exact: Kernel | None = None,
+    floats: bool = False,
+    casts: bool = False,
+) -> W:
+    """Apply a function that writes into the storage of each leaf; see `binary`.
+
+    Args:
+        td: the container that is written.
+        other: the second operand.
+        fn: for one leaf.
+        kernel: the foreach function that writes.
+        exact: the same for a 0-dim tensor.
+        floats: whether the function turns integers into floating point.
+        casts: whether it takes values of any dtype, as `copy_` does.
+    """
+    leaves: list[Tensor] = []
+    if isinstance(other, Waist):
+        theirs: list[Tensor] = []
+        td._collect_pair(cast("Entry", other), leaves, theirs, ())
+        _check_batches(td._desc.batch, other._desc.batch)
+        _check_whole(td, leaves)
+        check_writable(td, leaves, theirs, floats, casts)
+        run_pairs_(leaves, theirs, fn, kernel)
+        return td
+    td._collect(leaves)
+    operand = _as_operand(other)
+    if isinstance(operand, Tensor) and operand.ndim:
+        theirs = padded(td, operand, leaves)
+        _check_whole(td, leaves)
+        check_writable(td, leaves, theirs, floats)
+        run_pairs_(leaves, theirs, fn, kernel)
+        return td
+    if not casts:  # a number may be written to many elements in one place
+        _check_whole(td, leaves)
+    constant = None if exact is None else exact_constant(leaves, operand)
+    # Where a constant stands for the number, results are of the dtype of the leaves.
+    column = [operand] * len(leaves) if constant is None else None
+    check_writable(td, leaves, column, floats and constant is None, casts)
+    if constant is None:
+        run_with_(leaves, operand, fn, kernel)
+    elif len(leaves) < CONSTANT_FROM or exact is None or are_mixed(leaves):
+        run_with_(leaves, constant, fn, None)
+    else:
+        exact(leaves, constant)
+    return td
+
+
+def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = False) -> W:
+    """Apply an operator to the operand and every leaf: the leaf stands on the right.
+
+    Args:
+        td: the right operand.
+        left: the left operand.
+        fn: the operator.
+        exact: whether a 0-dim tensor may stand for a number: + - and * only, as a number divided
+            by a tensor is the product with its reciprocal.
+    """
+    return binary(
+        td,
+        left,
+        lambda leaf, operand: fn(operand, leaf),
+        None,
+        (lambda leaves, constant: [fn(constant, leaf) for leaf in leaves]) if exact else None,
+    )
+
+
+def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
+    """Apply a function of three to every leaf and two operands.
+
+    Args:
+        td: the container.
+        fn: for one leaf and what stands for the operands there.
+        first: the first operand; `None` is passed on.
+        second: the second operand.
+        kernel: the foreach function for two lists and a number.
+    """
+    if _is_plain(first) and _is_plain(second):
+        return td._map_each(lambda leaf: fn(leaf, first, second))
+    leaves, columns = _columns(td, first, second)
+    results = _run_columns(leaves, columns, fn, kernel)
+    ndim, batch = td._desc.ndim, td._desc.batch
+    for leaf, result in zip(leaves, results, strict=True) if _keeps_batch(td) else ():
+        if tuple(result.shape[:ndim]) != batch:
+            raise _leaves_batch(td, leaf, result)
+    return td._rebuild(iter(results))
+
+
+def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
+    """Apply a function of three that writes into the storage of each leaf; see `blend`."""
+    leaves, columns = _columns(td, first, second)
+    _check_whole(td, leaves)
+    for column in columns:
+        check_writable(td, leaves, column, False)
+    _run_columns(leaves, columns, fn, kernel)
+    return td
+
+
+def _is_plain(operand: object) -> bool:
+    """Whether an operand is a number, or left out."""
+    return operand is None or operand.__class__ in _NUMBERS
+
+
+def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
+    """The leaves, and for each operand what stands for it at each leaf."""
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    columns: list[list[object]] = []
+    for operand in operands:
+        column: list[Tensor] = []
+        if isinstance(operand, Waist):
+            td._collect_pair(cast("Entry", operand), [], column, ())
+            _check_batches(td._desc.batch, operand._desc.batch)
+        elif operand is not None:
+            value = _as_operand(operand)
+            if isinstance(value, Tensor) and value.ndim:
+                column = padded(td, value, leaves)
+            else:
+                columns.append([value] * len(leaves))
+                continue
+        columns.append(list(column) if column else [None] * len(leaves))
+    return leaves, columns
+
+
+def _run_columns(
+    leaves: list[Tensor], columns: list[list[object]], fn: _LeafOp, kernel: Kernel | None
+) -> list[Tensor]:
+    first, second = columns
+    if kernel is not None and leaves and isinstance(second[0], (float, int)):
+        ends = [each for each in first if isinstance(each, Tensor)]
+        if len(ends) == len(leaves) and use_foreach(leaves) and use_foreach(ends):
+            return kernel(leaves, ends, second[0])  # type: ignore[return-value]  # gives the leaves
+    return list(map(fn, leaves, first, second))
+
+
+def cast_leaves(td: W, dtype: torch.dtype) -> W:
+    """Cast every leaf; the container itself is returned where all have the dtype."""
+    leaves = leaves_of(td)
+    for leaf in leaves:
+        if leaf.dtype is not dtype:
+            return td._rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
+    return td
+
+
+def _keeps_batch(td: Waist) -> bool:
+    """Whether what `_collect` appends starts with the batch size: not so for members of a stack."""
+    if not td._owns_leaves:
+        return False
+    return all(_keeps_batch(node) for node in td._below() if isinstance(node, Waist))
+
+
+def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """A tensor operand beside each of the leaves that `_collect` gave: members get their rows."""
+    batch = td._desc.batch
+    if _keeps_batch(td):
+        return pad_to_leaves(operand, leaves, batch)
+    beside = td._map_each(
+        lambda leaf: pad_to_leaves(operand, [leaf], batch)[0].expand(
+            *batch, *(1,) * (leaf.ndim - len(batch))
+        )
+    )
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", beside), [], theirs, ())
+    return theirs
+
+
+def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
+    """A tensor over the batch dimensions, made broadcastable to each leaf.
+
+    Raises:
+        ShapeMismatch: if it has more dimensions than the batch, or would enlarge it.
+    """
+    shape = tuple(operand.shape)
+    if not broadcasts_to(shape, batch):
+        raise ShapeMismatch(
+            f"a tensor of shape {shape} does not broadcast over batch_size {batch}: a tensor "
+            "operand covers batch dimensions only, the same value for all that lies behind them. "
+            "Use `apply` to combine it with whole entries."
+        )
+    ndim = len(batch)
+    made: dict[int, Tensor] = {}
+    for leaf in leaves:
+        extra = leaf.ndim - ndim
+        if extra not in made:
+            made[extra] = operand.reshape(*shape, *(1,) * extra)
+    return [made[leaf.ndim - ndim] for leaf in leaves]
+
+
+def _explain_pairs(td: Waist, other: Waist, error: RuntimeError) -> None:
+    """Raise the error that names the entry, where two leaves do not go together."""
+    if isinstance(error, KdError) or is_compiling():
+        return
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    for leaf, value in zip(mine, theirs, strict=True):
+        pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
+        if any(size != beside and 1 not in (size, beside) for size, beside in pairs):
+            raise ShapeMismatch(
+                f"{name_in(td, leaf)} has shape {tuple(leaf.shape)} in the first container and "
+                f"{tuple(value.shape)} in the second: these do not broadcast."
+            ) from error
+        if leaf.device != value.device and leaf.ndim and value.ndim:
+            raise DeviceMismatch(
+                f"{name_in(td, leaf)} is on {leaf.device} in the first container and on "
+                f"{value.device} in the second. Move one of the containers with `to`."
+            ) from error
+
+
+def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
+    desc, second = td._desc, other._desc
+    # With one batch dimension, broadcasting cannot lead out of a batch that both share.
+    stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
+    if stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries)):
+        return td._zip_each(other, fn)
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    if stays:
+        return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
+    _check_batches(desc.batch, second.batch)
+    results = run_pairs(mine, theirs, fn, kernel)
+    for leaf, result in zip(mine, results, strict=True) if _keeps_batch(td) else ():
+        if tuple(result.shape[: desc.ndim]) != desc.batch:
+            raise _leaves_batch(td, leaf, result)
+    return td._rebuild(iter(results))
+
+
+def _leaves_batch(td: Waist, leaf: Tensor, result: Tensor) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"{name_in(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "
+        f"{tuple(result.shape)}, which does not start with batch_size {td._desc.batch}. "
+        "Expand the first container, or exchange the operands."
+    )
+
+
+def _check_batches(mine: Batch, theirs: Batch) -> None:
+    if mine != theirs and mine and theirs:
+        raise ShapeMismatch(
+            f"the containers have different batch sizes, {mine} and {theirs}: they must be equal, "
+            "or one of them (). Use `expand` or `reshape` first."
+        )
+
+
+def _has_tensors(operands: Sequence[object]) -> bool:
+    return any(isinstance(operand, Tensor) for operand in operands)
+
+
+def check_writable(
+    td: Waist,
+    leaves: list[Tensor],
+    operands: Sequence[object] | None,
+    floats: bool,
+    casts: bool = False,
+) -> None:
+    """Refuse what would fail for one leaf after others were written; tracing writes nothing."""
+    if is_compiling():
+        return
+    grad = torch.is_grad_enabled() and any(map(needs_grad, leaves))
+    if not grad and not floats and (operands is None or (casts and not _has_tensors(operands))):
+        return
+    for position, leaf in enumerate(leaves):
+        if grad and leaf.requires_grad and leaf.is_leaf:
+            raise InvalidValue(
+                f"{name_in(td, leaf)} requires grad and is a leaf of the graph, so it cannot be "
+                "written in place. Do it under `torch.no_grad()`, or use the form without `_`."
+            )
+        dtype, operand = leaf.dtype, None if operands is None else operands[position]
+        if operand.__class__ is Tensor and _is_like(operand, leaf, floats):
+            continue
+        if isinstance(operand, Tensor) and not broadcasts_to(operand.shape, leaf.shape):
+            raise ShapeMismatch(
+                f"a value of shape {tuple(operand.shape)} cannot be broadcast to "
+                f"{name_in(td, leaf)} of shape {tuple(leaf.shape)}, which is written in place. Use "
+                "the form without `_`."
+            )
+        if operand is not None and not casts:
+            dtype = torch.result_type(leaf, cast(Tensor, operand))
+        if floats and not (dtype.is_floating_point or dtype.is_complex):
+            dtype = torch.get_default_dtype()
+        if not torch.can_cast(dtype, leaf.dtype):
+            raise InvalidValue(
+                f"{name_in(td, leaf)} of {leaf.dtype} cannot take results of {dtype} in place. Use "
+                "the form without `_`, or cast the container first."
+            )
+
+
+def check_holds(td: Waist, leaves: list[Tensor], value: object) -> None:
+    """Refuse a number that torch would refuse for one leaf after it was written to others."""
+    if is_compiling() or not isinstance(value, (int, float, complex)):
+        return
+    first = {leaf.dtype: leaf for leaf in reversed(leaves)}
+    for dtype, leaf in first.items():
+        try:
+            torch.zeros((), dtype=dtype).fill_(value)
+        except RuntimeError:
+            raise InvalidValue(
+                f"{name_in(td, leaf)} of {dtype} cannot hold {value!r}. Cast it, or leave "
+                "it out with `exclude`."
+            ) from None
+
+
+def _check_whole(td: Waist, leaves: list[Tensor]) -> None:
+    """Refuse leaves that are expanded, which torch would find out after others were written."""
+    if not is_compiling() and len(leaves) > 1:
+        for leaf in leaves:
+            if not leaf.is_contiguous():
+                check_write(leaf, leaf, finder(td._entries, leaf))
+
+
+def _is_like(operand: Tensor, leaf: Tensor, floats: bool) -> bool:
+    """Whether an operand fits as most do; what torch says of two dtypes costs 2 us a leaf."""
+    dtype = leaf.dtype
+    if operand.dtype is not dtype or operand.shape != leaf.shape:
+        return False
+    return not floats or dtype.is_floating_point
+
+
+def leaves_of(td: Waist) -> list[Tensor]:
+    """All leaves, depth first."""
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    return leaves
+
+
+def name_in(td: Waist, leaf: Tensor) -> str:
+    """The entry that a leaf is, for messages."""
+    path = name_of_leaf(td._entries, leaf)
+    return "a leaf" if path is None else f"entry {format_key(path)}"
+
+
+def _is_array(value: object) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "dtype")
+
+
+def _as_operand(value: object) -> Tensor | complex:
+    """A number or a tensor.
+
+    Raises:
+        InvalidArgument: if the value is neither.
+    """
+    if isinstance(value, (Tensor, complex, float, int)):
+        return value
+    if _is_array(value):
+        tensor = torch.as_tensor(value)
+        return tensor if tensor.ndim else cast(complex, tensor.item())
+    raise InvalidArgument(
+        f"expected a number, a tensor or a container as operand, but a `{type(value).__name__}` "
+        "came. Wrap a mapping with `TensorDict` first."
+    )

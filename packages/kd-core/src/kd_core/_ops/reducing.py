@@ -1,0 +1,166 @@
+"""Reducing leaves: over everything, over batch dimensions, over features, or to one tensor.
+
+The generated methods of `_ops.reduction` are one call each of `reduced`. Without `dim` each leaf
+is reduced to one number, and the batch size is (). `dim` names batch dimensions; `"feature"` stands
+for all dimensions behind them. `reduce=True` takes all leaves as one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.shapes import wrap_dim
+from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._protocol.primitives import Waist
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch, BatchFn
+
+W = TypeVar("W", bound=Waist)
+SomeDim: TypeAlias = 'int | Sequence[int] | Literal["feature"]'
+"""Batch dimensions, or `"feature"` for all that lie behind them."""
+
+Dim: TypeAlias = "SomeDim | None"
+"""The same, or `None` for everything."""
+
+_Reduce: TypeAlias = Callable[..., Tensor]
+
+
+def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Tensor:
+    """Reduce every leaf, or all leaves together.
+
+    Args:
+        td: the container.
+        fn: `fn(leaf)` over everything, `fn(leaf, dims, keepdim=)` over one dimension or a tuple.
+        dim: what is reduced.
+        keepdim: keep reduced dimensions with size 1.
+        reduce: take all leaves as one tensor.
+
+    Raises:
+        OutOfRange: if `dim` is no batch dimension.
+        InvalidArgument: if the arguments contradict each other.
+    """
+    if reduce:
+        return _together(td, fn, dim, keepdim)
+    if dim is None:
+        if keepdim:
+            raise InvalidArgument("`keepdim=True` needs `dim`: without it each leaf becomes 0-d.")
+        return td._map_each(fn, _no_batch)
+    if isinstance(dim, str):
+        ndim = feature_start(td, dim)
+        return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), _first(ndim))
+    if not keepdim and isinstance(dim, int):
+        axis = wrap_dim(dim, td._desc.ndim)
+        return td._map_each(
+            lambda leaf: fn(leaf, axis), lambda batch: batch[:axis] + batch[axis + 1 :]
+        )
+    dims = batch_dims_of(td, dim)
+    return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
+
+
+def batch_dims_of(td: Waist, dim: int | Sequence[int]) -> tuple[int, ...]:
+    """Batch dimensions, counted from the front.
+
+    Raises:
+        OutOfRange: if one is no batch dimension.
+        InvalidValue: if there is none, or one twice.
+    """
+    ndim = td._desc.ndim
+    if isinstance(dim, int):
+        return (wrap_dim(dim, ndim),)
+    dims = tuple(wrap_dim(each, ndim) for each in dim)
+    if not dims or len(set(dims)) < len(dims):
+        raise InvalidValue(
+            f"dim={tuple(dim)} must name at least one dimension, and each once. Leave `dim` out to "
+            "reduce over everything."
+        )
+    return dims
+
+
+def feature_start(td: Waist, dim: str) -> int:
+    """The first dimension behind the batch."""
+    if dim != "feature":
+        raise InvalidValue(
+            f'dim={dim!r} is unknown: give batch dimensions as integers, or "feature" for all '
+            "dimensions behind them."
+        )
+    return td._desc.ndim
+
+
+def without(dims: tuple[int, ...], keepdim: bool) -> BatchFn:
+    """The batch shape without some dimensions, or with size 1 there."""
+    if keepdim:
+        return lambda batch: tuple(1 if i in dims else size for i, size in enumerate(batch))
+    return lambda batch: tuple(size for i, size in enumerate(batch) if i not in dims)
+
+
+def _no_batch(batch: Batch) -> Batch:
+    return ()
+
+
+def _first(ndim: int) -> BatchFn:
+    return lambda batch: batch[:ndim]
+
+
+def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tensor:
+    """Reduce what lies behind the batch; a leaf without features has one."""
+    flat = leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim)
+    result = fn(flat, (ndim,))
+    if not keepdim:
+        return result
+    return result.reshape(*leaf.shape[:ndim], *(1,) * (leaf.ndim - ndim))
+
+
+def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
+    leaves: list[Tensor] = []
+
+    def note(leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return leaf
+
+    td._map_each(note)  # whole batches, where `_collect` may give those of members
+    if not leaves:
+        raise InvalidValue("`reduce=True` needs at least one tensor, but the container has none.")
+    if dim is None and not keepdim:
+        return fn(torch.cat([leaf.reshape(-1) for leaf in leaves]))
+    if not isinstance(dim, str) or keepdim:
+        raise InvalidArgument(
+            "`reduce=True` gives one tensor of all leaves: it goes without `dim`, or with "
+            '`dim="feature"`, and without `keepdim`. Reduce the batch dimension of the result.'
+        )
+    ndim = feature_start(td, dim)
+    flat = [leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim) for leaf in leaves]
+    return fn(torch.cat(flat, ndim), (ndim,))
+
+
+def prod(
+    leaf: Tensor,
+    dims: tuple[int, ...] | int | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`torch.prod`, over several dimensions too."""
+    if dims is None:
+        return torch.prod(leaf, dtype=dtype)
+    for dim in (dims,) if isinstance(dims, int) else sorted(dims, reverse=True):
+        leaf = torch.prod(leaf, dim, keepdim, dtype=dtype)
+    return leaf
+
+
+def logsumexp(
+    leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False
+) -> Tensor:
+    """`torch.logsumexp`, over everything too."""
+    return torch.logsumexp(leaf, tuple(range(leaf.ndim)) if dims is None else dims, keepdim)
+
+
+def norm(
+    leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False, ord: float = 2
+) -> Tensor:
+    """`torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
+    length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim)
+    return length

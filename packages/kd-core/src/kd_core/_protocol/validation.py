@@ -1,0 +1,182 @@
+"""Letting a value into a container: what is checked, converted, and refused.
+
+Knows tensors, numbers, arrays and the registry; must not know a container class. A tensor that fits
+goes in as it is; a mapping becomes a nested container; numbers, lists of numbers and numpy arrays
+become tensors; everything else becomes non-tensor data, one value for the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core import _registry
+from kd_core._errors import InvalidKey, InvalidValue, batch_does_not_fit
+from kd_core._keys import format_key
+from kd_core._leaves.loops import leaf_fits
+
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    import numpy
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._types import Entry, Node
+
+    NumpyArray: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
+
+_NUMBERS = (bool, int, float, complex)
+MAX_DEPTH = 256
+
+
+def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ()) -> Entry:
+    """Check and convert a value that is to be stored under `key` in a container of `desc`.
+
+    Raises:
+        ShapeMismatch: if its shape does not start with the batch size.
+    """
+    if isinstance(value, Tensor):
+        if desc.device is None and leaf_fits(value, desc):
+            return value
+        return _admit_tensor(key, value, desc, path)
+    if type(value) is not dict and hasattr(value, "_collect_pair"):
+        return _admit_node(key, cast("Node", value), desc, path)
+    if type(value) is dict or isinstance(value, Mapping):
+        return admit_mapping(key, value, desc, path)
+    converted = _as_tensor(value)
+    if converted is None:
+        return _registry.wrap_data(value, desc)
+    return _admit_tensor(key, converted, desc, path)
+
+
+def admit_mapping(
+    key: str, value: Mapping[str, object], desc: Descriptor, path: tuple[str, ...] = ()
+) -> Node:
+    """Make a nested container of a mapping.
+
+    Raises:
+        ShapeMismatch: if the shape of a value does not start with the batch size.
+        InvalidValue: if it nests too deep.
+    """
+    if len(path) >= MAX_DEPTH:
+        raise _too_deep(path)
+    try:
+        return _registry.nest_mapping(value, desc, (*path, key))
+    except RecursionError:
+        if path:
+            raise
+        raise _too_deep((key, key, key)) from None
+
+
+def _too_deep(path: tuple[str, ...]) -> InvalidValue:
+    return InvalidValue(
+        f"containers nest at most {MAX_DEPTH} deep, and {format_key(path[:3])} goes deeper: is "
+        "there a cycle?"
+    )
+
+
+def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ...]) -> None:
+    """Refuse a container that encloses what it would be stored in, or nests too deep.
+
+    Raises:
+        InvalidValue: naming the key.
+    """
+    if is_dynamo_compiling():  # what is traced was built before
+        return
+    nodes, depth = [value], len(path)
+    seen: set[int] = set()
+    while nodes:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep((*path, key))
+        for node in nodes:
+            if node is holder:
+                raise InvalidValue(
+                    f"entry {format_key((*path, key))} would enclose itself. Store a copy: "
+                    "`clone(recurse=False)` shares the tensors."
+                )
+        below = [inner for node in nodes for inner in node._below() if id(inner) not in seen]
+        seen.update(map(id, below))
+        nodes = below
+
+
+def _admit_tensor(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ...]) -> Tensor:
+    if not leaf_fits(value, desc):
+        raise batch_does_not_fit(format_key((*path, key)), desc.batch, value.shape)
+    if desc.device is not None and value.device != desc.device:
+        return value.to(desc.device)
+    return value
+
+
+def _admit_node(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
+    own = value._desc
+    if value._below():
+        refuse_cycle(key, value, None, path)
+    if own is desc:
+        return value
+    ndim = desc.ndim
+    batch, device = own.batch, own.device
+    if batch[:ndim] != desc.batch:
+        if batch != desc.batch[: len(batch)]:
+            raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
+        batch = desc.batch  # a smaller batch size grows to the parent's, if the leaves allow
+    if desc.device is not None and device != desc.device:
+        value = value._map_each(lambda leaf: leaf.to(desc.device))
+        device = desc.device
+    if batch == own.batch and device == own.device:
+        return value
+    return value._with_descriptor(_descriptor_like(desc, batch))
+
+
+def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
+    return desc.with_batch(batch)
+
+
+def _as_tensor(value: object) -> Tensor | None:
+    """A tensor made of a number, a list of numbers or a numpy array; `None` for other data."""
+    if isinstance(value, _NUMBERS):
+        return torch.as_tensor(value)
+    if type(value).__module__ == "numpy":
+        kind = getattr(getattr(value, "dtype", None), "kind", "O")
+        return _of_array(value) if kind in "biufc" else None
+    if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
+        try:
+            return torch.as_tensor(value)
+        except (ValueError, TypeError):
+            return None
+    return None
+
+
+def _of_array(value: object) -> Tensor:
+    """A tensor of an array of numbers; one that torch cannot share memory with is copied."""
+    try:
+        return torch.as_tensor(value)
+    except ValueError:  # another byte order, or reversed
+        array = cast("NumpyArray", value)
+        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), order="C"))
+
+
+def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:
+    return all(
+        isinstance(value, _NUMBERS)
+        or (isinstance(value, (list, tuple)) and bool(value) and _holds_numbers(value))
+        for value in values
+    )
+
+
+def check_key(key: object) -> str:
+    """Refuse a key that is no string.
+
+    Raises:
+        InvalidKey: naming the key and its type.
+    """
+    if isinstance(key, str):
+        return key
+    raise InvalidKey(
+        f"keys must be strings, but {key!r} is of type `{type(key).__name__}`. "
+        "Nested values are given as nested mappings."
+    )

@@ -1,0 +1,23 @@
+"""Containers in a `DataLoader`: rows are put together by the default collate function.
+
+A container that is itself the data set gives a whole batch at once (`__getitems__`), which is
+passed on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from kd_core._base import TensorDictBase
+from kd_core._combine.combining import stack
+
+
+def _collate(
+    batch: TensorDictBase | Sequence[TensorDictBase], *, collate_fn_map: object = None
+) -> TensorDictBase:
+    return batch if isinstance(batch, TensorDictBase) else stack(batch)
+
+
+default_collate_fn_map[TensorDictBase] = _collate

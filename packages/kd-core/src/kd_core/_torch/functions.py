@@ -1,0 +1,101 @@
+"""The torch functions that take containers: a table from function to ours, and to method names.
+
+A line here makes `torch.f(td)` work. Functions of several containers stand in `FUNCTIONS`; all
+others name the method that does the work, so that a subclass which overrides the method is heard.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kd_core._base import is_tensor_collection
+from kd_core._combine.combining import cat, stack
+from kd_core._errors import InvalidArgument
+from kd_core._ops.filling import fill_like
+from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
+from kd_core._protocol import overrides
+from kd_core._protocol.primitives import Waist
+
+_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _list_rows() -> None:
+    """Enter the rows of the pointwise table: the functions, and what operators of tensors call."""
+    for reduction in REDUCTIONS:
+        overrides.METHODS[getattr(torch, reduction.name)] = (reduction.name, None)
+    for unary in UNARY:
+        overrides.METHODS[getattr(torch, unary.name)] = (unary.name, None)
+    for row in (*ARITHMETIC, *LOGIC, *COMPARISONS):
+        mirrored = _MIRRORED.get(row.name) or (f"__r{row.operator}__" if row.operator else None)
+        spellings = [row.name] if row.operator is None else [row.name, f"__{row.operator}__"]
+        overrides.METHODS[getattr(torch, row.name)] = (row.name, mirrored)
+        for name in spellings:
+            overrides.METHODS[getattr(torch.Tensor, name)] = (row.name, mirrored)
+
+
+def _list_methods(names: str) -> None:
+    """Enter methods that bear the name of a torch function."""
+    for name in names.split():
+        overrides.METHODS[getattr(torch, name)] = (name, None)
+
+
+_list_rows()
+_list_methods(
+    "reshape flatten unflatten squeeze unsqueeze permute transpose swapaxes swapdims movedim "
+    "moveaxis tile repeat_interleave roll flip"
+)
+_list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
+_list_methods(
+    "all any clone cumprod cumsum max min clamp clamp_min clamp_max lerp addcmul addcdiv "
+    "masked_fill detach"
+)
+
+
+def _where(condition: Tensor, input: object, other: object) -> object:
+    if is_tensor_collection(input):
+        return input.where(condition, cast("Waist | Tensor | float", other))
+    if not is_tensor_collection(other):
+        raise InvalidArgument(
+            "`torch.where` chooses between containers; the condition is a tensor."
+        )
+    return other.where(~condition, cast("Tensor | float", input))
+
+
+overrides.FUNCTIONS.update(
+    {
+        torch.stack: stack,
+        torch.cat: cat,
+        torch.concat: cat,
+        torch.concatenate: cat,
+        torch.where: _where,
+    }
+)
+for _like in (
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+):
+    overrides.FUNCTIONS[_like] = fill_like(_like)
+
+
+def torch_functions() -> list[str]:
+    """List the torch functions that take containers.
+
+    Any other one raises `UnsupportedFunction`, and names the nearest of these.
+
+    Returns:
+        Names as they are called, sorted.
+
+    Example:
+        >>> from kd_core import torch_functions
+        >>> "torch.clone" in torch_functions()
+        True
+    """
+    return sorted({overrides.name_of(func) for func in (*overrides.FUNCTIONS, *overrides.METHODS)})

@@ -1,0 +1,146 @@
+"""What a program is made from: the part of the module that is wanted, and the example's tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kd_core import KdError, is_tensor_collection
+from kd_export._capture.signature import Example, Word
+from kd_export._errors import DtypeMismatch, Key, KeyMismatch, NotExportable, nearest, quoted
+from kd_export._schema.schema import Number
+from kd_export._schema.wire import as_key, unnest, wire_key, wire_name
+
+
+def prepare(
+    module: nn.Module, inputs: Sequence[object] | None, outputs: Sequence[object] | None
+) -> tuple[nn.Module, list[Key], list[Key]]:
+    """Copy the module, in eval mode, reduced to the steps that the keys asked for need."""
+    if not hasattr(module, "in_keys") or not hasattr(module, "out_keys"):
+        raise NotExportable(
+            f"`{type(module).__name__}` has no `in_keys` and `out_keys`.",
+            expected="a keyed module",
+            got=type(module).__name__,
+            hint="Wrap it: `TensorDictModule(module, in_keys=[...], out_keys=[...])`.",
+        )
+    select = getattr(module, "select_subsequence", None)
+    if (inputs is not None or outputs is not None) and select is not None:
+        try:
+            module = select(in_keys=inputs or module.in_keys, out_keys=outputs or module.out_keys)
+        except (KdError, KeyError, ValueError) as error:
+            raise KeyMismatch(f"no part of the module fits the keys asked for: {error}") from error
+    in_keys = [as_key(key) for key in _keys(module, "in_keys")]
+    out_keys = [as_key(key) for key in _keys(module, "out_keys") if key != "_"]
+    chosen_in = _chosen(inputs, in_keys, "input", all_needed=True)
+    chosen_out = _chosen(outputs, out_keys, "output", all_needed=False)
+    _refuse_lazy(module)
+    try:
+        frozen = copy.deepcopy(module).cpu().eval()
+    except (RuntimeError, TypeError) as error:
+        raise NotExportable(
+            f"the module cannot be copied: {error}",
+            hint="Let it hold parameters and buffers only, no results of a graph or open handles.",
+        ) from error
+    return frozen, chosen_in, list(dict.fromkeys(chosen_out))
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    """Refuse layers that wait for a first call to learn their shape."""
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(value):
+            raise NotExportable(
+                f"`{name}` is not initialised: its layer learns its shape at the first call.",
+                expected="a module that was called",
+                hint="Call the module once on an example before it is exported.",
+            )
+
+
+def _keys(module: nn.Module, name: str) -> Sequence[object]:
+    keys: Sequence[object] = getattr(module, name)
+    return keys
+
+
+def _chosen(
+    asked: Sequence[object] | None, known: list[Key], what: str, *, all_needed: bool
+) -> list[Key]:
+    if asked is None:
+        return known
+    keys = [as_key(key) for key in asked]
+    wires = [wire_name(key) for key in known]
+    for key in keys:
+        if key not in known:
+            close = nearest(wire_name(key), wires)
+            raise KeyMismatch(
+                f"the module has no {what} `{wire_name(key)}`; it has {quoted(wires)}.",
+                key=key,
+                expected=tuple(wires),
+                got=wire_name(key),
+                hint=None if close is None else f"Did you mean `{close}`?",
+            )
+    missing = [key for key in known if key not in keys]
+    if all_needed and missing:
+        raise KeyMismatch(
+            f"`inputs` leaves out `{wire_name(missing[0])}`, which the module reads.",
+            key=missing[0],
+            expected=tuple(wires),
+        )
+    return keys
+
+
+def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Tensor]:
+    """Pick the module's inputs out of a container, a nested or a flat dictionary."""
+    entries: dict[Key, object]
+    if is_tensor_collection(example):
+        entries = {key: example.get(key) for key in in_keys if key in example.keys(True)}
+    elif isinstance(example, Mapping):
+        entries = {}
+        for word, value in example.items():
+            if isinstance(value, Mapping):
+                entries.update(unnest(value, as_key(word)))
+            else:
+                key = as_key(word)
+                entries[wire_key(key[0]) if key not in in_keys and len(key) == 1 else key] = value
+    else:
+        raise DtypeMismatch(
+            f"the example is a {type(example).__name__}.",
+            expected="a container or a mapping of tensors",
+            got=type(example).__name__,
+        )
+    for key in in_keys:
+        if key not in entries:
+            close = nearest(wire_name(key), map(wire_name, entries))
+            raise KeyMismatch(
+                f"the example has no `{wire_name(key)}`; it has {quoted(map(wire_name, entries))}.",
+                key=key,
+                expected=tuple(map(wire_name, in_keys)),
+                hint=None if close is None else f"Did you mean `{close}`?",
+            )
+    return {key: _tensor(key, entries[key]) for key in in_keys}
+
+
+def _tensor(key: Key, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise DtypeMismatch(
+            f"the example's `{wire_name(key)}` is a {type(value).__name__}, not a tensor.",
+            key=key,
+            expected="Tensor",
+            got=type(value).__name__,
+            hint="Only tensors can be inputs of a file; set other values in the module.",
+        )
+    return value.detach().cpu().contiguous()
+
+
+def bounds(tensor: Tensor) -> tuple[Number, Number]:
+    """Give the range that test inputs are drawn from: that of the example."""
+    if tensor.dtype is torch.bool or tensor.is_complex():
+        return 0, 1
+    values = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor.flatten()
+    if not values.numel():
+        return 0, 1
+    low, high = values.min().item(), values.max().item()
+    if tensor.is_floating_point() and low == high:
+        return low - 1, high + 1
+    return low, high

@@ -1,0 +1,208 @@
+"""The known traps of an exported graph, each mended or explained.
+
+`torch.export` accepts what then goes wrong at run time without a word: dropout that is still
+random, a result that shares memory with an input, an input that is overwritten, a buffer that
+changes. Each function here finds one such trap in a captured program and mends it, leaving a
+sentence for `KeyedProgram.diagnostics`, or raises `NotExportable` with the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputSpec, TensorArgument
+
+from kd_export._errors import NotExportable
+
+_DROPOUTS = (
+    torch.ops.aten.dropout.default,
+    torch.ops.aten.feature_dropout.default,
+    torch.ops.aten.alpha_dropout.default,
+    torch.ops.aten.feature_alpha_dropout.default,
+)
+_SHARERS = "an input, a weight or another output"
+_SWITCHES = ("train", "training")
+_RATES = ("p", "dropout_p", "dropout")
+
+
+def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -> list[str]:
+    """Find and mend every trap; list what was done.
+
+    Args:
+        program: A freshly captured program; its graph is changed in place.
+        outputs: The wire names of the outputs, in order.
+        mode: The interaction type asked for; ``"random"`` allows random operators.
+    """
+    done = [
+        *_drop_idle_dropout(program.graph),
+        *_refuse_state(program),
+        *_keep_inputs(program),
+        *_separate_outputs(program, outputs),
+    ]
+    program.graph.eliminate_dead_code(_has_effect)
+    if mode != "random":
+        _refuse_random(program.graph)
+    program.graph_module.recompile()
+    return done
+
+
+def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, torch._ops.OpOverload]]:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            yield node, node.target
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Keep what writes or asserts; a random draw that nobody reads may go."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable or "assert" in target._schema.name
+    if node.op == "call_function":
+        return getattr(target, "__module__", None) not in ("_operator", "math", "torch")
+    return node.op != "get_attr"
+
+
+def _drop_idle_dropout(graph: fx.Graph) -> Iterator[str]:
+    """Remove dropout in eval mode: it gives its input."""
+    for node, target in _calls(graph):
+        if target in _DROPOUTS and _argument(node, "train") is False:
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # a tensor's node
+            graph.erase_node(node)
+    yield from ()
+
+
+def _argument(node: fx.Node, name: str) -> object:
+    """Look up an argument of an operator's call, its default if it was not given."""
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == name:
+            if name in node.kwargs:
+                return node.kwargs[name]
+            if position < len(node.args):
+                return node.args[position]
+            return argument.default_value if argument.has_default_value() else None
+    return None
+
+
+def _refuse_random(graph: fx.Graph) -> None:
+    """Refuse a draw of random numbers that the caller did not ask for."""
+    for node, target in _calls(graph):
+        if torch.Tag.nondeterministic_seeded not in target.tags:
+            continue
+        idle = any(_argument(node, name) is False for name in _SWITCHES)
+        idle = idle or any(_argument(node, name) == 0.0 for name in _RATES)
+        if not idle:
+            raise NotExportable(
+                f"the module draws random numbers (`{target}`{_place(node)}).",
+                expected="a deterministic module",
+                got=str(target),
+                hint="Export a deterministic result with `mode='deterministic'`, or declare the "
+                "draw with `mode='random'`.",
+            )
+
+
+def _place(node: fx.Node) -> str:
+    """Name the sub-module that an operator was called in."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, kind = list(stack.values())[-1]
+    path = path.removeprefix("module").lstrip(".")
+    name = kind if isinstance(kind, str) else kind.__qualname__
+    return f" in `{path or name.rsplit('.', 1)[-1]}`"
+
+
+def _refuse_state(program: ExportedProgram) -> Iterator[str]:
+    """Refuse a module whose call changes one of its buffers."""
+    kept = {s.arg.name: s for s in program.graph_signature.input_specs if s.target is not None}
+    for node, written in _writes(program.graph):
+        spec = kept.get(written.name)
+        if spec is not None:
+            raise NotExportable(
+                f"the call changes `{spec.target}` of the module (`{node.target}`{_place(node)}).",
+                expected="a module without state",
+                got=spec.target,
+                hint="Give the state as an input key and the new state as an output key.",
+            )
+    yield from ()
+
+
+def _keep_inputs(program: ExportedProgram) -> Iterator[str]:
+    """Let an operator that overwrites an input write into a copy of it."""
+    inputs = {
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    }
+    for written in {root for _, root in _writes(program.graph)}:
+        if written.name in inputs:
+            first = next(node for node in program.graph.nodes if node.op != "placeholder")
+            copy = _clone(program.graph, written, before=first)
+            _redirect(written, copy)
+            yield f"the input `{written.name}` is overwritten by the module: it works on a copy."
+
+
+def _redirect(node: fx.Node, copy: fx.Node) -> None:
+    """Let every reader of a node but its copy read the copy."""
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+
+
+def _writes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Give each operator that writes into a placeholder's memory, with the placeholder."""
+    for node, target in _calls(graph):
+        for argument in target._schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = _argument(node, argument.name)
+            root = _root(value) if isinstance(value, fx.Node) else None
+            if root is not None and root.op == "placeholder":
+                yield node, root
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """Follow views back to the value whose memory they share."""
+    while node.op == "call_function":
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload):
+            aliased = [i for i, a in enumerate(target._schema.arguments) if a.alias_info]
+            source = node.args[aliased[0]] if aliased and aliased[0] < len(node.args) else None
+            if not any(r.alias_info for r in target._schema.returns):
+                return node
+        else:
+            source = node.args[0] if node.args and "getitem" in str(target) else None
+        if not isinstance(source, fx.Node):
+            return node
+        node = source
+    return node
+
+
+def _separate_outputs(program: ExportedProgram, outputs: tuple[str, ...]) -> Iterator[str]:
+    """Copy an output that shares memory with an input, a weight, or another output."""
+    graph = program.graph
+    end = next(node for node in reversed(graph.nodes) if node.op == "output")
+    results = list(end.args[0])
+    seen: set[fx.Node] = set()
+    for position, result in enumerate(results):
+        assert isinstance(result, fx.Node)  # `FlatModule` gives tensors alone
+        if _root(result).op == "placeholder" or result in seen:
+            copy = _clone(graph, result, before=end)
+            results[position] = copy
+            name = outputs[position]
+            yield f"the output `{name}` shares memory with {_SHARERS}: it is copied."
+        seen.add(result)
+    end.args = (tuple(results),)
+    program.graph_signature.output_specs = [
+        OutputSpec(spec.kind, TensorArgument(name=result.name), spec.target)
+        for spec, result in zip(program.graph_signature.output_specs, results, strict=True)
+    ]
+
+
+def _clone(graph: fx.Graph, node: fx.Node, *, before: fx.Node) -> fx.Node:
+    with graph.inserting_before(before):
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+    copy.meta["val"] = node.meta["val"]
+    return copy

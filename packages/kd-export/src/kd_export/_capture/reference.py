@@ -1,0 +1,62 @@
+"""The module itself, run eagerly: what an exported program is compared with.
+
+Knows keyed modules and their interaction modes; must not know programs or files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from kd_export._capture.example import prepare
+from kd_export._capture.signature import FlatModule
+from kd_export._schema.schema import Schema
+from kd_nn import SupportsInteraction
+
+
+@contextlib.contextmanager
+def frozen_modes(module: nn.Module, mode: str | None) -> Iterator[None]:
+    """Fix the mode of probabilistic parts; check no values of distributions meanwhile."""
+    validate = Distribution._validate_args
+    parts = [part for part in module.modules() if isinstance(part, SupportsInteraction)]
+    with contextlib.ExitStack() as stack:
+        for part in parts if mode is not None else ():
+            stack.enter_context(part.interaction(str(mode)))
+        stack.enter_context(torch.no_grad())
+        Distribution.set_default_validate_args(False)
+        try:
+            yield
+        finally:
+            Distribution.set_default_validate_args(validate)
+
+
+class Reference:
+    """The module itself, run eagerly on tensors in the order of the inputs."""
+
+    def __init__(self, flat: FlatModule, mode: str | None) -> None:
+        self._flat = flat
+        self._mode = mode
+        # Scoped settings, such as an interaction type, stay what they were at export.
+        self._context = contextvars.copy_context()
+
+    def __call__(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Give the outputs by wire name."""
+        return self._context.copy().run(self._run, [tensor.clone() for tensor in tensors])
+
+    def _run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        with frozen_modes(self._flat, self._mode):
+            return self._flat.run(tensors)
+
+
+def reference_module(module: nn.Module, schema: Schema) -> Reference:
+    """Give a keyed module the inputs and outputs of a schema, to compare a file with."""
+    in_keys = [entry.key for entry in schema.inputs]
+    out_keys = [entry.key for entry in schema.outputs]
+    frozen, _, _ = prepare(module, in_keys, out_keys)
+    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=schema.batch_dims)
+    return Reference(flat, schema.mode)

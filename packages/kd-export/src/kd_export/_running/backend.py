@@ -1,0 +1,166 @@
+"""What a format must offer, and which format a file name asks for.
+
+A backend is one object: it writes a program, reads a schema back, and loads a file into a
+`Runner`. Sessions, verification, trust and error messages are written once, on top of these.
+Backends are found by the file name's suffix, the longest first, among those registered here, by
+`register_backend`, and by the entry point group ``kd_export.backends``. They are imported when
+first needed, so that reading one format never imports the packages of another.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from kd_export._errors import BackendMissing, quoted
+from kd_export._schema.schema import Entry, Number, Schema
+from kd_export._schema.vectors import Drawn
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+Direct = Callable[[dict[str, object]], dict[str, object] | None]
+
+
+class Runner(Protocol):
+    """A loaded program: the arrays of its own runtime in, the same out, in the file's order.
+
+    Attributes:
+        direct: A quick way from a flat dict by wire name to another. It gives ``None`` whenever
+            the input is not exactly what it was made for; the checked way is taken then.
+
+    Example:
+        >>> class Doubler:  # arrays are lists here
+        ...     direct = None
+        ...
+        ...     def __call__(self, arrays, names=None):
+        ...         return [[2 * number for number in array] for array in arrays]
+        >>> Doubler()([[1, 2]])
+        [[2, 4]]
+    """
+
+    direct: Direct | None
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        """Run on checked, contiguous arrays; ``names`` limits the outputs."""
+
+    def adapt(self, value: object, entry: Entry) -> object:
+        """Bring a value to a contiguous array of the runtime; its dtype must be the entry's."""
+
+    def restore(self, array: object, like: object) -> object:
+        """Bring an output to the kind of array that was given."""
+
+    def build(self, drawn: Drawn) -> object:
+        """Make an array of drawn numbers."""
+
+    def numbers(self, array: object, positions: Sequence[int]) -> list[Number]:
+        """Read numbers at positions of the flattened array."""
+
+
+class Backend(Protocol):
+    """One format.
+
+    Attributes:
+        name: What the format is called.
+        suffixes: The file name suffixes it serves.
+        executes: Whether opening a file runs code that the file holds.
+
+    Example:
+        >>> from kd_export._backends.onnx import backend
+        >>> backend.name, backend.suffixes, backend.executes
+        ('ONNX', ('.onnx',), False)
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    executes: bool
+
+    def read_schema(self, file: BinaryIO) -> Schema:
+        """Read the schema of a file without executing anything."""
+
+    def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
+        """Give the schema as this format needs it: other names inside the file, say."""
+
+    def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
+        """Write a program and its schema."""
+
+    def load(self, data: bytes, schema: Schema) -> Runner:
+        """Make a runner of a file's bytes."""
+
+
+_known: dict[str, str | Backend] = {
+    ".pt2": "kd_export._backends.pt2:backend",
+    ".onnx": "kd_export._backends.onnx:backend",
+}
+
+
+def register_backend(backend: Backend) -> None:
+    """Add a format, or replace one, for all suffixes that the backend serves.
+
+    An installed package does the same by an entry point of the group ``kd_export.backends``,
+    named for the suffix (``".tvm"``) and pointing at the backend object.
+
+    Example:
+        >>> from kd_export._backends.onnx import backend
+        >>> register_backend(backend)
+        >>> backends()[".onnx"]
+        'ONNX'
+    """
+    for suffix in backend.suffixes:
+        _known[suffix] = backend
+
+
+def backends() -> Mapping[str, str]:
+    """Give the known suffixes and what serves each.
+
+    >>> backends()[".onnx"]
+    'kd_export._backends.onnx:backend'
+    """
+    found = {point.name: point.value for point in entry_points(group="kd_export.backends")}
+    for suffix, entry in _known.items():
+        found[suffix] = entry if isinstance(entry, str) else entry.name
+    return found
+
+
+def backend_for(path: Path) -> Backend:
+    """Find the backend of a file name.
+
+    Raises:
+        BackendMissing: No backend serves the suffix.
+    """
+    known = backends()
+    fitting = sorted((s for s in known if path.name.endswith(s)), key=len)
+    if not fitting:
+        raise BackendMissing(
+            f"no backend serves `{path.name}`; known are {quoted(sorted(known))}.",
+            expected=tuple(sorted(known)),
+            got=path.suffix,
+            hint="Name the file by its format, or register a backend with `register_backend`.",
+        )
+    entry = _known.get(fitting[-1], known[fitting[-1]])
+    if not isinstance(entry, str):
+        return entry
+    module, _, name = entry.partition(":")
+    backend: Backend = getattr(importlib.import_module(module), name)
+    return backend
+
+
+def require(module: str, extra: str) -> object:
+    """Import an optional package, or say how to install it.
+
+    Raises:
+        BackendMissing: The package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BackendMissing(
+            f"this needs `{module}`, which is not installed.",
+            expected=module,
+            hint=f'Install it with `pip install "kd-export[{extra}]"`.',
+        ) from error

@@ -1,0 +1,305 @@
+"""The one runner for every format.
+
+A session takes a nested dict, a flat dict (by wire name or key) or a container, checks it against
+the schema, hands contiguous arrays to the format's runtime in the file's order, and gives back
+the same kind of thing. It imports neither torch nor kd_core: what an ONNX file needs is numpy and
+onnxruntime.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+
+from kd_export._errors import (
+    DtypeMismatch,
+    ExportError,
+    Key,
+    KeyMismatch,
+    ShapeMismatch,
+    nearest,
+    quoted,
+)
+from kd_export._running.backend import Runner, backend_for
+from kd_export._schema.archive import check_trust
+from kd_export._schema.schema import Entry, Schema, find_entry
+from kd_export._schema.wire import as_key, nest, unnest, wire_key, wire_name
+
+if TYPE_CHECKING:
+    from kd_core import TensorDictBase
+
+Inputs = TypeVar("Inputs")
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+class Session:
+    """A program ready to run.
+
+    Attributes:
+        schema: What it takes and gives.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> session = kd_export.open("policy.pt2", trusted=True)
+        >>> session.run({"x": torch.zeros(5, 3)})["y"].shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, schema: Schema, runner: Runner) -> None:
+        self.schema = schema
+        self._runner = runner
+        self._direct = runner.direct
+
+    def run(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs:
+        """Run the program once.
+
+        Args:
+            x: The inputs: a nested dict, a flat dict by wire name (``"out.image"``) or by key
+                (``("out", "image")``), or a container. A dict holds exactly the inputs, a
+                container may hold more. Values are tensors, or for ONNX also numpy arrays.
+            outputs: The keys or wire names wanted, by default all.
+
+        Returns:
+            The outputs, arranged as the inputs were: a flat dict for a flat dict, and so on.
+
+        Raises:
+            KeyMismatch: An input is missing or unknown.
+            DtypeMismatch: An input is not of the dtype of the schema.
+            ShapeMismatch: An input's shape does not fit, or axes of one name differ.
+        """
+        direct = self._direct
+        if direct is not None and outputs is None and x.__class__ is dict:
+            result = direct(cast("dict[str, object]", x))
+            if result is not None:
+                return cast(Inputs, result)
+        return self._checked(x, outputs)
+
+    def _checked(self, x: Inputs, outputs: Iterable[object] | None) -> Inputs:
+        values, form = _read(x, self.schema)
+        arrays = self._arrays(values)
+        wanted = self._wanted(outputs)
+        results = self._runner(arrays, None if outputs is None else [e.name for e in wanted])
+        like = values[0] if values else None
+        found = {
+            entry.key: self._runner.restore(result, like)
+            for entry, result in zip(wanted, results, strict=True)
+        }
+        return cast(Inputs, form.write(found))
+
+    def _wanted(self, outputs: Iterable[object] | None) -> Sequence[Entry]:
+        if outputs is None:
+            return self.schema.outputs
+        return [find_entry(self.schema.outputs, key, "output") for key in outputs]
+
+    def _arrays(self, values: Sequence[object]) -> list[object]:
+        """Check the values against the schema and bring them to the runtime's arrays."""
+        arrays: list[object] = []
+        sizes: dict[str, tuple[int, Entry]] = {}
+        for entry, value in zip(self.schema.inputs, values, strict=True):
+            array = self._runner.adapt(value, entry)
+            _check_shape(entry, tuple(cast(_Shaped, array).shape), self.schema, sizes)
+            arrays.append(array)
+        return arrays
+
+
+def open(  # noqa: A001  # `kd_export.open` reads as what it is
+    path: str | Path, *, trusted: bool = False, sha256: str | None = None
+) -> Session:
+    """Open an artefact of any format for running.
+
+    A ``.pt2`` file is a program: opening it demands that somebody vouches for it. An ``.onnx``
+    file is data for onnxruntime, and needs no such word.
+
+    Args:
+        path: The file; its suffix names the format.
+        trusted: Vouch for who made the file. Pickled payloads stay refused.
+        sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
+
+    Raises:
+        UntrustedArtifact: Neither was given, the digest differs, or the file holds a payload
+            that is never executed.
+        BackendMissing: The format's packages are not installed.
+        ExportError: The file is damaged, or was not written by kd_export.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> kd_export.open("policy.pt2", trusted=True).schema.output("y").describe()
+        'float32 (batch, 2)'
+    """
+    path = Path(path)
+    backend = backend_for(path)
+    data = read_file(path)
+    if backend.executes or sha256 is not None:
+        check_trust(data, path, trusted=trusted, sha256=sha256)
+    schema = backend.read_schema(io.BytesIO(data))
+    return Session(schema, backend.load(data, schema))
+
+
+def inspect(path: str | Path) -> Schema:
+    """Read the schema of an artefact, executing nothing and importing neither torch nor onnx.
+
+    Raises:
+        ExportError: The file is damaged, or was not written by kd_export.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> [entry.wire for entry in kd_export.inspect("policy.pt2").inputs]
+        ['x']
+    """
+    path = Path(path)
+    backend = backend_for(path)
+    try:
+        with path.open("rb") as file:
+            return backend.read_schema(file)
+    except OSError as error:
+        raise ExportError(f"`{path}` cannot be read: {error.strerror}.", got=str(path)) from error
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file whole; one that cannot be read is an `ExportError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ExportError(f"`{path}` cannot be read: {error.strerror}.", got=str(path)) from error
+
+
+class _Form(Protocol):
+    def write(self, found: Mapping[Key, object]) -> object: ...
+
+
+class _FlatByWire:
+    def write(self, found: Mapping[Key, object]) -> object:
+        return {wire_name(key): value for key, value in found.items()}
+
+
+class _FlatByKey:
+    def write(self, found: Mapping[Key, object]) -> object:
+        return dict(found)
+
+
+class _Nested:
+    def write(self, found: Mapping[Key, object]) -> object:
+        return nest(found)
+
+
+class _Container:
+    def __init__(self, like: TensorDictBase) -> None:
+        self._like = like
+
+    def write(self, found: Mapping[Key, object]) -> object:
+        result = self._like.empty()
+        for key, value in found.items():
+            result.set(key, value)
+        return result
+
+
+def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
+    """Pick the inputs in order, and remember how they were arranged."""
+    # A container can only be one of kd_core's if kd_core has been imported.
+    core = sys.modules.get("kd_core")
+    if core is not None and core.is_tensor_collection(x):
+        container = cast("TensorDictBase", x)
+        held = {e.key: container.get(e.key) for e in schema.inputs}
+        held = {key: value for key, value in held.items() if value is not None}
+        return _in_order(held, schema, map(wire_name, held)), _Container(container)
+    if not isinstance(x, Mapping):
+        raise DtypeMismatch(
+            f"the inputs are a {type(x).__name__}.",
+            expected="a mapping or a container",
+            got=type(x).__name__,
+            hint=f"Pass a dict with {quoted(entry.wire for entry in schema.inputs)}.",
+        )
+    form: _Form
+    if any(isinstance(value, Mapping) for value in x.values()):
+        entries, form = unnest(x), _Nested()
+    elif any(isinstance(word, tuple) for word in x):
+        entries, form = {as_key(word): value for word, value in x.items()}, _FlatByKey()
+    else:
+        entries, form = {wire_key(str(word)): value for word, value in x.items()}, _FlatByWire()
+    known = {entry.key for entry in schema.inputs}
+    values = _in_order(entries, schema, map(wire_name, entries))
+    for key in entries:
+        if key not in known:
+            raise KeyMismatch(
+                f"the program has no input `{wire_name(key)}`; it takes "
+                f"{quoted(entry.wire for entry in schema.inputs)}.",
+                key=key,
+                got=wire_name(key),
+                hint="Leave it out.",
+            )
+    return values, form
+
+
+def _in_order(entries: Mapping[Key, object], schema: Schema, given: Iterable[str]) -> list[object]:
+    names = list(given)
+    for entry in schema.inputs:
+        if entry.key not in entries:
+            close = nearest(entry.wire, names)
+            raise KeyMismatch(
+                f"the input `{entry.wire}` is missing; given are {quoted(names)}.",
+                key=entry.key,
+                expected=entry.wire,
+                got=tuple(names),
+                hint=f"Pass a tensor {entry.describe()}."
+                if close is None
+                else f"Did you mean `{entry.wire}` by `{close}`?",
+            )
+    return [entries[entry.key] for entry in schema.inputs]
+
+
+def _check_shape(
+    entry: Entry, shape: tuple[int, ...], schema: Schema, sizes: dict[str, tuple[int, Entry]]
+) -> None:
+    """Compare a shape with the schema's, each axis having one size throughout."""
+    if len(shape) != len(entry.shape):
+        raise ShapeMismatch(
+            f"`{entry.wire}` has shape {shape}; expected is {entry.describe()}.",
+            key=entry.key,
+            expected=entry.shape,
+            got=shape,
+            hint=f"It must have {len(entry.shape)} dimensions.",
+        )
+    for dim, (size, wanted) in enumerate(zip(shape, entry.shape, strict=True)):
+        if isinstance(wanted, str):
+            reason = _axis_fault(entry, wanted, size, schema, sizes)
+        else:
+            reason = None if size == wanted else f"Dimension {dim} must be {wanted}."
+        if reason is not None:
+            raise ShapeMismatch(
+                f"`{entry.wire}` has shape {shape}; expected is {entry.describe()}.",
+                key=entry.key,
+                expected=entry.shape,
+                got=shape,
+                hint=reason,
+            )
+
+
+def _axis_fault(
+    entry: Entry, name: str, size: int, schema: Schema, sizes: dict[str, tuple[int, Entry]]
+) -> str | None:
+    known, first = sizes.setdefault(name, (size, entry))
+    if known != size:
+        return f"The axis `{name}` has size {known} in `{first.wire}`."
+    axis = schema.axes.get(name)
+    if axis is not None and not axis.holds(size):
+        return f"The axis `{name}` ranges over {axis}."
+    return None

@@ -1,0 +1,106 @@
+"""Running an exported program on tensors.
+
+Serves the ``.pt2`` backend, and programs that were never written to a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from kd_export._errors import DtypeMismatch
+from kd_export._running.backend import Direct
+from kd_export._running.straight_line import StraightLine
+from kd_export._schema.schema import Entry, Number, Schema
+from kd_export._schema.vectors import Drawn
+
+
+class TorchRunner:
+    """Run a program as a straight-line function."""
+
+    def __init__(self, lines: StraightLine, schema: Schema) -> None:
+        self.lines = lines
+        self._schema = schema
+        self.direct: Direct | None = lines.direct
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        """Run on tensors in order; ``names`` picks among the outputs."""
+        results = self.lines.core(*arrays)
+        if names is None:
+            return results
+        by_name = {e.name: r for e, r in zip(self._schema.outputs, results, strict=True)}
+        return [by_name[name] for name in names]
+
+    def adapt(self, value: object, entry: Entry) -> object:
+        """Check that the value is a tensor of the dtype; make it contiguous."""
+        if not isinstance(value, Tensor):
+            raise DtypeMismatch(
+                f"`{entry.wire}` is a {type(value).__name__}; expected is a tensor "
+                f"{entry.describe()}.",
+                key=entry.key,
+                expected=entry.dtype,
+                got=type(value).__name__,
+                hint="Convert it with `torch.as_tensor`.",
+            )
+        if value.dtype is not getattr(torch, entry.dtype):
+            raise DtypeMismatch(
+                f"`{entry.wire}` has dtype {value.dtype}; expected is {entry.describe()}.",
+                key=entry.key,
+                expected=entry.dtype,
+                got=str(value.dtype).removeprefix("torch."),
+                hint=f"Convert it with `.to(torch.{entry.dtype})`.",
+            )
+        if value.layout is not torch.strided or value.is_meta:
+            raise DtypeMismatch(
+                f"`{entry.wire}` is a tensor of layout {value.layout} on {value.device}; expected "
+                f"is a dense one with data, {entry.describe()}.",
+                key=entry.key,
+                expected="torch.strided",
+                got=str(value.layout),
+                hint="Convert it with `.to_dense()`, and give it data.",
+            )
+        return value.contiguous()
+
+    def restore(self, array: object, like: object) -> object:
+        """Give the tensor as it is."""
+        return array
+
+    def build(self, drawn: Drawn) -> object:
+        """Make a tensor of drawn numbers."""
+        return build_tensor(drawn)
+
+    def numbers(self, array: object, positions: Sequence[int]) -> list[Number]:
+        """Read numbers out of a tensor."""
+        assert isinstance(array, Tensor)
+        return numbers_of(array, positions)
+
+
+def run_program(program: ExportedProgram, schema: Schema) -> TorchRunner:
+    """Make a runner of an exported program."""
+    signature = program.graph_signature
+    bound: dict[str, object] = {}
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT or spec.target is None:
+            continue
+        held = program.state_dict if spec.target in program.state_dict else program.constants
+        value = held[spec.target]
+        bound[spec.arg.name] = value.detach() if isinstance(value, Tensor) else value
+    inputs = [str(name) for name in signature.user_inputs]
+    return TorchRunner(StraightLine(program.graph_module, bound, inputs, schema), schema)
+
+
+def build_tensor(drawn: Drawn) -> Tensor:
+    """Make a tensor of drawn numbers."""
+    return torch.tensor(list(drawn.numbers), dtype=getattr(torch, drawn.dtype)).reshape(drawn.shape)
+
+
+def numbers_of(tensor: Tensor, positions: Sequence[int]) -> list[Number]:
+    """Read numbers at positions of the flattened tensor."""
+    flat = tensor.detach().reshape(-1)[list(positions)]
+    return [float(n.real) if flat.is_complex() else n for n in flat.tolist()]

@@ -1,0 +1,358 @@
+"""What an artefact says about itself: keys, shapes, dtypes, axes, versions, test vectors.
+
+Pure data with a JSON form, the same in every format. Nothing here imports torch, so that a file
+can be read where torch is not installed. The JSON form is described by ``schema_v1.json`` beside
+this module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kd_export._errors import ExportError, Key, KeyMismatch, SchemaVersion, nearest, quoted
+from kd_export._schema.wire import as_key, wire_key, wire_name
+
+FORMAT = "kd-export"
+VERSION = 1
+
+_DTYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
+    "complex32 complex64 complex128"
+)
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Number = bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The sizes that a named dimension may take.
+
+    Attributes:
+        min: The smallest size.
+        max: The largest size, or ``None`` when there is no limit.
+
+    Example:
+        >>> str(Axis(1, 8)), Axis(1, 8).holds(9)
+        ('1..8', False)
+    """
+
+    min: int = 1
+    max: int | None = None
+
+    def holds(self, size: int) -> bool:
+        """Tell whether a size lies in the range."""
+        return self.min <= size and (self.max is None or size <= self.max)
+
+    def __str__(self) -> str:
+        return f"{self.min}..{'' if self.max is None else self.max}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One input or output of a program.
+
+    Attributes:
+        key: The key in the container, as a tuple of its parts.
+        name: What the tensor is called inside the file.
+        dtype: The dtype's name, without ``torch.``.
+        shape: A size for each fixed dimension, an axis name (or an expression of axis names) for
+            each dynamic one.
+        low: The smallest value of an input that test vectors use.
+        high: The largest value of an input that test vectors use.
+
+    Example:
+        >>> Entry(("out", "x"), "x", "float32", ("batch", 3)).wire
+        'out.x'
+    """
+
+    key: Key
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    low: Number | None = None
+    high: Number | None = None
+
+    @property
+    def wire(self) -> str:
+        """The flat name of the key."""
+        return wire_name(self.key)
+
+    def describe(self) -> str:
+        """Print dtype and shape.
+
+        >>> Entry(("x",), "x", "float32", ("batch", 3)).describe()
+        'float32 (batch, 3)'
+        """
+        sizes = ", ".join(str(size) for size in self.shape)
+        return f"{self.dtype} ({sizes}{',' if len(self.shape) == 1 else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One stored test: inputs that a seed gives, and some of the numbers that must come out.
+
+    Attributes:
+        sizes: The size of each axis.
+        seed: The seed that the inputs are drawn with.
+        outputs: By wire name, the numbers at evenly spaced positions of the flattened output.
+
+    Example:
+        >>> Vector({"batch": 2}, seed=0, outputs={"y": (0.5, 1.5)}).outputs["y"]
+        (0.5, 1.5)
+    """
+
+    sizes: Mapping[str, int]
+    seed: int
+    outputs: Mapping[str, tuple[Number, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What a program takes and gives.
+
+    Attributes:
+        inputs: The inputs, in the order of the file.
+        outputs: The outputs, in the order of the file.
+        axes: The range of each dynamic axis.
+        batch_dims: How many leading dimensions of the inputs the module takes for the batch size
+            of its container.
+        mode: The interaction type that was fixed at export, or ``None``.
+        metadata: What the user stored.
+        versions: The versions that made the file, by name.
+        weights: The SHA-256 of all weights, in hexadecimal.
+        vectors: The stored tests.
+
+    Example:
+        >>> entry = Entry(("x",), "x", "float32", ("batch", 3))
+        >>> schema = Schema((entry,), (entry,), {"batch": Axis(1, None)})
+        >>> Schema.from_json(schema.to_json()) == schema
+        True
+    """
+
+    inputs: tuple[Entry, ...]
+    outputs: tuple[Entry, ...]
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+    batch_dims: int = 0
+    mode: str | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    weights: str = ""
+    vectors: tuple[Vector, ...] = ()
+
+    def input(self, key: object) -> Entry:
+        """Give the input of a key or wire name."""
+        return find_entry(self.inputs, key, "input")
+
+    def output(self, key: object) -> Entry:
+        """Give the output of a key or wire name."""
+        return find_entry(self.outputs, key, "output")
+
+    def to_json(self) -> str:
+        """Write the schema as one line of JSON."""
+        return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"))
+
+    def to_data(self) -> dict[str, Json]:
+        """Give the schema as plain data, fit for JSON."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "inputs": [_entry_data(entry) for entry in self.inputs],
+            "outputs": [_entry_data(entry) for entry in self.outputs],
+            "axes": {n: {"min": axis.min, "max": axis.max} for n, axis in self.axes.items()},
+            "batch_dims": self.batch_dims,
+            "mode": self.mode,
+            "metadata": dict(self.metadata),
+            "versions": dict(self.versions),
+            "weights": self.weights,
+            "vectors": [_vector_data(vector) for vector in self.vectors],
+        }
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Schema:
+        """Read a schema from JSON.
+
+        Raises:
+            SchemaVersion: The schema is of a version that this release does not know.
+            ExportError: The text is not such a schema.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ExportError(f"the schema is not JSON: {error}.") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ExportError(f"this is not a {FORMAT} schema.", expected=FORMAT)
+        if data.get("version") != VERSION:
+            raise SchemaVersion(
+                f"the schema has version {data.get('version')}, this release reads {VERSION}.",
+                expected=VERSION,
+                got=data.get("version"),
+                hint="Install the kd-export that wrote the file, or export again.",
+            )
+        try:
+            return cls._from_data(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ExportError(f"the schema is damaged: {error!r}.") from error
+
+    @classmethod
+    def _from_data(cls, data: dict[str, Json]) -> Schema:
+        axes = {name: _axis(item) for name, item in _dict(data["axes"]).items()}
+        inputs = tuple(_entry(item) for item in _list(data["inputs"]))
+        for entry in inputs:
+            unknown = [size for size in entry.shape if isinstance(size, str) and size not in axes]
+            if unknown:
+                raise ValueError(f"the input {entry.wire!r} has the unknown axis {unknown[0]!r}")
+        return cls(
+            inputs=inputs,
+            outputs=tuple(_entry(item) for item in _list(data["outputs"])),
+            axes=axes,
+            batch_dims=_int(data["batch_dims"]),
+            mode=None if data["mode"] is None else _str(data["mode"]),
+            metadata=_dict(data["metadata"]),
+            versions={name: _str(item) for name, item in _dict(data["versions"]).items()},
+            weights=_str(data["weights"]),
+            vectors=tuple(_vector(item) for item in _list(data["vectors"])),
+        )
+
+
+def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
+    """Find an entry by wire name or key; an unknown one is an error that names the nearest."""
+    wanted = {wire_key(key), (key,)} if isinstance(key, str) else {as_key(key)}
+    for entry in entries:
+        if entry.key in wanted:
+            return entry
+    wires = [entry.wire for entry in entries]
+    name = key if isinstance(key, str) else wire_name(as_key(key))
+    close = nearest(name, wires)
+    raise KeyMismatch(
+        f"there is no {what} `{name}`; the {what}s are {quoted(wires)}.",
+        key=as_key(key),
+        expected=tuple(wires),
+        got=name,
+        hint=None if close is None else f"Did you mean `{close}`?",
+    )
+
+
+def check_fit(described: object, found: object) -> None:
+    """Refuse a file whose schema describes another program than the one beside it."""
+    if described != found:
+        raise ExportError(
+            "the schema in the file does not fit the program beside it.",
+            expected=described,
+            got=found,
+            hint="The file was put together from two: export again.",
+        )
+
+
+def check_json(value: object, where: str = "metadata") -> Json:
+    """Check that a value is exact JSON: no NaN, no tuples, no objects, string keys only."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, list):
+        return [check_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: check_json(item, f"{where}[{name!r}]") for name, item in value.items()}
+    raise ExportError(
+        f"`{where}` is {value!r}, which JSON cannot hold exactly.",
+        got=value,
+        hint="Use None, bool, int, finite float, str, lists of these, or dicts with string keys.",
+    )
+
+
+def _entry_data(entry: Entry) -> Json:
+    data: dict[str, Json] = {
+        "key": list(entry.key),
+        "wire": entry.wire,
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+    }
+    if entry.low is not None and entry.high is not None:
+        data["range"] = [entry.low, entry.high]
+    return data
+
+
+def _vector_data(vector: Vector) -> Json:
+    outputs: dict[str, Json] = {
+        name: [_number_data(number) for number in numbers]
+        for name, numbers in vector.outputs.items()
+    }
+    return {"sizes": dict(vector.sizes), "seed": vector.seed, "outputs": outputs}
+
+
+def _number_data(number: Number) -> Json:
+    """JSON has no words for the numbers that are not finite: they become strings."""
+    return str(number) if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def _entry(item: Json) -> Entry:
+    data = _dict(item)
+    low, high = _list(data["range"]) if "range" in data else (None, None)
+    return Entry(
+        key=tuple(_str(part) for part in _list(data["key"])),
+        name=_str(data["name"]),
+        dtype=_dtype(data["dtype"]),
+        shape=tuple(size if isinstance(size, str) else _int(size) for size in _list(data["shape"])),
+        low=None if low is None else _number(low),
+        high=None if high is None else _number(high),
+    )
+
+
+def _vector(item: Json) -> Vector:
+    data = _dict(item)
+    return Vector(
+        sizes={name: _int(size) for name, size in _dict(data["sizes"]).items()},
+        seed=_int(data["seed"]),
+        outputs={
+            name: tuple(_number(number) for number in _list(numbers))
+            for name, numbers in _dict(data["outputs"]).items()
+        },
+    )
+
+
+def _axis(item: Json) -> Axis:
+    data = _dict(item)
+    return Axis(_int(data["min"]), None if data["max"] is None else _int(data["max"]))
+
+
+def _number(item: Json) -> Number:
+    if isinstance(item, str):
+        return float(item)
+    if isinstance(item, bool | int | float):
+        return item
+    raise TypeError(f"expected a number, got {item!r}")
+
+
+def _int(item: Json) -> int:
+    if isinstance(item, int):
+        return item
+    raise TypeError(f"expected an integer, got {item!r}")
+
+
+def _str(item: Json) -> str:
+    if isinstance(item, str):
+        return item
+    raise TypeError(f"expected a string, got {item!r}")
+
+
+def _dtype(item: Json) -> str:
+    name = _str(item)
+    if name in _DTYPES.split() or name.startswith("float8_"):
+        return name
+    raise ValueError(f"expected a dtype, got {name!r}")
+
+
+def _list(item: Json) -> list[Json]:
+    if isinstance(item, list):
+        return item
+    raise TypeError(f"expected a list, got {item!r}")
+
+
+def _dict(item: Json) -> dict[str, Json]:
+    if isinstance(item, dict):
+        return item
+    raise TypeError(f"expected an object, got {item!r}")

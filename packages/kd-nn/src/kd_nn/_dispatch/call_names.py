@@ -1,0 +1,188 @@
+"""The names by which tensors are given to a keyed module, and the binding of a call to its keys.
+
+A nested key is joined by a separator, since a keyword must be a str. Two keys may then share one
+name (`("a", "b_c")` and `("a_b", "c")`): that is found when the names are made, and such keys are
+given positionally or inside nested dicts. Everything here is plain Python on str and tuples, so
+dynamo traces it without a guard on a cache.
+"""
+
+import inspect
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from kd_core import NestedKey, TensorDict, format_key, is_tensor_collection, nearest_key
+from kd_nn._dispatch.entries import entry, has_entry
+from kd_nn._errors import DispatchError
+from kd_nn._keys.specs import Keys, is_prefix, key_parts
+
+
+class Missing:
+    """The type of `MISSING`, which stands for an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING = Missing()
+
+
+class CallNames:
+    """The argument names of a list of keys.
+
+    Attributes:
+        keys: The keys, in the order in which positional arguments fill them.
+        names: One name per key; keys that collide share one.
+        shared: The names that more than one key has.
+    """
+
+    __slots__ = ("keys", "names", "shared")
+
+    def __init__(self, keys: Keys, separator: str) -> None:
+        self.keys = keys
+        self.names = tuple(separator.join(key_parts(key)) for key in keys)
+        self.shared = tuple(name for name in self.names if self.names.count(name) > 1)
+
+    @property
+    def are_parameters(self) -> bool:
+        """Whether every name can be a parameter of a Python function."""
+        return not self.shared and all(
+            name.isidentifier() and not keyword.iskeyword(name) and name != "self"
+            for name in self.names
+        )
+
+    def signature(self, optional: Sequence[NestedKey]) -> inspect.Signature:
+        """Return the signature of a call with tensors, without `self`.
+
+        Args:
+            optional: The keys that may be left out.
+
+        Returns:
+            One parameter per key, or `(*args, **kwargs)` where a name is no parameter name.
+        """
+        parameter = inspect.Parameter
+        if not self.are_parameters:
+            return inspect.Signature(
+                [
+                    parameter("args", parameter.VAR_POSITIONAL),
+                    parameter("kwargs", parameter.VAR_KEYWORD),
+                ]
+            )
+        kind = inspect._ParameterKind.POSITIONAL_OR_KEYWORD
+        parameters: list[inspect.Parameter] = []
+        for name, key in zip(self.names, self.keys, strict=True):
+            needed = key not in optional
+            if parameters and parameters[-1].default is None and needed:
+                kind = inspect._ParameterKind.KEYWORD_ONLY
+            default = parameter.empty if needed else None
+            parameters.append(parameter(name, kind, default=default, annotation=Tensor))
+        return inspect.Signature(parameters)
+
+    def bind(
+        self, args: Sequence[object], kwargs: Mapping[str, object], who: Callable[[], str]
+    ) -> dict[NestedKey, object]:
+        """Match arguments to keys.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments; a mapping may stand for all keys below its name.
+            who: Names the module, for messages.
+
+        Returns:
+            The given values by key; keys that were not given are absent.
+
+        Raises:
+            DispatchError: If there are too many positional arguments, or a name is unknown,
+                shared by two keys, or given twice.
+        """
+        if len(args) > len(self.keys):
+            raise DispatchError(
+                f"{who()} takes {len(self.keys)} tensors ({self.accepted()}), got {len(args)}."
+            )
+        bound: dict[NestedKey, object] = dict(zip(self.keys, args, strict=False))
+        for name, value in kwargs.items():
+            for key, part in self._expand(name, value, who).items():
+                if key in bound:
+                    raise DispatchError(
+                        f"{who()} got {format_key(key)} twice; give it once, "
+                        f"by position or as `{name}`. Accepted: {self.accepted()}."
+                    )
+                bound[key] = part
+        for key, value in bound.items():
+            if value.__class__ is not Tensor:
+                bound[key] = _as_entry(value)
+        return bound
+
+    def require(
+        self,
+        bound: Mapping[NestedKey, object],
+        optional: Sequence[NestedKey],
+        who: Callable[[], str],
+    ) -> None:
+        """Raise unless every key that is not optional has a value.
+
+        Raises:
+            DispatchError: Naming the missing arguments and the accepted ones.
+        """
+        missing = [key for key in self.keys if key not in bound and key not in optional]
+        if missing:
+            first = bound.get(self.keys[0])
+            given = is_tensor_collection(first)  # as a dict: a container had been passed through
+            hint = " Make a container of a dict: `TensorDict(...)`." if given else ""
+            raise DispatchError(
+                f"{who()} misses {self._listed(missing)}. Accepted: {self.accepted()}, by name or "
+                f"in this order; or one container that holds them.{hint}"
+            )
+
+    def accepted(self) -> str:
+        """Return the accepted names, for messages; keys where a name stands for more than one."""
+        return self._listed(self.keys) or "none"
+
+    def _listed(self, keys: Sequence[NestedKey]) -> str:
+        names = dict(zip(self.keys, self.names, strict=True))
+        return ", ".join(
+            format_key(key) if names[key] in self.shared else f"`{names[key]}`" for key in keys
+        )
+
+    def _expand(self, name: str, value: object, who: Callable[[], str]) -> dict[NestedKey, object]:
+        if name in self.names and name not in self.shared:
+            return {self.keys[self.names.index(name)]: value}
+        below = [key for key in self.keys if key != name and is_prefix(name, key)]
+        if below and (isinstance(value, Mapping) or is_tensor_collection(value)):
+            return self._open(name, value, who)
+        raise self._refusal(name, who)
+
+    def _open(self, name: str, value: object, who: Callable[[], str]) -> dict[NestedKey, object]:
+        nested = TensorDict({name: value})
+        found: dict[NestedKey, object] = {
+            key: entry(nested, key) for key in self.keys if has_entry(nested, key)
+        }
+        for leaf in nested.keys(True, True):
+            if not any(is_prefix(key, leaf) for key in found):
+                raise DispatchError(
+                    f"{who()} does not read {format_key(leaf)}, given inside `{name}`. "
+                    f"Accepted: {self.accepted()}."
+                )
+        return found
+
+    def _refusal(self, name: str, who: Callable[[], str]) -> DispatchError:
+        if name in self.shared:
+            keys = [k for n, k in zip(self.names, self.keys, strict=True) if n == name]
+            return DispatchError(
+                f"{who()} cannot tell which key `{name}` means: "
+                f"{' and '.join(format_key(key) for key in keys)} share that name. "
+                "Give them by position, or as nested dicts, "
+                f"such as `{key_parts(keys[0])[0]}={{...}}`."
+            )
+        near = nearest_key(name, self.names)
+        hint = "" if near is None else f" Did you mean `{near}`?"
+        return DispatchError(
+            f"{who()} has no argument `{name}`. Accepted: {self.accepted()}.{hint}"
+        )
+
+
+def _as_entry(value: object) -> object:
+    if isinstance(value, Mapping) and not is_tensor_collection(value):
+        return TensorDict(dict(value))
+    return value

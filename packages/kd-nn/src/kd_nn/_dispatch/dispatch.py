@@ -1,0 +1,297 @@
+"""`dispatch`: let a function of a container be called with tensors.
+
+The decorated method is a descriptor. Looked up on an instance it is a bound method whose signature
+names the real arguments, made from the keys of that instance: `inspect.signature`, editors and
+`torch.export` see `(x, y)` although the function takes a container. Only an instance knows its
+keys, so nothing short of a descriptor can tell.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
+
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from kd_core import NestedKey, TensorDictBase, is_tensor_collection
+from kd_nn._dispatch.call_names import CallNames
+from kd_nn._dispatch.entries import container_of, entry, read_optional
+from kd_nn._errors import DispatchError, KeysNotDeclared
+from kd_nn._keys.specs import DISCARD, Keys, parse_keys
+
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T", bound=TensorDictBase)
+Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
+"""What an argument of a call with tensors may be: a mapping stands for the keys below its name."""
+Named: TypeAlias = "Value | TensorDictBase"
+"""What an argument by keyword may be; by position a container is the input itself."""
+
+
+class Forward(Protocol):
+    """What a decorated method is on an instance: called with a container or with tensors."""
+
+    @overload
+    def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
+    @overload
+    def __call__(self, /, *args: Value, **kwargs: Named) -> Tensor | tuple[Tensor, ...]: ...
+
+
+class Dispatched(Generic[M]):
+    """A method that takes a container, callable with tensors too; made by `dispatch`."""
+
+    def __init__(
+        self,
+        function: Callable[..., TensorDictBase],
+        separator: str,
+        source: str | Keys,
+        dest: str | Keys,
+        auto_batch_size: bool,
+    ) -> None:
+        self.function = function
+        self.separator, self.source, self.dest = separator, source, dest
+        self.auto_batch_size = auto_batch_size
+        further = list(inspect.signature(function).parameters.values())[2:]
+        self.extras = tuple(parameter.name for parameter in further)
+        self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
+        self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
+        self._functions: dict[tuple[Keys, Keys], Callable[..., object]] = {}
+        self._names: dict[Keys, CallNames] = {}
+        functools.update_wrapper(self, function)
+
+    @overload
+    def __get__(self, module: None, owner: type[nn.Module] | None = None) -> Self: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type[nn.Module] | None = None) -> Forward: ...
+    def __get__(
+        self, module: nn.Module | None, owner: type[nn.Module] | None = None
+    ) -> "Self | Forward":
+        """Return the method bound to `module`, with the argument names of its keys."""
+        if module is None:
+            return self
+        if is_dynamo_compiling():
+            return cast("Forward", functools.partial(self._enter, module))
+        try:
+            return MethodType(self._function_for(module), module)
+        except KeysNotDeclared:  # an AttributeError here would hide the method itself
+            return cast("Forward", functools.partial(self._enter, module))
+
+    def __call__(self, module: M, *args: object, **kwargs: object) -> object:
+        """Call the method on `module`, as `Class.method(module, ...)` does."""
+        return self._enter(module, *args, **kwargs)
+
+    def _enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
+        if args and is_tensor_collection(args[0]):
+            if kwargs or len(args) > 1:
+                self._refuse_tensors(module, args[1:], kwargs)
+            return self.function(module, *args, **kwargs)
+        if is_tensor_collection(kwargs.get("tensordict")):
+            container = kwargs.pop("tensordict")
+            self._refuse_tensors(module, args, kwargs)
+            return self.function(module, container, *args, **kwargs)
+        return self._with_tensors(module, args, kwargs)
+
+    def _refuse_tensors(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        """Raise if anything comes with a container that the method does not take."""
+        unknown = [f"`{name}`" for name in kwargs if name not in self.extras]
+        if self.takes_any or (not unknown and len(args) <= self.places):
+            return
+        came = [f"{len(args)} more by position"] if args else []
+        further = ", ".join(f"`{name}`" for name in self.extras) or "nothing"
+        raise DispatchError(
+            f"{describe(module)} got {', '.join([*came, *unknown])} next to a container. With a "
+            f"container it takes {further}: put the tensors into it, or give tensors alone."
+        )
+
+    def _with_tensors(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        names = self.names_of(module)
+        extras: dict[str, object] = {}
+        if self.extras:
+            extras = {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
+            kwargs = {k: v for k, v in kwargs.items() if k not in extras}
+
+        def who() -> str:
+            return describe(module)
+
+        bound = names.bind(args, kwargs, who)
+        names.require(bound, _optional_keys(module), who)
+        if not extras:
+            run = getattr(type(module), "run_on_values", None)
+            if run is not None and type(module).forward is self:
+                outputs = run(module, bound)
+                if outputs is not None:
+                    return _bare(outputs)
+        batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
+        result = self.function(module, container_of(bound, batch_size), **extras)
+        return self._pick(module, result)
+
+    def _pick(self, module: nn.Module, result: TensorDictBase) -> object:
+        keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
+        # Asked of the class: a module looks for what it lacks among its parameters, for 1 us.
+        if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:
+            return _bare(read_optional(result, keys, None))
+        return _bare([entry(result, key) for key in keys])
+
+    def names_of(self, module: nn.Module) -> CallNames:
+        """Return the argument names of `module`."""
+        keys = keys_of(module, self.source)
+        if is_dynamo_compiling():  # a look into a cache would leave guards
+            return CallNames(keys, self.separator)
+        names = self._names.get(keys)
+        if names is None:
+            names = self._names[keys] = CallNames(keys, self.separator)
+        return names
+
+    def _function_for(self, module: nn.Module) -> Callable[..., object]:
+        optional = _optional_keys(module) if hasattr(type(module), "optional_in_keys") else ()
+        key = (keys_of(module, self.source), optional)
+        function = self._functions.get(key)
+        if function is None:
+            function = self._functions[key] = self._make_function(*key)
+        return function
+
+    def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
+        function, enter = self.function, self._enter
+
+        def forward(self_: nn.Module, /, *args: object, **kwargs: object) -> object:
+            if len(args) == 1 and not kwargs and is_tensor_collection(args[0]):
+                return function(self_, args[0])  # what `_enter` comes to, without its frame
+            return enter(self_, *args, **kwargs)
+
+        signature = CallNames(keys, self.separator).signature(optional)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        named = signature.replace(parameters=[first, *signature.parameters.values()])
+        forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
+        forward.__name__ = getattr(self.function, "__name__", "forward")
+        forward.__qualname__ = getattr(self.function, "__qualname__", "forward")
+        forward.__doc__ = self.function.__doc__
+        return forward
+
+
+Decorator = Callable[[Callable[..., TensorDictBase]], Dispatched[nn.Module]]
+
+
+@overload
+def dispatch(function: Callable[..., TensorDictBase], /) -> Dispatched[nn.Module]: ...
+@overload
+def dispatch(
+    *,
+    separator: str = "_",
+    source: str | list[NestedKey] = "in_keys",
+    dest: str | list[NestedKey] = "out_keys",
+    auto_batch_size: bool = True,
+) -> Decorator: ...
+def dispatch(
+    function: Callable[..., TensorDictBase] | None = None,
+    /,
+    *,
+    separator: str = "_",
+    source: str | list[NestedKey] = "in_keys",
+    dest: str | list[NestedKey] = "out_keys",
+    auto_batch_size: bool = True,
+) -> Dispatched[nn.Module] | Decorator:
+    """Let a method that takes a container be called with tensors.
+
+    A container as first argument, or as `tensordict=`, is passed through. Otherwise positional
+    tensors fill the source keys in order, keywords name them (the parts of a nested key joined by
+    `separator`), and the destination entries are returned: one value, or a tuple.
+
+    Args:
+        function: The method, where the decorator is used without parentheses.
+        separator: What joins the parts of a nested key into an argument name.
+        source: The attribute that lists the keys to read, or the keys.
+        dest: The attribute that lists the keys to return, or the keys; `"_"` is left out.
+        auto_batch_size: Whether the container made from the tensors has the largest batch size
+            that fits all of them, each keeping its last dimension if it has two or more; else its
+            batch size is `()`.
+
+    Returns:
+        The method, whose signature on an instance names the real arguments.
+
+    Raises:
+        DispatchError: In a call, if an argument is missing, unknown, doubled or ambiguous.
+
+    Example:
+        >>> import torch
+        >>> class Scale(nn.Module):
+        ...     in_keys = ["x", ("limits", "high")]
+        ...     out_keys = ["y"]
+        ...
+        ...     @dispatch
+        ...     def forward(self, tensordict):
+        ...         tensordict["y"] = tensordict["x"] / tensordict["limits", "high"]
+        ...         return tensordict
+        >>> Scale()(torch.ones(2, 3), limits_high=torch.full((2, 3), 4.0))
+        tensor([[0.2500, 0.2500, 0.2500],
+                [0.2500, 0.2500, 0.2500]])
+        >>> list(inspect.signature(Scale().forward).parameters)
+        ['x', 'limits_high']
+    """
+
+    def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:
+        reads = source if isinstance(source, str) else parse_keys(source, "source")
+        writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
+        return Dispatched(function, separator, reads, writes, auto_batch_size)
+
+    return decorate if function is None else decorate(function)
+
+
+def keys_of(module: nn.Module, source: str | Keys) -> Keys:
+    """Return the keys that `source` stands for: an attribute of the module, or the keys.
+
+    Raises:
+        KeysNotDeclared: If the module has no such attribute.
+    """
+    if not isinstance(source, str):
+        return source
+    declared = getattr(module, source, None)
+    if declared is None:
+        raise KeysNotDeclared(
+            f"{describe(module)} has no `{source}`. Declare it in the class "
+            f'(`{source} = ["x"]`) or set it in `__init__`.'
+        )
+    return parse_keys(declared, source)
+
+
+def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:
+    """Return the leading sizes that all tensors share, each keeping its last of two or more."""
+    common: tuple[int, ...] | None = None
+    for value in values:
+        if isinstance(value, Tensor):
+            shape = value.shape
+            sizes = shape[:-1] if len(shape) > 1 else shape
+        elif is_tensor_collection(value):
+            sizes = value.batch_size
+        else:
+            continue
+        if common is None:
+            common = tuple(sizes)
+            continue
+        shared = 0
+        for mine, other in zip(common, sizes, strict=False):
+            if mine != other:
+                break
+            shared += 1
+        common = common[:shared]
+    return common or ()
+
+
+def describe(module: object) -> str:
+    """Return how messages name a module: its class, and the class it wraps if it says so."""
+    inner = getattr(module, "described_as", None)
+    return f"`{inner if isinstance(inner, str) else type(module).__name__}`"
+
+
+def _optional_keys(module: nn.Module) -> Keys:
+    if isinstance(getattr(type(module), "optional_in_keys", None), property):
+        return tuple(cast("list[NestedKey]", module.optional_in_keys))
+    return ()
+
+
+def _bare(outputs: list[object] | tuple[object, ...]) -> object:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)

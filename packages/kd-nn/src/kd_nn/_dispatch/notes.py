@@ -1,0 +1,39 @@
+"""The note that a failing step leaves on its exception: short, and about keys and shapes."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from kd_core import NestedKey, format_key
+from kd_nn._dispatch.dispatch import describe
+from kd_nn._errors import list_keys
+from kd_nn._keys.specs import parse_keys
+
+
+def add_step_note(
+    error: BaseException,
+    place: tuple[str, str],
+    step: nn.Module,
+    inputs: Mapping[NestedKey, object],
+) -> None:
+    """Add to an exception which step raised it, its keys and the shapes it was given.
+
+    Args:
+        error: What the step raised.
+        place: Index and name of the step.
+        step: The keyed module.
+        inputs: The values it was given, by key.
+    """
+    index, name = place
+    named = "" if name == index else f" `{name}`"
+    given = ", ".join(f"{format_key(key)} {_shape(value)}" for key, value in inputs.items())
+    writes = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
+    error.add_note(
+        f"In step {index}{named}, {describe(step)}: "
+        f"reads {given or 'nothing'}; writes {list_keys(writes)}."
+    )
+
+
+def _shape(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return str(tuple(shape)) if isinstance(shape, tuple) else type(value).__name__

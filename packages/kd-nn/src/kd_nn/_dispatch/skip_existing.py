@@ -1,0 +1,118 @@
+"""The switch that skips modules whose outputs are already there.
+
+The switch is a context variable: another thread, and another task of an event loop, never sees it.
+`anyone_skips` is a cheap hint for the fast path, true while any context has it on.
+"""
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar, cast
+
+from torch import nn
+
+from kd_core import TensorDictBase, is_tensor_collection
+from kd_nn._dispatch.dispatch import keys_of
+from kd_nn._dispatch.entries import has_entry
+from kd_nn._keys.specs import DISCARD
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SWITCH: ContextVar[bool] = ContextVar("skip_existing", default=False)
+
+anyone_skips: list[object] = []
+"""Holds one element per active `set_skip_existing(True)`; empty means that nobody skips."""
+
+
+def skip_existing() -> bool:
+    """Return whether modules whose outputs exist are skipped in the current context.
+
+    Example:
+        >>> skip_existing()
+        False
+        >>> with set_skip_existing(True):
+        ...     skip_existing()
+        True
+    """
+    return _SWITCH.get()
+
+
+class set_skip_existing:  # noqa: N801  # used like a function, as a context manager and a decorator
+    """Skip keyed modules whose outputs all exist, unless they read one of them.
+
+    As a context manager it switches skipping on (or off) for every keyed module that is called
+    inside. As a decorator of a module's `forward(self, tensordict)` it makes that module skip
+    itself while the switch is on.
+
+    Args:
+        mode: Whether to skip.
+        in_key_attr: The attribute that lists what a decorated method's module reads.
+        out_key_attr: The attribute that lists what it writes.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.neg, in_keys=["x"], out_keys=["y"])
+        >>> td = TensorDict(x=torch.ones(2), y=torch.zeros(2))
+        >>> with set_skip_existing(True):
+        ...     module(td)["y"]
+        tensor([0., 0.])
+        >>> module(td)["y"]
+        tensor([-1., -1.])
+    """
+
+    def __init__(
+        self, mode: bool = True, in_key_attr: str = "in_keys", out_key_attr: str = "out_keys"
+    ) -> None:
+        self.mode = mode
+        self.in_key_attr, self.out_key_attr = in_key_attr, out_key_attr
+        self._tokens: list[Token[bool]] = []
+
+    def __enter__(self) -> Self:
+        self._tokens.append(_SWITCH.set(self.mode))
+        anyone_skips.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        anyone_skips.remove(self)
+        _SWITCH.reset(self._tokens.pop())
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate the `forward` of a module."""
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            module = args[0]
+            tensordict = args[1] if len(args) > 1 else kwargs.get("tensordict")
+            if (
+                isinstance(module, nn.Module)
+                and is_tensor_collection(tensordict)
+                and self.mode
+                and outputs_exist(module, tensordict, self.in_key_attr, self.out_key_attr)
+            ):
+                return cast("R", tensordict)
+            return function(*args, **kwargs)
+
+        return guarded
+
+
+def outputs_exist(
+    module: nn.Module,
+    tensordict: TensorDictBase,
+    in_key_attr: str = "in_keys",
+    out_key_attr: str = "out_keys",
+) -> bool:
+    """Return whether skipping is on and `module` would only write again what is there."""
+    if not anyone_skips or not _SWITCH.get():
+        return False
+    writes = [key for key in keys_of(module, out_key_attr) if key != DISCARD]
+    reads = keys_of(module, in_key_attr)
+    return bool(writes) and all(has_entry(tensordict, key) and key not in reads for key in writes)

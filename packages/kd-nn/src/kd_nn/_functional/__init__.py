@@ -1,0 +1,4 @@
+"""Modules that run with other parameters: containers of parameters, ensembles.
+
+Knows keyed modules; must not know plans.
+"""

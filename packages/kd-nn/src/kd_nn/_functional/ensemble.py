@@ -1,0 +1,220 @@
+"""`EnsembleModule`: several copies of a module, run at once.
+
+The parameters of all copies are stacked in one container; one copy without values is the template
+that computes. Eagerly it runs under `vmap`. While a graph is captured the copies run one by one, so
+that no vmap call stands in an exported program.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from kd_core import InvalidValue, ShapeMismatch, TensorDict, TensorDictBase, format_key
+from kd_nn._dispatch.dispatch import describe, dispatch
+from kd_nn._dispatch.entries import read_entries, write_entries
+from kd_nn._functional.params import TensorDictParams
+from kd_nn._keys.specs import DISCARD
+from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.module import TensorDictModule
+
+
+class EnsembleModule(TensorDictModuleBase):
+    """Run several re-initialised copies of a module; outputs gain a first dimension.
+
+    The copies start from values of their own (`reset_parameters` of each part); dropout differs
+    between them, and each has its own batch statistics.
+
+    Args:
+        module: A keyed module, or a plain `nn.Module` with one output: then its argument names are
+            the `in_keys`, and `"output"` is the out key. It is not changed.
+        num_copies: How many copies.
+        expand_input: Whether all copies read the same input; else the input has one part per copy
+            in its first dimension, as the output of another ensemble.
+
+    Raises:
+        InvalidValue: If there is not at least one copy.
+
+    Warns:
+        UserWarning: If a part has parameters but no `reset_parameters`, so that the copies start
+            from equal values.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        >>> module = TensorDictModule(net, in_keys=["a"], out_keys=["b"])
+        >>> ensemble = EnsembleModule(module, num_copies=3)
+        >>> data = ensemble(TensorDict({"a": torch.randn(10, 4)}, batch_size=[10]))
+        >>> data.batch_size, data["b"].shape
+        (torch.Size([3, 10]), torch.Size([3, 10, 2]))
+        >>> ensemble(a=torch.randn(10, 4)).shape
+        torch.Size([3, 10, 2])
+    """
+
+    params: TensorDictParams
+
+    def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:
+        super().__init__()
+        if num_copies < 1:
+            raise InvalidValue(f"an ensemble has at least one copy, got num_copies={num_copies}.")
+        keyed = module if hasattr(module, "in_keys") else _with_keys(module)
+        self.in_keys = list(keyed.in_keys)  # type: ignore[arg-type]  # a module types it loosely
+        self.out_keys = list(keyed.out_keys)  # type: ignore[arg-type]
+        self.num_copies, self.expand_input = num_copies, expand_input
+        _warn_of_equal_parts(keyed)
+        self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])
+        # Not registered: its own tensors are no parameters of the ensemble.
+        self.__dict__["_template"] = copy.deepcopy(keyed).to("meta")
+
+    @property
+    def has_value_form(self) -> bool:
+        """Whether outputs fit the container of the inputs: not where all get a new dimension."""
+        return not self.expand_input
+
+    @property
+    def replaces_container(self) -> bool:
+        """Whether the result is another container than the input."""
+        return self.expand_input
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all copies."""
+        template = self.__dict__.get("_template")
+        if template is not None:
+            template.train(mode)
+        return super().train(mode)
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Run all copies.
+
+        Args:
+            tensordict: What each copy reads.
+
+        Returns:
+            With `expand_input` a new container whose batch size starts with the number of copies,
+            inputs expanded; else the same container.
+
+        Raises:
+            InputMissing: If an entry that the module reads is missing.
+            kd_core.ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
+        """
+        outputs = self.forward_values(
+            *read_entries(tensordict, self._own_in_keys(), lambda _: describe(self))
+        )
+        target = tensordict
+        if self.expand_input:
+            target = tensordict.expand(self.num_copies, *tensordict.batch_size)
+        visible = self.out_keys
+        made = dict(zip(self.out_keys_source, outputs, strict=True))
+        keys = [key for key in visible if key != DISCARD]
+        write_entries(target, keys, [made[key] for key in keys])
+        return target
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        """Run all copies on bare values; every output has the copies in its first dimension."""
+        params = cast(TensorDictParams, self._modules["params"]).copy()  # a plain container
+        if torch.compiler.is_compiling():
+            return self._one_by_one(params, values)
+        # Plain tensors, all of them mapped over, at least one: vmap takes containers apart and puts
+        # them together several times. What is the same for all copies comes from the closure.
+        leaves: list[Tensor] = []
+        params._collect(leaves)
+        count = len(leaves)
+        mapped = () if self.expand_input else values
+        if mapped:
+            self._check_parts(mapped)
+
+        def run_one(*tensors: object) -> Tensor | tuple[Tensor, ...]:
+            own = params._rebuild(cast("Iterator[Tensor]", iter(tensors)))
+            return self._run(own, *(values if self.expand_input else tensors[count:]))
+
+        run = torch.vmap(run_one, randomness="different")
+        if count or mapped:
+            return self._all_outputs(run(*leaves, *mapped))
+        return self._one_by_one(params, values)
+
+    def _check_parts(self, values: tuple[object, ...]) -> None:
+        for key, value in zip(self.in_keys, values, strict=True):
+            shape = value.shape if isinstance(value, Tensor) else (self.num_copies,)
+            if tuple(shape[:1]) != (self.num_copies,):
+                raise ShapeMismatch(
+                    f"{describe(self)} has {self.num_copies} copies and one part of "
+                    f"{format_key(key)} for each in its first dimension, got shape {tuple(shape)}. "
+                    "Let all read the same input with `expand_input=True`."
+                )
+
+    def _run(self, params: TensorDictBase, *values: object) -> Tensor | tuple[Tensor, ...]:
+        template = self.__dict__["_template"]
+        with params.to_module(template):
+            output: Tensor | tuple[Tensor, ...] = template(*values)
+        return output
+
+    def _one_by_one(self, params: TensorDictBase, values: tuple[object, ...]) -> tuple[object, ...]:
+        made: list[tuple[Tensor, ...]] = []
+        for idx in range(self.num_copies):
+            fed = values
+            if not self.expand_input:
+                fed = tuple(value[idx] if isinstance(value, Tensor) else value for value in values)
+            output = self._run(params[idx], *fed)
+            made.append(output if isinstance(output, tuple) else (output,))
+        return self._all_outputs(tuple(torch.stack(each) for each in zip(*made, strict=True)))
+
+    def _all_outputs(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[object, ...]:
+        """Add the places of outputs that are discarded."""
+        rest = iter(outputs if isinstance(outputs, tuple) else (outputs,))
+        return tuple(None if key == DISCARD else next(rest) for key in self._own_out_keys())
+
+
+def _with_keys(module: nn.Module) -> TensorDictModule:
+    """Give a plain module keys: the names of its arguments, and one output."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    return TensorDictModule(module, list(names), ["output"])
+
+
+def _fresh(module: nn.Module) -> nn.Module:
+    made = copy.deepcopy(module)
+    for member in made.modules():
+        reset = getattr(type(member), "reset_parameters", None)
+        if callable(reset):
+            reset(member)
+    return made
+
+
+def _warn_of_equal_parts(module: nn.Module) -> None:
+    equal = [
+        path or type(member).__name__
+        for path, member in module.named_modules()
+        if any(True for _ in member.parameters(recurse=False))
+        and not callable(getattr(type(member), "reset_parameters", None))
+    ]
+    if equal:
+        warnings.warn(
+            f"the copies start from equal values in {', '.join(f'`{path}`' for path in equal)}: "
+            "define `reset_parameters` there to draw new ones.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _stacked(modules: list[nn.Module]) -> TensorDictParams:
+    """Stack the state of several modules of the same kind."""
+    states = [TensorDict.from_module(module).flatten_keys(".") for module in modules]
+    stacked: dict[str, object] = {}
+    for key, first in states[0].items():
+        with torch.no_grad():
+            leaf = torch.stack([state[str(key)] for state in states])
+        is_parameter = isinstance(first, nn.Parameter)
+        stacked[str(key)] = nn.Parameter(leaf, first.requires_grad) if is_parameter else leaf
+    nested = TensorDict(stacked, [len(modules)]).unflatten_keys(".")
+    return TensorDictParams(nested, no_convert=True)

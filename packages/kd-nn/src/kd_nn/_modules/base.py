@@ -1,0 +1,395 @@
+"""`TensorDictModuleBase`: what every keyed module has.
+
+Keys are declared in the class or assigned in `__init__`; either way they are parsed once and read
+back as fresh lists. Assigning to anything that decides how a module runs (its keys, what it wraps,
+a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from kd_core import NestedKey, TensorDict, TensorDictBase
+from kd_nn._dispatch.dispatch import Named, Value, describe
+from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
+from kd_nn._keys.graph import KeyGraph, KeyNode
+from kd_nn._keys.specs import (
+    DISCARD,
+    InKeySpec,
+    Keys,
+    parse_in_keys,
+    parse_keys,
+    parse_out_keys,
+    unique,
+)
+from kd_nn._modules.infer import infer_shapes, with_shapes
+from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
+from kd_nn._plan.invalidation import Flagged
+
+T = TypeVar("T", bound=TensorDictBase)
+Outputs = Tensor | tuple[Tensor, ...]
+
+_is_traced = torch.compiler.is_dynamo_compiling
+
+
+class KeysAttribute(property):
+    """A property of keys; on the class it gives the keys that the class declares."""
+
+    def __get__(self, module: object, owner: type | None = None) -> object:  # type: ignore[override]  # the class has keys too
+        """Return the keys of the instance, or of the class."""
+        read = self.fget
+        if module is not None and read is not None:  # without `super`, which takes half of it
+            return read(module)
+        if owner is None or read is None:
+            return super().__get__(module, owner)
+        declared = getattr(owner, f"_class_{read.__name__}", None)
+        return self if declared is None else list(declared)
+
+
+class TensorDictModuleBase(Flagged):
+    """Base class of modules that read and write entries of a container.
+
+    A subclass declares `in_keys` and `out_keys`, in the class or in `__init__`, and a `forward`
+    that takes a container, writes into it and returns it. With `dispatch` around `forward` it is
+    called with tensors as well.
+
+    A subclass that computes its outputs from bare values alone may define `forward_values` next
+    to `forward`: sequences then run it without a container.
+
+    Attributes:
+        in_keys: The keys that are read.
+        out_keys: The keys that are written and visible; see `select_out_keys`.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> from kd_nn import dispatch
+        >>> class Double(TensorDictModuleBase):
+        ...     in_keys = ["x"]
+        ...     out_keys = ["y"]
+        ...
+        ...     @dispatch
+        ...     def forward(self, tensordict):
+        ...         return tensordict.set("y", 2 * tensordict["x"])
+        >>> Double()(x=torch.ones(3))
+        tensor([2., 2., 2.])
+        >>> Double()(TensorDict(x=torch.ones(3)))["y"]
+        tensor([2., 2., 2.])
+    """
+
+    _class_in_keys: ClassVar[Keys | None] = None
+    _class_out_keys: ClassVar[Keys | None] = None
+    _has_value_form: ClassVar[bool] = False
+
+    if TYPE_CHECKING:
+        in_keys: list[NestedKey]
+        out_keys: list[NestedKey]
+    else:
+
+        def in_keys(self) -> list[NestedKey]:
+            """The keys that are read, as a fresh list."""
+            return list(self._own_in_keys())
+
+        def _assign_in_keys(self, keys: object) -> None:
+            self._set_in_spec(parse_in_keys(keys))
+
+        def out_keys(self) -> list[NestedKey]:
+            """The keys that are written and visible, as a fresh list."""
+            selected = self.__dict__.get("_selected")
+            return list(self._own_out_keys() if selected is None else selected)
+
+        def _assign_out_keys(self, keys: object) -> None:
+            self._set_out_keys_source(parse_out_keys(keys))
+
+        in_keys = KeysAttribute(in_keys, _assign_in_keys)
+        out_keys = KeysAttribute(out_keys, _assign_out_keys)
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Parse the keys that the class declares, and see whether it runs on bare values."""
+        super().__init_subclass__(**kwargs)
+        for name, parse in (("in_keys", parse_keys), ("out_keys", None)):
+            declared = cls.__dict__.get(name)
+            if isinstance(declared, (str, tuple, list)):
+                keys = parse_out_keys(declared) if parse is None else parse(declared, name)
+                setattr(cls, f"_class_{name}", keys)
+                delattr(cls, name)
+        cls._has_value_form = _values_first(cls)
+
+    @overload
+    def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
+    @overload
+    def __call__(self, /, *args: Value, **kwargs: Named) -> Outputs: ...
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
+        """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
+        if _is_traced():
+            result = self._call_traced(args, kwargs)
+            return super().__call__(*args, **kwargs) if result is BUSY else result
+        try:
+            plan: Plan = self.__dict__["_plan"]
+        except KeyError:
+            plan = self._plan_again()
+        if args and args[0].__class__ is TensorDict:
+            alone = not kwargs and len(args) == 1
+            result = plan.container(self, args[0]) if alone else BUSY
+        else:
+            try:
+                result = plan.tensors(self, *args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise
+                result = BUSY  # the arguments do not fit: the long way says why
+        if result.__class__ is not Outcome:
+            return result
+        if result is STALE:
+            self.__dict__.pop("_plan", None)
+        if "self" in kwargs:
+            raise DispatchError(
+                f"{describe(self)} cannot take `self` by keyword, since torch calls the module so. "
+                "Give that key by position, or in a container."
+            )
+        return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        """Look among parameters, buffers and sub-modules; name what is missing."""
+        if name in {"in_keys", "out_keys"}:
+            raise KeysNotDeclared(
+                f"{describe(self)} has no `{name}`. Declare it in the class "
+                f'(`{name} = ["x"]`) or set it in `__init__`.'
+            )
+        return super().__getattr__(name)
+
+    @property
+    def out_keys_source(self) -> list[NestedKey]:
+        """All keys that are written, whatever is selected."""
+        return list(self._own_out_keys())
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a call may leave out some of the outputs, for want of inputs."""
+        return False
+
+    @property
+    def optional_in_keys(self) -> list[NestedKey]:
+        """The `in_keys` that a call with tensors may leave out."""
+        return []
+
+    def select_out_keys(self, *out_keys: NestedKey) -> Self:
+        """Keep only some outputs, in place.
+
+        A call with tensors returns the selected ones in this order. A call with a container writes
+        them alone, and never removes an entry that was there. What feeds only other outputs is not
+        computed. Each selection is made among all outputs.
+
+        Args:
+            *out_keys: Keys among `out_keys_source`.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            OutKeyUnknown: If a key is not among the outputs; nothing changes.
+
+        Example:
+            >>> import torch
+            >>> from kd_nn import NormalParamExtractor, TensorDictModule
+            >>> module = TensorDictModule(NormalParamExtractor(), ["p"], ["loc", "scale"])
+            >>> module.select_out_keys("scale")(p=torch.zeros(2))
+            tensor([1.])
+            >>> module.reset_out_keys().out_keys
+            ['loc', 'scale']
+        """
+        keys = parse_keys(list(out_keys), "out_keys")
+        known = self.out_keys_source
+        for key in keys:
+            if key not in known or key == DISCARD:
+                raise out_key_unknown(key, describe(self), [k for k in known if k != DISCARD])
+        self.__dict__["_selected"] = unique(keys)
+        self._flag_change()
+        self._refresh()
+        return self
+
+    def reset_out_keys(self) -> Self:
+        """Make all outputs visible again, in place.
+
+        Returns:
+            The module itself.
+        """
+        self.__dict__["_selected"] = None
+        self._flag_change()
+        self._refresh()
+        return self
+
+    @property
+    def has_value_form(self) -> bool:
+        """Whether the module can be run by `forward_values`; some settings may forbid it."""
+        return self._has_value_form
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        """Compute the outputs from bare values, without a container.
+
+        Optional: sequences use it where a class defines it. It must give what `forward` writes.
+
+        Args:
+            *values: One value per key of `in_keys`.
+
+        Returns:
+            One value per key of `out_keys_source`.
+        """
+        raise NotImplementedError(f"{describe(self)} has no form on bare values.")
+
+    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
+        """Compute the visible outputs from values by key.
+
+        Args:
+            values: The inputs; those of `optional_in_keys` may be absent.
+
+        Returns:
+            One value per key of `out_keys` that is not discarded, or None if the module must be
+            given a container.
+        """
+        keys = self.in_keys
+        if not self.has_value_form or any(key not in values for key in keys):
+            return None
+        outputs = self.forward_values(*[values[key] for key in keys])
+        by_key = dict(zip(self.out_keys_source, outputs, strict=True))
+        return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
+
+    def reset_parameters_recursive(
+        self, parameters: TensorDictBase | None = None
+    ) -> TensorDictBase | None:
+        """Draw new values for all parameters, as each sub-module's `reset_parameters` does.
+
+        Args:
+            parameters: A container of parameters shaped like the module: its values are reset, and
+                the module's own stay as they are.
+
+        Returns:
+            The container, if one was given.
+
+        Example:
+            >>> from kd_nn import TensorDictModule
+            >>> module = TensorDictModule(nn.Linear(2, 2), ["x"], ["y"])
+            >>> before = module.module.weight.clone()
+            >>> module.reset_parameters_recursive()
+            >>> bool((module.module.weight == before).all())
+            False
+        """
+        if parameters is not None:
+            with parameters.to_module(self):
+                self.reset_parameters_recursive()
+            return parameters
+        for member in self.modules():
+            # Of the class: a wrapper passes the method of what it wraps on, which has its own turn.
+            reset = getattr(type(member), "reset_parameters", None)
+            if callable(reset):
+                reset(member)
+        return None
+
+    def key_graph(self, sample: TensorDictBase | None = None) -> KeyGraph:
+        """Return which step reads and writes which keys; see `KeyGraph`.
+
+        Args:
+            sample: What the module reads: the graph then knows the shapes; see `infer`.
+        """
+        graph = self._graph()
+        return graph if sample is None else with_shapes(graph, self.infer(sample))
+
+    def infer(self, sample: TensorDictBase) -> TensorDict:
+        """Find the shapes of all outputs without computing them.
+
+        Args:
+            sample: What the module reads; tensors on the meta device will do.
+
+        Returns:
+            A container of the sample and the outputs, as tensors on the meta device.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> from kd_nn import TensorDictModule
+            >>> module = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
+            >>> module.infer(TensorDict(x=torch.empty(10, 3, device="meta")))["y"].shape
+            torch.Size([10, 4])
+        """
+        return infer_shapes(self, sample)
+
+    def _graph(self) -> KeyGraph:
+        return KeyGraph((key_node("0", self),), self.__dict__.get("_selected"))
+
+    def extra_repr(self) -> str:
+        """Return the keys, for printing."""
+        keys = (getattr(self, name, None) for name in ("in_keys", "out_keys"))
+        return "in_keys={}, out_keys={}".format(*keys)
+
+    def _own_in_keys(self) -> Keys:
+        spec = self.__dict__.get("_in_spec")
+        keys: Keys | None = type(self)._class_in_keys if spec is None else spec.keys
+        if keys is None:
+            raise AttributeError("in_keys")
+        return keys
+
+    def _own_out_keys(self) -> Keys:
+        keys: Keys | None = self.__dict__.get("_out_keys", type(self)._class_out_keys)
+        if keys is None:
+            raise AttributeError("out_keys")
+        return keys
+
+    def _set_in_spec(self, spec: InKeySpec) -> None:
+        self.__dict__["_in_spec"] = spec
+
+    def _set_out_keys_source(self, keys: Keys) -> None:
+        self.__dict__["_out_keys"] = keys
+        self.__dict__["_selected"] = None
+
+    def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Run in the form that is cheap to compile; `BUSY` if there is none."""
+        return BUSY
+
+    def _plan_again(self) -> Plan:
+        # An export takes the long way, and is not to find attributes made meanwhile.
+        if torch.compiler.is_compiling():
+            return NO_PLAN
+        # The first call goes the long way: a module that is called once needs no plan.
+        made, wait = self.__dict__.get("_plans_made", (0, 1))
+        if wait:
+            self.__dict__["_plans_made"] = (made, wait - 1)
+            return NO_PLAN
+        self.__dict__["_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
+        plan = self.__dict__["_plan"] = make_plan(self)
+        return plan
+
+    def _refresh(self) -> None:
+        """Prepare now what a compiler could not prepare while it traces."""
+
+
+def key_node(name: str, step: nn.Module) -> KeyNode:
+    """Describe a keyed module as a node of a key graph."""
+    source = getattr(step, "out_keys_source", None)
+    visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
+    writes = visible if source is None or visible else ()
+    made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
+    count = sum(parameter.numel() for parameter in made)
+    label = getattr(step, "node_label", None)
+    return KeyNode(
+        name,
+        label if isinstance(label, str) else type(step).__name__,
+        parse_keys(list(step.in_keys), "in_keys"),  # type: ignore[arg-type]  # keyed
+        tuple(key for key in writes if key != DISCARD),
+        count,
+        partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),
+    )
+
+
+def _values_first(cls: type) -> bool:
+    """Return whether the first class that says how to run gives `forward_values`."""
+    for base in cls.__mro__:
+        if base is TensorDictModuleBase:
+            return False
+        if "forward_values" in base.__dict__:
+            return True
+        if "forward" in base.__dict__ or "__call__" in base.__dict__:
+            return False
+    return False

@@ -1,0 +1,229 @@
+"""Running a sequence step by step on a container, and the note that a failing step leaves.
+
+The steps get a working copy, so the caller's container changes only once all of them have run.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias, cast
+
+from torch import nn
+
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    lazy_stack,
+)
+from kd_nn._dispatch.dispatch import describe
+from kd_nn._dispatch.entries import entry, has_entry, read_optional, write_entries
+from kd_nn._dispatch.notes import add_step_note
+from kd_nn._errors import not_written
+from kd_nn._keys.specs import DISCARD, Keys, is_covered, parse_keys
+from kd_nn._modules.steps import StepList
+from kd_nn._plan.program import is_watched, runs_on_values
+
+Pair: TypeAlias = tuple[TensorDictBase, TensorDictBase]
+
+
+def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
+    """Return the members of a stack, which may have different keys; None for other containers."""
+    if not hasattr(tensordict, "stack_dim"):
+        return None
+    stack = cast("_Stack", tensordict)
+    return stack.unbind(stack.stack_dim)
+
+
+def run_members(
+    sequence: StepList,
+    stack: TensorDictBase,
+    members: Sequence[TensorDictBase],
+    tensordict_out: TensorDictBase | None,
+) -> TensorDictBase:
+    """Run a sequence on each member of a lazy stack; nothing is written before all have run.
+
+    Args:
+        sequence: The sequence, which may skip other steps for each member.
+        stack: The lazy stack.
+        members: Its members.
+        tensordict_out: A lazy stack of as many members, to be written instead.
+
+    Returns:
+        The stack that was written: the same, `tensordict_out`, or a new one.
+
+    Raises:
+        InvalidArgument: If `tensordict_out` has not as many members.
+    """
+    run = cast("Callable[..., TensorDictBase]", sequence.forward)
+    stack_dim = cast("_Stack", stack).stack_dim
+    if tensordict_out is not None:
+        targets = members_of(tensordict_out)
+        if targets is None or len(targets) != len(members):
+            raise InvalidArgument(
+                f"{describe(sequence)} runs each of the {len(members)} members of the lazy stack, "
+                "whose keys may differ: `tensordict_out` must be a lazy stack of as many, got "
+                f"{type(tensordict_out).__name__} of batch size {tuple(tensordict_out.batch_size)}."
+            )
+        empty = [member.empty() for member in members]
+        made = [run(m, tensordict_out=out) for m, out in zip(members, empty, strict=True)]
+        for target, result in zip(targets, made, strict=True):
+            target.update(result)
+        return tensordict_out
+    if sequence.__dict__.get("inplace") not in (None, True):
+        return lazy_stack([run(member) for member in members], stack_dim)
+    copies = [member.copy() for member in members]
+    made = [run(each) for each in copies]
+    if any(result is not each for result, each in zip(made, copies, strict=True)):
+        return lazy_stack(made, stack_dim)
+    for member, each in zip(members, copies, strict=True):
+        keys = changed_keys(each, member)
+        write_entries(member, keys, [entry(each, key) for key in keys])
+    return stack
+
+
+class _Stack(Protocol):
+    stack_dim: int
+
+    def unbind(self, dim: int) -> Sequence[TensorDictBase]: ...
+
+
+def run_steps(
+    sequence: StepList,
+    tensordict: TensorDictBase,
+    target: TensorDictBase,
+    live: Mapping[int, Keys],
+    outputs: Keys,
+) -> TensorDictBase:
+    """Call the steps one by one on a working copy, then write the outputs.
+
+    Args:
+        sequence: The sequence to run.
+        tensordict: The container to read; it is not changed unless it is `target`.
+        target: The container to write.
+        live: The steps to run, and which of their keys are needed; see `KeyGraph.live_writes`.
+        outputs: The keys to write.
+
+    Returns:
+        `target`; or, where a step replaced the container by another one, that one.
+    """
+    work = tensordict.copy()
+    replaced = False
+    for idx, (name, step) in enumerate(sequence.named_steps()):
+        if idx not in live or _lacks_inputs(sequence, step, work):
+            continue
+        try:
+            result = _run_step(step, work, live[idx])
+        except Exception as error:
+            reads = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # keyed
+            add_step_note(error, (str(idx), name), step, zip_present(work, reads))
+            raise
+        work, swapped = _merge(step, work, result)
+        replaced = replaced or swapped
+    if replaced:
+        return work
+    _commit(sequence, work, target, tensordict, outputs)
+    return target
+
+
+def zip_present(tensordict: TensorDictBase, keys: Sequence[NestedKey]) -> dict[NestedKey, object]:
+    """Return the entries at those of the keys that are there."""
+    return dict(zip(keys, read_optional(tensordict, keys, None), strict=True))
+
+
+def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> bool:
+    if not sequence.__dict__.get("partial_tolerant"):
+        return False
+    return not all(has_entry(work, key) for key in parse_keys(list(step.in_keys), "in_keys"))  # type: ignore[arg-type]  # keyed
+
+
+def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
+    if isinstance(step, StepList) and runs_on_values(step) and not is_watched(step):
+        return run_steps(step, work, work, step.key_graph().live_writes(live), live)
+    return step(work)
+
+
+def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[TensorDictBase, bool]:
+    """Return the container to go on with, and whether it is not the working copy any more."""
+    if result is work or result is None:
+        return work, False
+    if not is_tensor_collection(result):
+        raise TypeError(
+            f"{describe(step)} returned {type(result).__name__} for a container. "
+            "A keyed module returns a container."
+        )
+    keys = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
+    visible = [key for key in keys if key != DISCARD]
+    made = [key for key in visible if has_entry(result, key)]
+    replaces = getattr(step, "replaces_container", None)
+    if not isinstance(replaces, bool):
+        replaces = not visible or made != visible
+    if replaces:
+        return result, True
+    write_entries(work, made, [entry(result, key) for key in made])
+    return work, False
+
+
+def _commit(
+    sequence: StepList,
+    work: TensorDictBase,
+    target: TensorDictBase,
+    source: TensorDictBase,
+    outputs: Keys,
+) -> None:
+    keys = [key for key in outputs if has_entry(work, key)]
+    if target is source and sequence.__dict__.get("_selected") is None:
+        keys += [key for key in changed_keys(work, source) if not is_covered(key, keys)]
+    elif len(keys) < len(outputs) and not sequence.may_skip:
+        missing = next(key for key in outputs if key not in keys)
+        raise not_written(missing, describe(sequence), list(work.keys(True)))
+    write_entries(target, keys, [entry(work, key) for key in keys])
+
+
+def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
+    """Return the keys of the entries of a working copy that are not those of its source."""
+    changed: list[NestedKey] = []
+    if not _note_changed(work, source, (), changed):
+        return list(_changed([(work, source)], ()))
+    return changed
+
+
+def _note_changed(
+    work: TensorDictBase, source: object, head: tuple[str, ...], changed: list[NestedKey]
+) -> bool:
+    """Do what `_changed` does for plain containers; False if there is any other kind."""
+    if work.__class__ is not TensorDict or source.__class__ is not TensorDict:
+        return False
+    before = dict(source.items())
+    for name, value in work.items():
+        old = before.get(name)
+        if value is old:
+            continue
+        key = (*head, cast("str", name))
+        if not (is_tensor_collection(value) and is_tensor_collection(old)):
+            changed.append(key if head else name)
+        elif not _note_changed(value, old, key, changed):
+            return False
+    return True
+
+
+def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey]:
+    """Walk through copies and their sources side by side; several are the members of a stack."""
+    flat = [pair for each in pairs for pair in _dense(*each)]
+    for name in [str(key) for key, _ in flat[0][0].items()] if flat else ():
+        here = (*head, name)
+        values = [(work.get(name), source.get(name)) for work, source in flat]
+        if all(is_tensor_collection(new) and is_tensor_collection(old) for new, old in values):
+            yield from _changed(cast("list[Pair]", values), here)
+        elif any(new is not old for new, old in values) and all(name in w for w, _ in flat):
+            yield here if head else name
+
+
+def _dense(work: TensorDictBase, source: TensorDictBase) -> Iterator[Pair]:
+    """Yield a pair of containers, or the pairs of their members."""
+    mine, theirs = members_of(work), members_of(source)
+    if mine is None or theirs is None or len(mine) != len(theirs):
+        yield work, source
+        return
+    for pair in zip(mine, theirs, strict=True):
+        yield from _dense(*pair)

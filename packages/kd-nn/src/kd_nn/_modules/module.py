@@ -1,0 +1,256 @@
+"""`TensorDictModule`: any callable between keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeAlias
+
+from torch import Tensor, nn
+
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_nn._dispatch.dispatch import describe, dispatch
+from kd_nn._dispatch.entries import (
+    Inplace,
+    container_of,
+    destination,
+    entry,
+    read_entries,
+    read_optional,
+    write_entries,
+)
+from kd_nn._dispatch.skip_existing import outputs_exist
+from kd_nn._errors import list_keys, output_mismatch
+from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
+from kd_nn._modules.base import TensorDictModuleBase
+
+InKeys: TypeAlias = (
+    "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey] | Mapping[NestedKey, str]"
+)
+
+
+class TensorDictModule(TensorDictModuleBase):
+    """Run a callable on entries of a container, and write its outputs back.
+
+    Called with a container, it reads `in_keys`, writes `out_keys` and returns the container. Called
+    with tensors, by position or by keyword, it returns the outputs: one, or a tuple.
+
+    Args:
+        module: An `nn.Module` or any other callable. It returns one tensor, a tuple or list of as
+            many as there are `out_keys`, or a mapping that holds all of them.
+        in_keys: What it reads: one key (a str or tuple), a list of keys, or a mapping
+            `{argument: key}`.
+        out_keys: What it writes, one key per output; `"_"` discards an output.
+        out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`; else `{key: argument}`.
+        inplace: True writes into the input, False into a fresh container, `"empty"` into an empty
+            one of the input's batch size and device. `tensordict_out=` in a call beats it.
+        method: The name of the method to call, instead of the module itself.
+        method_kwargs: Further keyword arguments of each call.
+        strict: Whether a missing input is an error; else None is passed for it.
+
+    Attributes:
+        plain_forward_values: `forward_values` of this class; a subclass whose `forward_values` is
+            the same is called in line.
+
+    Raises:
+        InvalidKey: If a key is no nested key, or an output is named twice.
+        InvalidArgument: If `module` is not callable, has no such method, or `inplace` is unknown.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> module = TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=[("out", "y")])
+        >>> module(TensorDict(x=torch.ones(2, 3)))["out", "y"].shape
+        torch.Size([2, 4])
+        >>> module(x=torch.ones(2, 3)).shape
+        torch.Size([2, 4])
+    """
+
+    replaces_container: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        module: Callable[..., object],
+        in_keys: InKeys,
+        out_keys: NestedKey | Sequence[NestedKey],
+        *,
+        out_to_in_map: bool = True,
+        inplace: Inplace = True,
+        method: str | None = None,
+        method_kwargs: Mapping[str, object] | None = None,
+        strict: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_callable(module, method)
+        if inplace not in (True, False, None, "empty"):
+            raise InvalidArgument(f'`inplace` must be True, False or "empty", got {inplace!r}.')
+        self._set_in_spec(parse_in_keys(in_keys, out_to_in_map))
+        self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
+        self.inplace: Inplace = inplace
+        self.method = method
+        self.method_kwargs = dict(method_kwargs or {})
+        self.strict = strict
+        self.module = module
+
+    @property
+    def optional_in_keys(self) -> list[NestedKey]:
+        """The `in_keys` that a call with tensors may leave out."""
+        return [] if self.strict else self.in_keys
+
+    @property
+    def spec(self) -> InKeySpec:
+        """The parsed `in_keys`: which key feeds which argument."""
+        spec: InKeySpec = self.__dict__["_in_spec"]
+        return spec
+
+    @property
+    def described_as(self) -> str:
+        """How messages name this module."""
+        return f"{type(self).__name__}({self.node_label})"
+
+    @property
+    def node_label(self) -> str:
+        """The name of what is wrapped, for tables and pictures."""
+        name = getattr(self.module, "__name__", None)
+        label = name if isinstance(name, str) else type(self.module).__name__
+        return label if self.method is None else f"{label}.{self.method}"
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self, tensordict: TensorDictBase, *, tensordict_out: TensorDictBase | None = None
+    ) -> TensorDictBase:
+        """Read, run and write.
+
+        Args:
+            tensordict: The container to read.
+            tensordict_out: The container to write, instead of what `inplace` says.
+
+        Returns:
+            The container that was written.
+
+        Raises:
+            InputMissing: If an entry of `in_keys` is missing.
+            OutputMismatch: If the number of outputs is not that of `out_keys`.
+        """
+        if outputs_exist(self, tensordict):
+            return tensordict
+        keys = self.spec.keys
+        if self.strict:
+            values = read_entries(tensordict, keys, lambda _: describe(self))
+        else:
+            values = read_optional(tensordict, keys, None)
+        outputs = dict(zip(self._own_out_keys(), self.forward_values(*values), strict=True))
+        if DISCARD in outputs or self.__dict__.get("_selected") is not None:
+            outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
+        target = destination(tensordict, self.inplace, tensordict_out)
+        write_entries(target, tuple(outputs), tuple(outputs.values()))
+        return target
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        """Run the callable on one value per key of `in_keys`; return one per out key."""
+        spec = self.spec
+        # Not `self.module`, which torch looks up in Python, for 0.7 us.
+        wrapped = self._modules.get("module")
+        function = self.module if wrapped is None else wrapped
+        if self.method is not None:
+            function = getattr(function, self.method)
+        if spec.names is None and len(spec.keys) == len(spec.reads):
+            result = function(*values, **self.method_kwargs)
+        else:
+            by_key = dict(zip(spec.keys, values, strict=True))
+            fed = [by_key[key] for key in spec.reads]
+            if spec.names is None:
+                result = function(*fed, **self.method_kwargs)
+            else:
+                named = dict(zip(spec.names, fed, strict=True))
+                result = function(**named, **self.method_kwargs)
+        return self.split_outputs(result)
+
+    plain_forward_values = forward_values
+
+    def split_outputs(self, result: object) -> tuple[object, ...]:
+        """Match what the callable returned to the out keys.
+
+        Args:
+            result: One value, a tuple or list, or a mapping that holds all out keys; None where
+                all outputs are discarded.
+
+        Returns:
+            One value per key of `out_keys_source`.
+
+        Raises:
+            OutputMismatch: If the numbers differ, or a mapping lacks a key.
+        """
+        keys = self._own_out_keys()
+        if isinstance(result, Tensor):
+            values: tuple[object, ...] = (result,)
+        elif isinstance(result, (tuple, list)):
+            values = tuple(result)
+        elif isinstance(result, Mapping):
+            values = self._from_mapping(result)
+        elif result is None:
+            values = self._from_nothing()
+        else:
+            values = (result,)
+        if len(values) != len(keys):
+            raise output_mismatch(
+                describe(self), keys, f"{len(values)} output{'s' * (len(values) != 1)}"
+            )
+        return values
+
+    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
+        """Compute the visible outputs from values by key; see the base class."""
+        if not self.strict:
+            values = {key: values.get(key) for key in self.spec.keys}
+        return super().run_on_values(values)
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        """Look here, then on the wrapped module."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module", self.__dict__.get("module"))
+            if module is None or name in {"in_keys", "out_keys", "module"}:
+                raise
+            try:
+                found: Tensor | nn.Module = getattr(module, name)
+            except AttributeError:
+                raise AttributeError(
+                    f"neither {describe(self)} nor what it wraps has an attribute `{name}`."
+                ) from None
+            return found
+
+    def _from_nothing(self) -> tuple[object, ...]:
+        keys = self._own_out_keys()
+        if all(key == DISCARD for key in keys):
+            return tuple(None for _ in keys)
+        raise output_mismatch(describe(self), keys, "None (is a `return` missing?)")
+
+    def _from_mapping(self, result: Mapping[NestedKey, object]) -> tuple[object, ...]:
+        keys = self._own_out_keys()
+        found = result if is_tensor_collection(result) else container_of(result)
+        present = found.keys(True)
+        missing = [key for key in keys if key != DISCARD and key not in present]
+        if not missing:
+            return tuple(None if key == DISCARD else entry(found, key) for key in keys)
+        if len(keys) == 1:
+            return (found,)
+        raise output_mismatch(
+            describe(self),
+            keys,
+            f"a mapping of {list_keys(found.keys())}, without {list_keys(missing)}",
+        )
+
+
+def _check_callable(module: object, method: str | None) -> None:
+    if not callable(module):
+        raise InvalidArgument(
+            f"`module` must be callable, got {type(module).__name__}: {module!r}. "
+            "Pass an `nn.Module` or a function."
+        )
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise InvalidArgument(
+            f"`module` is the class `{module.__name__}`. Pass an instance: "
+            f"`{module.__name__}(...)`."
+        )
+    if method is not None and not callable(getattr(module, method, None)):
+        raise InvalidArgument(f"`{type(module).__name__}` has no method `{method}` to call.")

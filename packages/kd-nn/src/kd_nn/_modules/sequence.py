@@ -1,0 +1,305 @@
+"""`TensorDictSequential`: keyed modules run one after the other.
+
+There are two ways to run the steps. Where every step can be called on bare values, a generated
+function carries them from step to step and the container is written once, at the end. Otherwise,
+and whenever somebody watches a step (a hook on it, skipping switched on), each step is called with
+a working copy of the container. Both leave the caller's container alone if a step raises.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import nn
+
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    format_key,
+    is_tensor_collection,
+)
+from kd_nn._dispatch.call_names import MISSING
+from kd_nn._dispatch.dispatch import describe, dispatch
+from kd_nn._dispatch.entries import (
+    Inplace,
+    container_of,
+    destination,
+    entry,
+    read_entries,
+    read_optional,
+    write_entries,
+)
+from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
+from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
+from kd_nn._keys.graph import KeyGraph
+from kd_nn._keys.specs import InKeySpec, Keys, is_prefix, parse_keys
+from kd_nn._modules.interpreter import members_of, run_members, run_steps
+from kd_nn._modules.resolved import Resolved
+from kd_nn._modules.steps import Modules, StepList, required_keys, store_steps
+from kd_nn._plan.eager import BUSY
+
+
+class TensorDictSequential(StepList):
+    """Run keyed modules in order; each reads and writes entries by key.
+
+    The sequence reads what its steps read and no earlier step writes, and it writes what any step
+    writes. Called with tensors it returns all outputs, or the selected ones; steps that no visible
+    output needs are not run. A step that raises leaves the container as it was.
+
+    Args:
+        *modules: Keyed modules; or one list of them; or one dict, which names the steps.
+        partial_tolerant: Whether steps whose inputs are missing are skipped.
+        selected_out_keys: The outputs to keep; see `select_out_keys`.
+        inplace: As for `TensorDictModule`; None and True write into the input.
+
+    Raises:
+        NotKeyed: If something is no keyed module.
+        OutKeyUnknown: If a selected key is not written by any step.
+
+    Warns:
+        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it, or will
+            never run because nothing in `selected_out_keys` needs it.
+
+    Example:
+        >>> import torch
+        >>> from kd_nn import TensorDictModule
+        >>> model = TensorDictSequential(
+        ...     TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=["hidden"]),
+        ...     TensorDictModule(nn.ReLU(), in_keys=["hidden"], out_keys=["y"]),
+        ... )
+        >>> model.in_keys, model.out_keys
+        (['x'], ['hidden', 'y'])
+        >>> hidden, y = model(x=torch.ones(2, 3))
+        >>> model.select_out_keys("y")(torch.ones(2, 3)).shape
+        torch.Size([2, 4])
+    """
+
+    partial_tolerant: bool
+
+    def __init__(
+        self,
+        *modules: Modules,
+        partial_tolerant: bool = False,
+        selected_out_keys: NestedKey | Sequence[NestedKey] | None = None,
+        inplace: Inplace = None,
+    ) -> None:
+        super().__init__()
+        self.partial_tolerant = partial_tolerant
+        self.inplace: Inplace = inplace
+        self.module = store_steps(modules)
+        if selected_out_keys is not None:
+            self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))
+        else:
+            self._resolve()
+        self._warn_of_waste()
+
+    @property
+    def optional_in_keys(self) -> list[NestedKey]:
+        """The `in_keys` that a call with tensors may leave out: no step insists on them."""
+        if self.partial_tolerant:
+            return self.in_keys
+        resolved = self._resolve()
+        if resolved.optional is None:
+            steps = self.named_steps()
+            needed = [key for idx in resolved.live for key in required_keys(steps[idx][1])]
+            resolved.optional = tuple(
+                key for key in resolved.in_keys if not any(is_prefix(key, r) for r in needed)
+            )
+        return list(resolved.optional)
+
+    @property
+    def partly_read(self) -> list[NestedKey]:
+        """The containers of which steps make a part, and may read the rest from outside."""
+        return list(self._resolve().graph.partly_fed)
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self, tensordict: TensorDictBase, *, tensordict_out: TensorDictBase | None = None
+    ) -> TensorDictBase:
+        """Run the steps on a container.
+
+        Args:
+            tensordict: The container to read.
+            tensordict_out: The container to write, instead of what `inplace` says.
+
+        Returns:
+            The container that was written.
+
+        Raises:
+            InputMissing: If an entry that a step reads is missing.
+        """
+        if outputs_exist(self, tensordict):
+            return tensordict
+        members = members_of(tensordict) if self.partial_tolerant else None
+        if members is not None:
+            return run_members(self, tensordict, members, tensordict_out)
+        target = destination(tensordict, self.inplace, tensordict_out)
+        resolved = self._resolve()
+        run = None if resolved.is_watched(self) else resolved.run
+        if run is None:
+            outputs = resolved.graph.out_keys
+            visible = resolved.out_keys if outputs is None else outputs
+            return run_steps(self, tensordict, target, resolved.live, visible)
+        if self.partial_tolerant:
+            values = read_optional(tensordict, resolved.reads, MISSING)
+        else:
+            values = read_entries(tensordict, resolved.reads, self._reader_of)
+        results = zip(resolved.writes, run(self, *values), strict=True)
+        made = {key: value for key, value in results if value is not MISSING}
+        write_entries(target, tuple(made), tuple(made.values()))
+        return target
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        """Run all steps on one value per key of `in_keys`; return all that they write."""
+        given = dict(zip(self.in_keys, values, strict=True))
+        resolved = self._resolve()
+        every = resolved.out_keys
+        live = resolved.graph.live_writes(every)
+        made = run_steps(self, container_of(given), TensorDict(), live, every)
+        return tuple(entry(made, key) for key in every)
+
+    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
+        """Compute the visible outputs from values by key; see the base class."""
+        resolved = self._resolve()
+        if resolved.run is None or resolved.is_watched(self):
+            return None
+        fed = [values.get(key, MISSING) for key in resolved.reads]
+        outputs = resolved.run(self, *fed)
+        return tuple(None if value is MISSING else value for value in outputs)
+
+    def select_subsequence(
+        self,
+        in_keys: NestedKey | Sequence[NestedKey] | None = None,
+        out_keys: NestedKey | Sequence[NestedKey] | None = None,
+    ) -> Self:
+        """Return the steps that can run from `in_keys` and are needed for `out_keys`.
+
+        Nested sequences are cut too. The modules are shared with this sequence.
+
+        Args:
+            in_keys: The entries that are given; None stands for all that are needed.
+            out_keys: The entries that are wanted; None stands for all that are written.
+
+        Raises:
+            EmptySubsequence: If no step is left.
+
+        Example:
+            >>> import torch
+            >>> from kd_nn import TensorDictModule
+            >>> first = TensorDictModule(torch.neg, ["x"], ["y"])
+            >>> model = TensorDictSequential(first, TensorDictModule(torch.exp, ["y"], ["z"]))
+            >>> model.select_subsequence(out_keys=["y"])[0] is first
+            True
+        """
+        graph = self._resolve().graph
+        given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
+        wanted = graph.writes if out_keys is None else parse_keys(out_keys, "out_keys")
+        live = graph.live_writes(wanted)
+        kept: dict[str, nn.Module] = {}
+        steps = self.named_steps()
+        for idx in graph.runnable_from(given):
+            name, step = steps[idx]
+            if idx not in live:
+                continue
+            if type(step) is TensorDictSequential:
+                reads = None if in_keys is None else [*given, *graph.writes_before(idx)]
+                writes = None if out_keys is None else list(live[idx])
+                step = step.select_subsequence(reads, writes)
+            kept[name] = step
+        if not kept:
+            raise EmptySubsequence(
+                f"no step of {describe(self)} is left for in_keys {list_keys(given)} and out_keys "
+                f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
+                f"{list_keys(graph.writes)}."
+            )
+        named = isinstance(self.module, nn.ModuleDict)
+        options = {"partial_tolerant": self.partial_tolerant, "inplace": self.inplace}
+        return type(self)(kept if named else list(kept.values()), **options)  # type: ignore[arg-type]
+
+    def _graph(self) -> KeyGraph:
+        return self._resolve().graph
+
+    def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        resolved: Resolved | None = self.__dict__.get("_resolved")
+        traced = None if resolved is None else resolved.traced
+        if traced is None or anyone_skips:
+            return BUSY
+        if args and args[0].__class__ is TensorDict:
+            alone = len(args) == 1 and not kwargs and traced.container is not None
+            return traced.container(self, args[0]) if alone else BUSY  # type: ignore[misc]
+        if traced.tensors is None or len(args) > len(traced.names):
+            return BUSY
+        # Loops, since a generator costs dynamo a frame for each element.
+        for arg in args:
+            if is_tensor_collection(arg):
+                return BUSY
+        for name in kwargs:
+            if name not in traced.names[len(args) :]:
+                return BUSY
+        return traced.tensors(self, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Return the keys, for printing."""
+        tolerant = ", partial_tolerant=True" if self.partial_tolerant else ""
+        return super().extra_repr() + tolerant
+
+    def _own_in_keys(self) -> Keys:
+        return self._resolve().in_keys
+
+    def _own_out_keys(self) -> Keys:
+        return self._resolve().out_keys
+
+    def _set_in_spec(self, spec: InKeySpec) -> None:
+        raise InvalidArgument(
+            f"the in_keys of {describe(self)} follow from its steps and cannot be assigned. "
+            "Change the steps, or use `select_subsequence`."
+        )
+
+    def _set_out_keys_source(self, keys: Keys) -> None:
+        raise InvalidArgument(
+            f"the out_keys of {describe(self)} follow from its steps and cannot be assigned. "
+            "Change the steps, or use `select_out_keys`."
+        )
+
+    def _resolve(self) -> Resolved:
+        resolved: Resolved | None = self.__dict__.get("_resolved")
+        if resolved is None or not resolved.is_current():
+            resolved = Resolved.of(self)
+            if not torch.compiler.is_dynamo_compiling():
+                self.__dict__["_resolved"] = resolved
+        return resolved
+
+    def _reader_of(self, key: NestedKey) -> str:
+        graph = self._resolve().graph
+        for idx, (name, step) in enumerate(self.named_steps()):
+            if any(is_prefix(key, read) for read in graph.nodes[idx].reads):
+                return f"step `{name}`, {describe(step)}, of {describe(self)}"
+        return describe(self)
+
+    def _refresh(self) -> None:
+        self._resolve()
+
+    def _warn_of_waste(self) -> None:
+        graph = self._resolve().graph
+        for idx, node in enumerate(graph.nodes):
+            if not node.needed:
+                warnings.warn(
+                    f"step {idx} (`{node.label}`) of {describe(self)} will not run: nobody reads "
+                    f"what it writes ({list_keys(node.writes)}), and none of it is selected. Leave "
+                    "it out, select it, or select with `select_out_keys` what one call needs.",
+                    KeyGraphWarning,
+                    stacklevel=3,
+                )
+        for idx, key in graph.lost_writes():
+            warnings.warn(
+                f"step {idx} (`{graph.nodes[idx].label}`) of {describe(self)} writes "
+                f"{format_key(key)}, which a later step replaces before anyone reads it. "
+                'Discard it with the out key `"_"`, or write to another key.',
+                KeyGraphWarning,
+                stacklevel=3,
+            )

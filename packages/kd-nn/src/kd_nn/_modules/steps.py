@@ -1,0 +1,235 @@
+"""The list of steps that a sequence is: looking up, adding, replacing and removing them.
+
+Steps without names live in an `nn.ModuleList`, named ones in an `nn.ModuleDict`; either way the
+parameters of step `k` are called `module.k...`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self, cast, overload
+
+from torch import nn
+
+from kd_core import InvalidArgument, KeyNotFound
+from kd_nn._dispatch.dispatch import describe
+from kd_nn._errors import NotKeyed
+from kd_nn._keys.specs import Keys, parse_keys
+from kd_nn._modules.base import TensorDictModuleBase
+
+Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
+Step = tuple[str, nn.Module]
+
+
+class StepList(TensorDictModuleBase):
+    """A keyed module that holds others in order."""
+
+    module: nn.ModuleList | nn.ModuleDict
+
+    def named_steps(self) -> list[tuple[str, nn.Module]]:
+        """Return name and module of each step, in order."""
+        # Not `self.module`, which torch looks up in Python, for 0.7 us.
+        return list(self._modules["module"]._modules.items())  # type: ignore[union-attr, arg-type]  # no step is None
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may be left out for want of inputs, here or in a sequence inside."""
+        if self.__dict__.get("partial_tolerant"):
+            return True
+        return any(getattr(step, "may_skip", False) is True for _, step in self.named_steps())
+
+    @property
+    def replaces_container(self) -> bool | None:
+        """Whether the result may be another container than the input; None if no step says."""
+        says = [getattr(step, "replaces_container", None) for _, step in self.named_steps()]
+        if True in says:
+            return True
+        return None if None in says else False
+
+    def append(self, module: nn.Module) -> Self:
+        """Add a step at the end; return the sequence."""
+        return self._replace_steps([*self.named_steps(), (self._free_name(), module)])
+
+    def insert(self, name: str | int, module: nn.Module, after: str | int | None = None) -> Self:
+        """Add a step.
+
+        Args:
+            name: The name of the step; or, as an int, its place.
+            module: A keyed module.
+            after: The name or index of the step that comes before; None puts a named step first.
+
+        Returns:
+            The sequence.
+
+        Raises:
+            KeyNotFound: If `after` is no step.
+            IndexError: If there is no such place.
+            InvalidArgument: If the name is taken.
+        """
+        steps = self.named_steps()
+        names = [taken for taken, _ in steps]
+        if isinstance(name, int):
+            if not -len(steps) <= name <= len(steps):
+                raise IndexError(
+                    f"{describe(self)} has {len(steps)} steps, so none can come to place {name}."
+                )
+            steps.insert(name, (self._free_name(), module))
+            return self._replace_steps(steps)
+        check_name(name)
+        if name in names:
+            raise InvalidArgument(f"{describe(self)} has a step `{name}` already: {names}.")
+        place = 0 if after is None else names.index(self._name_of(after)) + 1
+        steps.insert(place, (name, module))
+        return self._replace_steps(steps, named=True)
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter([step for _, step in self.named_steps()])
+
+    @overload
+    def __getitem__(self, index: int | str) -> TensorDictModuleBase: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | str | slice) -> nn.Module:
+        """Return one step, or a sequence of some of them, which shares the modules."""
+        if isinstance(index, slice):
+            part = self.named_steps()[index]
+            named = isinstance(self.module, nn.ModuleDict)
+            return type(self)(
+                dict(part) if named else [step for _, step in part],
+                partial_tolerant=self.partial_tolerant,
+                inplace=self.inplace,
+            )
+        return dict(self.named_steps())[self._name_of(index)]
+
+    def __setitem__(self, index: int | str, module: nn.Module) -> None:
+        """Replace a step, or with a new name add one at the end."""
+        steps = dict(self.named_steps())
+        if isinstance(index, str) and index not in steps:
+            check_name(index)
+            self._replace_steps([*steps.items(), (index, module)], named=True)
+            return
+        steps[self._name_of(index)] = module
+        self._replace_steps(list(steps.items()))
+
+    def __delitem__(self, index: int | str | slice) -> None:
+        """Remove one step, or some."""
+        steps = self.named_steps()
+        if isinstance(index, slice):
+            del steps[index]
+        else:
+            gone = self._name_of(index)
+            steps = [(name, step) for name, step in steps if name != gone]
+        self._replace_steps(steps)
+
+    def _replace_steps(self, steps: Sequence[Step], named: bool = False) -> Self:
+        for name, step in steps:
+            check_keyed(name, step)
+        selected = self.__dict__.get("_selected")
+        before = self.module
+        if named or isinstance(before, nn.ModuleDict):
+            self.module = nn.ModuleDict(dict(steps))
+        else:
+            self.module = nn.ModuleList([step for _, step in steps])
+        if selected is not None:
+            try:
+                self.select_out_keys(*selected)
+            except KeyNotFound:
+                self.module = before
+                raise
+        return self
+
+    def _free_name(self) -> str:
+        taken = dict(self.named_steps())
+        idx = len(taken)
+        while str(idx) in taken:
+            idx += 1
+        return str(idx)
+
+    def _name_of(self, index: int | str) -> str:
+        names = [name for name, _ in self.named_steps()]
+        if isinstance(index, int) and -len(names) <= index < len(names):
+            return names[index]
+        if isinstance(index, str) and index in names:
+            return index
+        if isinstance(index, int):
+            raise IndexError(f"{describe(self)} has {len(names)} steps, so none at {index}.")
+        raise KeyNotFound(
+            f"{describe(self)} has no step `{index}`; its steps are "
+            f"{', '.join(f'`{name}`' for name in names) or 'none'}."
+        )
+
+
+def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
+    """Return the module that holds the steps given to a sequence.
+
+    Raises:
+        NotKeyed: If one of them is no keyed module.
+    """
+    first = modules[0] if len(modules) == 1 else None
+    if isinstance(first, (dict, nn.ModuleDict)):
+        for name, step in first.items():
+            check_name(name)
+            check_keyed(name, step)
+        return nn.ModuleDict(dict(first.items()))
+    steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
+    for idx, each in enumerate(steps):
+        check_keyed(str(idx), each)
+    return nn.ModuleList(cast("Iterable[nn.Module]", steps))
+
+
+def check_name(name: object) -> None:
+    """Raise unless torch can name a step so.
+
+    Raises:
+        InvalidArgument: If the name is no str, empty, or holds a dot.
+    """
+    if not isinstance(name, str) or not name or "." in name:
+        raise InvalidArgument(
+            f"a step is named by a str without a dot, as sub-modules are, got {name!r}."
+        )
+
+
+def required_keys(step: nn.Module) -> Keys:
+    """Return the `in_keys` of a step, less those that it can do without."""
+    keys = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # checked before
+    optional = getattr(step, "optional_in_keys", ())
+    return tuple(key for key in keys if key not in optional)
+
+
+def check_keyed(name: str, step: object) -> None:
+    """Raise unless `step` is an `nn.Module` with `in_keys` and `out_keys`.
+
+    Raises:
+        NotKeyed: With the remedy.
+    """
+    if not callable(step):
+        raise NotKeyed(
+            f"step `{name}` is no module but {type(step).__name__}: {step!r}. "
+            "Give keyed modules, or one list or dict of them."
+        )
+    kind = getattr(step, "__name__", type(step).__name__)
+    if not isinstance(step, nn.Module) or not hasattr(step, "in_keys"):
+        raise NotKeyed(f"step `{name}` {_remedy(step, kind)}")
+    if not hasattr(step, "out_keys"):
+        raise NotKeyed(f"step `{name}` (`{kind}`) has in_keys but no out_keys. Declare both.")
+    parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # declared by the module
+    parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # declared by the module
+
+
+def _remedy(step: object, kind: str) -> str:
+    """Say why something callable is no keyed module, and what to give instead."""
+    if isinstance(step, type) and issubclass(step, nn.Module):
+        return f"is the class `{kind}`. Give an instance: `{kind}(...)`."
+    if isinstance(step, TensorDictModuleBase):
+        return (
+            f"(`{kind}`) declares no in_keys. Declare them in the class "
+            '(`in_keys = ["x"]`) or set them in `__init__`.'
+        )
+    return (
+        f"(`{kind}`) has no keys. Wrap it: "
+        f"`TensorDictModule({kind}, in_keys=[...], out_keys=[...])`, "
+        "or `WrapModule` if it takes a container."
+    )

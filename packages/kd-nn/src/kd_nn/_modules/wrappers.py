@@ -1,0 +1,194 @@
+"""Keyed modules around another keyed module, a function of a container, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from torch import Tensor, nn
+
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_nn._dispatch.dispatch import dispatch
+from kd_nn._dispatch.entries import Inplace
+from kd_nn._dispatch.skip_existing import outputs_exist
+from kd_nn._errors import NotKeyed
+from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
+from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.module import InKeys, TensorDictModule
+
+
+class TensorDictModuleWrapper(TensorDictModuleBase):
+    """Wrap a keyed module and pass everything on to it.
+
+    Subclasses add behaviour around `forward`; keys, selection and attributes are those of the
+    wrapped module.
+
+    Args:
+        td_module: The keyed module.
+
+    Raises:
+        NotKeyed: If it has no keys.
+
+    Example:
+        >>> import torch
+        >>> class Logged(TensorDictModuleWrapper):
+        ...     def forward(self, tensordict):
+        ...         print("running", self.out_keys)
+        ...         return self.td_module(tensordict)
+        >>> from kd_core import TensorDict
+        >>> _ = Logged(TensorDictModule(torch.neg, ["x"], ["y"]))(TensorDict(x=torch.ones(2)))
+        running ['y']
+    """
+
+    def __init__(self, td_module: nn.Module) -> None:
+        super().__init__()
+        if not (hasattr(td_module, "in_keys") and hasattr(td_module, "out_keys")):
+            name = type(td_module).__name__
+            raise NotKeyed(
+                f"`td_module` must be a keyed module, but `{name}` has no in_keys and out_keys. "
+                f"Wrap it first: `TensorDictModule({name}(...), in_keys=[...], out_keys=[...])`."
+            )
+        self.td_module = td_module
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase, **kwargs: object) -> TensorDictBase:
+        """Call the wrapped module."""
+        result: TensorDictBase = self.td_module(tensordict, **kwargs)
+        return result
+
+    def select_out_keys(self, *out_keys: NestedKey) -> Self:
+        """Keep only some outputs of the wrapped module, in place."""
+        self.td_module.select_out_keys(*out_keys)  # type: ignore[operator]
+        self._flag_change()
+        return self
+
+    def reset_out_keys(self) -> Self:
+        """Make all outputs of the wrapped module visible again, in place."""
+        self.td_module.reset_out_keys()  # type: ignore[operator]
+        self._flag_change()
+        return self
+
+    @property
+    def out_keys_source(self) -> list[NestedKey]:
+        """All keys that the wrapped module writes, whatever is selected."""
+        source = getattr(self.td_module, "out_keys_source", None)
+        return list(self.out_keys if source is None else source)
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        """Look here, then on the wrapped module."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            modules: dict[str, nn.Module] = self.__dict__.get("_modules", {})
+            if "td_module" not in modules:
+                raise
+            found: Tensor | nn.Module = getattr(modules["td_module"], name)
+            return found
+
+    def _own_in_keys(self) -> Keys:
+        return parse_keys(list(self.td_module.in_keys), "in_keys")  # type: ignore[arg-type]
+
+    def _own_out_keys(self) -> Keys:
+        return parse_keys(list(self.td_module.out_keys), "out_keys")  # type: ignore[arg-type]
+
+    def _set_in_spec(self, spec: InKeySpec) -> None:
+        self.td_module.in_keys = list(spec.keys)  # type: ignore[assignment]
+
+    def _set_out_keys_source(self, keys: Keys) -> None:
+        self.td_module.out_keys = list(keys)  # type: ignore[assignment]
+
+
+class WrapModule(TensorDictModuleBase):
+    """Make a keyed module of a function from a container to a container.
+
+    Args:
+        func: The function. It may return another container than it got, of another batch size:
+            later steps of a sequence go on with that one.
+        inplace: Whether the entries of the result are written into the input, which is returned.
+        in_keys: The keys it reads, as far as they are known.
+        out_keys: The keys it writes, as far as they are known.
+
+    Raises:
+        InvalidArgument: If `func` cannot be called; in a call, if it returns no container.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> first = WrapModule(lambda td: td[0])
+        >>> first(TensorDict(x=torch.ones(2, 3), batch_size=[2, 3])).batch_size
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        func: Callable[[TensorDictBase], TensorDictBase],
+        inplace: bool = False,
+        in_keys: NestedKey | Sequence[NestedKey] = (),
+        out_keys: NestedKey | Sequence[NestedKey] = (),
+    ) -> None:
+        super().__init__()
+        if not callable(func):
+            raise InvalidArgument(
+                f"`func` must be a function of a container, got {type(func).__name__}: {func!r}."
+            )
+        self.in_keys = _listed(in_keys)
+        self.out_keys = _listed(out_keys)
+        self.inplace: Inplace = inplace
+        self.func = func
+
+    @property
+    def replaces_container(self) -> bool:
+        """Whether a sequence goes on with the container that this returns."""
+        return not self.inplace
+
+    @property
+    def node_label(self) -> str:
+        """The name of the function, for tables and pictures."""
+        return str(getattr(self.func, "__name__", type(self.func).__name__))
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Call the function."""
+        if outputs_exist(self, tensordict):
+            return tensordict
+        result = self.func(tensordict)
+        if not is_tensor_collection(result):
+            raise InvalidArgument(
+                f"`{self.node_label}` returned {type(result).__name__}, but a wrapped function "
+                "returns a container: the one it got, or another. Functions of tensors go into a "
+                "`TensorDictModule`."
+            )
+        if self.inplace and result is not tensordict:
+            return tensordict.update(result)
+        return result
+
+
+def as_tensordict_module(
+    in_keys: InKeys, out_keys: NestedKey | Sequence[NestedKey]
+) -> Callable[[Callable[..., object]], TensorDictModule]:
+    """Make a keyed module of the decorated function.
+
+    Args:
+        in_keys: What it reads; see `TensorDictModule`.
+        out_keys: What it writes.
+
+    Returns:
+        A decorator.
+
+    Example:
+        >>> import torch
+        >>> @as_tensordict_module(["x", "y"], ["sum"])
+        ... def add(x, y):
+        ...     return x + y
+        >>> add(x=torch.ones(2), y=torch.ones(2))
+        tensor([2., 2.])
+    """
+
+    def decorate(function: Callable[..., object]) -> TensorDictModule:
+        return TensorDictModule(function, in_keys, out_keys)
+
+    return decorate
+
+
+def _listed(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
+    return [] if keys == () else list(parse_keys(keys, "keys"))

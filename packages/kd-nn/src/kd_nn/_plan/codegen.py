@@ -1,0 +1,195 @@
+"""Writing the calls of a program as Python text.
+
+A value is a local variable, a call is a line or two. Programs of the same shape have the same text,
+so compiled code is cached by text; what differs is in the namespace of the function. Every name in
+the text begins with an underscore, builtins too, so that an argument may have any other name.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import cast
+
+from torch import Tensor, nn
+
+from kd_core import NestedKey
+from kd_nn._dispatch.call_names import MISSING
+from kd_nn._dispatch.notes import add_step_note
+from kd_nn._keys.specs import InKeySpec
+from kd_nn._plan.program import Call, Path, Program
+
+ValuesFunction = Callable[..., tuple[object, ...]]
+
+_NAMES: dict[str, object] = {
+    "_Exception": Exception,
+    "_KeyError": KeyError,
+    "_MISSING": MISSING,
+    "_Tensor": Tensor,
+    "_len": len,
+    "_locals": locals,
+    "_tuple": tuple,
+    "_type": type,
+}
+
+
+@dataclass(slots=True)
+class Text:
+    """The lines of a function and what the names in them mean."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, object] = field(default_factory=lambda: dict(_NAMES))
+
+    def add(self, depth: int, *lines: str) -> None:
+        """Append lines at an indentation depth."""
+        self.lines += ["    " * depth + line for line in lines]
+
+    def name(self, name: str, meaning: object) -> str:
+        """Give a name its meaning and return it."""
+        self.names[name] = meaning
+        return name
+
+    def function(self, name: str) -> Callable[..., object]:
+        """Define the function whose text this is."""
+        scope = dict(self.names)
+        exec(_compile("\n".join(self.lines)), scope)
+        return cast("Callable[..., object]", scope[name])
+
+
+@functools.lru_cache(maxsize=512)
+def _compile(text: str) -> CodeType:
+    return compile(text, "<kd_nn plan>", "exec")
+
+
+class Calls:
+    """How the calls of a program are written: steps are looked up in `_root`, and called."""
+
+    def __init__(self, program: Program, text: Text) -> None:
+        self.program = program
+        self.text = text
+        self._holders: dict[Path, str] = {}
+
+    def write_holders(self, depth: int) -> None:
+        """Write that the dicts in which the steps are found get names: each is looked up once."""
+        for call in self.program.calls:
+            for end in range(len(call.path)):
+                head = call.path[:end]
+                if head not in self._holders:
+                    above = f"{self._holders[head[:-1]]}[{head[-1]!r}]" if head else "_root"
+                    name = self._holders[head] = f"_s{len(self._holders)}"
+                    self.text.add(depth, f"{name} = {above}._modules['module']._modules")
+
+    def step(self, idx: int) -> str:
+        """Return the expression for the keyed module of call `idx`."""
+        path = self.program.calls[idx].path
+        return f"{self._holders[path[:-1]]}[{path[-1]!r}]" if path else "_root"
+
+    def wrapped(self, idx: int) -> str:
+        """Return the expression for what the keyed module of call `idx` wraps."""
+        inner = self.program.calls[idx].step._modules.get("module")
+        holder = "__dict__" if inner is None else "_modules"
+        return f"{self.step(idx)}.{holder}['module']"
+
+    def result(self, depth: int, idx: int, arguments: list[str]) -> str:
+        """Return the expression that calls what call `idx` wraps."""
+        step = self.program.calls[idx].step
+        method = step.__dict__["method"]
+        if step.__dict__["method_kwargs"]:
+            arguments = [*arguments, f"**{self.step(idx)}.__dict__['method_kwargs']"]
+        callee = self.wrapped(idx) + ("" if method is None else f".{method}")
+        return f"{callee}({', '.join(arguments)})"
+
+    def write_call(self, depth: int, idx: int) -> None:
+        """Write call `idx`, skipped where the program tolerates missing inputs."""
+        call, text = self.program.calls[idx], self.text
+        if self.program.tolerant and call.reads:
+            there = " and ".join(f"_v{slot} is not _MISSING" for slot in call.reads)
+            text.add(depth, f"if {there}:")
+            depth += 1
+        text.add(depth, f"_step = {idx}")
+        targets = [f"_o{place}" if w is None else f"_v{w}" for place, w in enumerate(call.writes)]
+        if plain_module(call.step):
+            self._write_plain(depth, idx, targets)
+            return
+        left = "".join(f"{target}, " for target in targets)
+        values = ", ".join(f"_v{slot}" for slot in call.reads)
+        right = f"{self.step(idx)}.forward_values({values})"
+        text.add(depth, f"{left}= {right}" if left else right)
+
+    def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
+        text = self.text
+        result = self.result(depth, idx, arguments(self.program.calls[idx]))
+        split = f"{self.step(idx)}.split_outputs(_r)"
+        if len(targets) == 1:
+            text.add(depth, f"{targets[0]} = _r = {result}", "if _r.__class__ is not _Tensor:")
+            text.add(depth + 1, f"{targets[0]}, = {split}")
+            return
+        left = "".join(f"{target}, " for target in targets)
+        text.add(depth, f"_r = {result}")
+        if not targets:
+            text.add(depth, split)
+            return
+        text.add(depth, f"if _r.__class__ is _tuple and _len(_r) == {len(targets)}:")
+        text.add(depth + 1, f"{left}= _r")
+        text.add(depth, "else:")
+        text.add(depth + 1, f"{left}= {split}")
+
+    def write_all(self, depth: int) -> None:
+        """Write all calls, with a note on what they raise."""
+        text = self.text
+        if not self.program.is_sequence:
+            self.write_call(depth, 0)
+            return
+        text.name("_note", Note(self.program))
+        text.add(depth, "_step = -1", "try:")
+        for idx in range(len(self.program.calls)):
+            self.write_call(depth + 1, idx)
+        text.add(depth + 1, "pass")
+        text.add(depth, "except _Exception as _error:")
+        text.add(depth + 1, "_note(_error, _step, _locals())", "raise")
+
+
+def arguments(call: Call) -> list[str]:
+    """Return the arguments of what a plain module wraps, as text."""
+    spec = cast("InKeySpec", call.step.spec)
+    slots: dict[NestedKey, int] = dict(zip(spec.keys, call.reads, strict=True))
+    values = [f"_v{slots[key]}" for key in spec.reads]
+    if spec.names is None:
+        return values
+    named = (f"{name!r}: {value}" for name, value in zip(spec.names, values, strict=True))
+    return [f"**{{{', '.join(named)}}}"]
+
+
+def plain_module(step: nn.Module) -> bool:
+    """Return whether the step calls what it wraps exactly as `TensorDictModule` does."""
+    plain = getattr(type(step), "plain_forward_values", None)
+    return plain is not None and getattr(type(step), "forward_values", None) is plain
+
+
+class Note:
+    """Adds to an exception which call of a program raised it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __call__(self, error: Exception, idx: int, values: dict[str, object]) -> None:
+        """Annotate `error`, raised by call `idx`, from the local variables of the function."""
+        call = self.program.calls[idx]
+        keys = cast("list[NestedKey]", call.step.in_keys)
+        given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
+        add_step_note(error, call.place, call.step, given)
+
+
+def values_function(program: Program) -> ValuesFunction:
+    """Return the function that makes the calls: from the root and the inputs to the outputs.
+
+    Steps are called through their modules, so hooks on what they wrap run, and tracers see calls.
+    """
+    text = Text()
+    inputs = "".join(f", _v{slot}" for _, slot in program.inputs)
+    text.add(0, f"def _run(_root{inputs}, /):")
+    calls = Calls(program, text)
+    calls.write_holders(1)
+    calls.write_all(1)
+    text.add(1, f"return ({''.join(f'_v{slot}, ' for _, slot in program.outputs)})")
+    return cast("ValuesFunction", text.function("_run"))

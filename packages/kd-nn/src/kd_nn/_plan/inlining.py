@@ -1,0 +1,119 @@
+"""Modules of torch as expressions: what their `forward` does, without the calls around it.
+
+`nn.Module.__call__` costs 0.95 us, and the look-up of a parameter through `__getattr__` 0.42 us:
+both are left out where nobody could tell. An `nn.Sequential` becomes its members, one after the
+other. What the text assumes is tested before each run; see `_plan`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # as everywhere
+from torch import Tensor, nn
+
+from kd_nn._keys.specs import Keys
+from kd_nn._plan.codegen import Text
+
+CALL: Final = nn.Module.__call__
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PLACE: Final = "<x>"
+"""Stands for the input in a line."""
+
+FORMS: Final[dict[type[nn.Module], tuple[Callable[..., Tensor], str, Keys]]] = {
+    nn.Linear: (
+        nn.Linear.forward,
+        f"_F.linear({PLACE}, parameters['weight'], parameters['bias'])",
+        ("weight", "bias"),
+    ),
+    nn.ReLU: (nn.ReLU.forward, f"_F.relu({PLACE}, attributes['inplace'])", ()),
+    nn.Tanh: (nn.Tanh.forward, f"_torch.tanh({PLACE})", ()),
+    nn.Sigmoid: (nn.Sigmoid.forward, f"_torch.sigmoid({PLACE})", ()),
+    nn.Identity: (nn.Identity.forward, PLACE, ()),
+}
+"""What `forward` of some of torch's modules does, on the parameters of the moment.
+
+Used only for these very classes, while their `forward` is torch's and no instance was patched or
+parametrised.
+"""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What must hold for modules to be run in line.
+
+    Attributes:
+        text: The function that is written.
+        hooks: Expressions that are true if somebody watches a module right now.
+        checks: Expressions that are true if a module is not what it was.
+    """
+
+    text: Text
+    hooks: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Name what the forms use."""
+        self.text.names.update(_F=F, _torch=torch)
+
+    def opens(self, module: nn.Module, name: str) -> bool:
+        """Tell whether `forward` of a module may be called directly, and test that it stays so."""
+        if type(module).__call__ is not CALL or module._compiled_call_impl is not None:
+            return False
+        attributes = self.text.name(f"{name}_attributes", module.__dict__)
+        # Looked up anew: an empty dict may be assigned to drop hooks, and only keyed modules tell.
+        self.hooks += [f"{attributes}[{kind!r}]" for kind in HOOKS]
+        self.checks.append(f"_len({attributes}) != {len(module.__dict__)}")
+        return True
+
+    def lines(self, module: nn.Module, name: str) -> list[str] | None:
+        """Return the expressions that do what `forward` does, one after the other.
+
+        Args:
+            module: A module that `opens`.
+            name: Its name in the text.
+
+        Returns:
+            Each takes the value of the one before; None if the module has no form.
+        """
+        if type(module) is nn.Sequential:
+            return self._members(module, name)
+        form = FORMS.get(type(module))
+        if form is None:
+            return None
+        forward, line, parameters = form
+        changed = module._modules or any(key not in module._parameters for key in parameters)
+        if changed or not self._stays(module, name, forward):
+            return None
+        self.checks.append(self.text.name(f"{name}_modules", module._modules))
+        values = self.text.name(f"{name}_parameters", module._parameters)
+        return [line.replace("parameters", values).replace("attributes", f"{name}_attributes")]
+
+    def _members(self, module: nn.Sequential, name: str) -> list[str] | None:
+        members = module._modules
+        if None in members.values() or not self._stays(module, name, nn.Sequential.forward):
+            return None
+        holder = self.text.name(f"{name}_modules", members)
+        self.checks.append(f"_len({holder}) != {len(members)}")
+        lines: list[str] = []
+        for place, (key, member) in enumerate(members.items()):
+            inner = self.text.name(f"{name}_{place}", member)
+            self.checks.append(f"{holder}[{key!r}] is not {inner}")
+            opens = self.opens(member, inner)
+            found = self.lines(member, inner) if opens else None
+            call = f"{inner}.forward" if opens else inner
+            lines += [f"{call}({PLACE})"] if found is None else found
+        return lines
+
+    def _stays(self, module: nn.Module, name: str, forward: Callable[..., object]) -> bool:
+        """Tell whether a module runs this `forward`, and test that it stays so."""
+        kind = type(module)
+        if kind.forward is not forward or "forward" in module.__dict__:
+            return False
+        own = self.text.name(f"_K_{kind.__name__}", kind)
+        self.checks.append(f"_type({name}) is not {own}")
+        latest = f"{own}.forward is not {self.text.name(f'{own}_forward', forward)}"
+        if latest not in self.checks:
+            self.checks.append(latest)
+        return True

@@ -1,0 +1,232 @@
+"""The program of a keyed module: its steps as calls between numbered values.
+
+A sequence is resolved once. Nested sequences are flattened, every value gets a slot (so a key that
+is overwritten has two), and calls that no wanted output needs are dropped. What may run that way is
+decided here: steps that can be called on bare values, with keys that do not hold one another.
+For anything else `resolve` returns None, and the sequence passes a container from step to step.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from torch import nn
+
+from kd_core import NestedKey
+from kd_nn._keys.specs import DISCARD, Keys, strictly_overlaps
+
+
+class Keyed(Protocol):
+    """What every module with a form on values has."""
+
+    in_keys: list[NestedKey]
+    out_keys: list[NestedKey]
+    out_keys_source: list[NestedKey]
+
+
+def keyed(step: nn.Module) -> Keyed:
+    """Return the same module, typed as one with keys."""
+    return cast("Keyed", step)
+
+
+Path = tuple[str, ...]
+Scope = dict[NestedKey, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One step: which values it takes and makes.
+
+    Attributes:
+        step: The keyed module.
+        path: The names of the step and of the sequences that hold it, outermost first.
+        place: Index and name of the step, as messages say it.
+        reads: The slot of each of its `in_keys`.
+        writes: The slot of each of its outputs, None for one that is discarded.
+    """
+
+    step: nn.Module
+    path: Path
+    place: tuple[str, str]
+    reads: tuple[int, ...]
+    writes: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Calls in order, with the keys of the values that enter and leave.
+
+    Attributes:
+        inputs: Key and slot of each value that is read from outside.
+        calls: The calls that the outputs need, in order.
+        outputs: Key and slot of each value that is visible outside, in order.
+        tolerant: Whether a call whose input is missing is skipped; a slot is then a key.
+        is_sequence: Whether the root is a sequence; it is not kept, since it keeps the program.
+        containers: Every sequence inside the root whose steps the calls are.
+    """
+
+    inputs: tuple[tuple[NestedKey, int], ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[tuple[NestedKey, int], ...]
+    tolerant: bool
+    is_sequence: bool
+    containers: tuple[nn.Module, ...]
+
+
+class Unresolvable(Exception):
+    """A module has no program; never leaves this package."""
+
+
+@dataclass(slots=True)
+class _Resolver:
+    tolerant: bool
+    inputs: dict[NestedKey, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    containers: list[nn.Module] = field(default_factory=list)
+    is_sequence: bool = False
+    count: int = 0
+
+    def slot(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def read(self, key: NestedKey, scope: Scope) -> int:
+        if key not in scope:
+            if strictly_overlaps(key, scope):
+                raise Unresolvable
+            if key not in self.inputs:
+                if strictly_overlaps(key, self.inputs):
+                    raise Unresolvable
+                self.inputs[key] = self.slot()
+            scope[key] = self.inputs[key]
+        return scope[key]
+
+    def write(self, key: NestedKey, scope: Scope) -> int | None:
+        if key == DISCARD:
+            return None
+        if strictly_overlaps(key, scope):
+            raise Unresolvable
+        if self.tolerant:
+            return self.read(key, scope)
+        scope[key] = self.slot()
+        return scope[key]
+
+    def enter(self, root: nn.Module, scope: Scope) -> None:
+        """Visit the root: its own keys are not asked for, since they follow from this."""
+        if not runs_on_values(root):
+            raise Unresolvable
+        members = getattr(type(root), "named_steps", None)
+        if members is None:
+            self._call(root, (), (), scope)
+            return
+        self.is_sequence = True
+        for idx, (name, member) in enumerate(members(root)):
+            self.visit(member, (name,), (str(idx),), scope)
+
+    def visit(self, step: nn.Module, path: Path, index: Path, scope: Scope) -> None:
+        if not runs_on_values(step):
+            raise Unresolvable
+        members = getattr(type(step), "named_steps", None)
+        if members is None:
+            self._call(step, path, index, scope)
+            return
+        if self.tolerant or step.__dict__.get("partial_tolerant"):
+            raise Unresolvable
+        self.containers.append(step)
+        inner = dict(scope)
+        for idx, (name, member) in enumerate(members(step)):
+            self.visit(member, (*path, name), (*index, str(idx)), inner)
+        for key in keyed(step).out_keys:
+            if strictly_overlaps(key, scope):
+                raise Unresolvable
+            scope[key] = inner[key]
+
+    def _call(self, step: nn.Module, path: Path, index: Path, scope: Scope) -> None:
+        keys = keyed(step)
+        reads = tuple(self.read(key, scope) for key in keys.in_keys)
+        visible = set(keys.out_keys)
+        writes = tuple(
+            self.write(key, scope) if key in visible else None for key in keys.out_keys_source
+        )
+        self.calls.append(Call(step, path, (".".join(index), ".".join(path)), reads, writes))
+
+
+def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
+    """Return the program of a keyed module, or None if it has none.
+
+    Args:
+        root: A keyed module, alone or a sequence.
+        in_keys: Its keys, in the order in which values are to be given.
+        out_keys: Its visible keys, in the order in which values are to be returned.
+
+    Returns:
+        Its calls, less those that feed only outputs which are not selected.
+    """
+    resolver = _Resolver(root.__dict__.get("partial_tolerant") is True)
+    scope: Scope = {}
+    try:
+        resolver.enter(root, scope)
+    except Unresolvable:
+        return None
+    if any(key not in scope for key in out_keys):
+        return None
+    outputs = tuple((key, scope[key]) for key in out_keys)
+    calls = _needed(resolver.calls, (slot for _, slot in outputs))
+    used = {slot for call in calls for slot in call.reads}
+    ordered = [*in_keys, *(key for key in resolver.inputs if key not in in_keys)]
+    inputs = ((key, resolver.inputs[key]) for key in ordered if key in resolver.inputs)
+    return Program(
+        tuple((key, slot) for key, slot in inputs if slot in used or resolver.tolerant),
+        tuple(calls),
+        outputs,
+        resolver.tolerant,
+        resolver.is_sequence,
+        tuple(resolver.containers),
+    )
+
+
+def _needed(calls: list[Call], wanted: Iterable[int]) -> list[Call]:
+    """Keep the calls that a wanted slot needs, and those that write nothing: they have effects."""
+    live = set(wanted)
+    kept: list[Call] = []
+    for call in reversed(calls):
+        written = {slot for slot in call.writes if slot is not None}
+        if not written or not live.isdisjoint(written):
+            kept.append(call)
+            live.update(call.reads)
+    return kept[::-1]
+
+
+def runs_on_values(step: object) -> bool:
+    """Return whether a step can be called on bare values instead of a container.
+
+    True for modules whose class gives `forward_values` no further from itself than `forward`, and
+    whose instance was not patched, compiled on its own, or told to read missing entries as None.
+    """
+    return (
+        isinstance(step, nn.Module)
+        and getattr(step, "has_value_form", False) is True
+        and "forward" not in step.__dict__
+        and "__call__" not in step.__dict__
+        and step._compiled_call_impl is None
+        and step.__dict__.get("strict", True)
+    )
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return whether hooks would see a call of the module with a container.
+
+    Global backward hooks do not count: torch cannot attach them to a container, and they see what
+    the steps wrap.
+    """
+    everywhere = nn.modules.module
+    return bool(
+        everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or module._compiled_call_impl is not None
+    )

@@ -1,0 +1,277 @@
+"""What is particular to lazy stacks: members that differ, and rows that go to them."""
+
+import pickle
+
+import numpy
+import pytest
+import torch
+from tests.core.kinds import inner
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KeyNotFound,
+    KeySetMismatch,
+    LazyStackedTensorDict,
+    Locked,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+    maybe_dense_stack,
+)
+from kd_core import (
+    stack as stack_dense,
+)
+from kd_core.testing import assert_close
+
+
+def members(*lengths: int) -> list[TensorDict]:
+    return [TensorDict({"a": torch.full((n,), float(n)), "b": torch.tensor(n)}) for n in lengths]
+
+
+def ids(*things: object) -> list[int]:
+    return [id(thing) for thing in things]
+
+
+def test_the_stack_dimension_is_one_more() -> None:
+    rows = [TensorDict({"a": torch.zeros(2, 3)}, [2, 3]) for _ in range(4)]
+    assert lazy_stack(rows, 0).batch_size == (4, 2, 3)
+    assert lazy_stack(rows, 1).batch_size == (2, 4, 3)
+    assert lazy_stack(rows, -1).batch_size == (2, 3, 4)
+    assert lazy_stack(rows, -1).stack_dim == 2
+    with pytest.raises(OutOfRange, match="dimension 3"):
+        lazy_stack(rows, 3)
+
+
+def test_members_need_one_batch_size() -> None:
+    with pytest.raises(ShapeMismatch, match=r"member 0 is \(\), that of member 1 \(2,\)"):
+        lazy_stack([TensorDict(), TensorDict({}, [2])])
+    with pytest.raises(InvalidValue, match="one member or more"):
+        lazy_stack([])
+
+
+def test_only_keys_of_all_members_are_seen() -> None:
+    rows = members(2, 2)
+    rows[0]["own"] = 1.0
+    rows[1]["n", "own"] = 1.0
+    stack = lazy_stack(rows)
+    assert set(stack.keys()) == {"a", "b"}
+    assert "own" not in stack
+    with pytest.raises(KeyNotFound, match="`own`"):
+        stack["own"]
+    assert rows[0]["own"] == 1
+
+
+def test_keys_that_are_not_seen_take_no_part() -> None:
+    rows = members(2, 2)
+    rows[0]["own"] = 1.0
+    assert_close(lazy_stack(rows) + 1, lazy_stack(members(2, 2)) + 1)
+    doubled = lazy_stack(rows) * lazy_stack(members(2, 2))
+    assert set(doubled.unbind(0)[0].keys()) == {"a", "b"}
+
+
+def test_a_ragged_entry_is_read_from_the_members() -> None:
+    stack = lazy_stack(members(2, 3, 2))
+    with pytest.raises(
+        ShapeMismatch, match=r"`a` is ragged: .* 3 members are \(2,\), \(3,\)\. Read"
+    ):
+        stack["a"]
+    torch.testing.assert_close(stack["b"], torch.tensor([2, 3, 2]))
+    assert [row["a"].shape[0] for row in stack.unbind(0)] == [2, 3, 2]
+    assert "a: ragged" in repr(stack)
+
+
+def test_a_ragged_stack_calculates_member_by_member() -> None:
+    stack = lazy_stack(members(2, 3))
+    result = (stack + 1) * stack
+    assert type(result) is LazyStackedTensorDict
+    torch.testing.assert_close(result[1]["a"], torch.full((3,), 12.0))
+    stack.add_(1)
+    torch.testing.assert_close(stack[0]["a"], torch.full((2,), 3.0))
+    assert type(stack.clone()) is LazyStackedTensorDict
+
+
+def test_entries_of_different_kinds_are_refused() -> None:
+    rows = [TensorDict({"a": torch.zeros(2)}), TensorDict({"a": {"b": 1.0}})]
+    with pytest.raises(KeySetMismatch, match="`a` is a `TensorDict` and a `Tensor`"):
+        lazy_stack(rows)["a"]
+
+
+def test_data_is_one_value_or_none() -> None:
+    rows = [TensorDict({"word": "x", "other": i}) for i in "ab"]
+    assert lazy_stack(rows)["word"] == "x"
+    with pytest.raises(InvalidValue, match="`other` is data that differs among the members"):
+        lazy_stack(rows)["other"]
+
+
+def test_rows_of_the_stacked_dimension_are_the_members() -> None:
+    rows = members(2, 3, 4)
+    stack = lazy_stack(rows)
+    assert ids(stack[1], stack[-1]) == ids(rows[1], rows[2])
+    assert ids(*stack) == ids(*stack.unbind(0)) == ids(*rows)
+    part = stack[1:]
+    assert type(part) is LazyStackedTensorDict
+    assert ids(*part) == ids(*rows[1:])
+    with pytest.raises(OutOfRange, match="3"):
+        stack[3]
+    with pytest.raises(ShapeMismatch, match="ragged"):
+        stack[torch.tensor([0, 1])]
+
+
+def test_writing_reaches_the_members() -> None:
+    rows = members(2, 2)
+    stack = lazy_stack(rows)
+    stack["c"] = torch.tensor([5.0, 6.0])
+    stack["n", "d"] = torch.tensor([7.0, 8.0])
+    stack.set_("b", torch.tensor([1, 0]))
+    stack[0] = 9
+    assert rows[1]["c"] == 6
+    assert rows[1]["n", "d"] == 8
+    assert rows[1]["b"] == 0
+    torch.testing.assert_close(rows[0]["a"], torch.full((2,), 9.0))
+    del stack["c"]
+    assert "c" not in rows[0]
+
+
+def test_a_lazy_stack_is_written_to_a_lazy_stack_member_by_member() -> None:
+    stack, others = lazy_stack(members(2, 2)), members(2, 3)
+    stack["n"] = lazy_stack(others)
+    assert ids(stack[1].get("n")) == ids(others[1])
+
+
+def test_a_nested_container_is_a_lazy_stack() -> None:
+    rows = [TensorDict({"n": {"a": torch.zeros(2)}}, [2]) for _ in range(3)]
+    stack = lazy_stack(rows, 1)
+    nested = inner(stack, "n")
+    assert type(nested) is LazyStackedTensorDict
+    nested["b"] = torch.arange(6.0).reshape(2, 3)
+    torch.testing.assert_close(rows[1]["n", "b"], torch.tensor([1.0, 4.0]))
+
+
+def test_a_lock_holds_the_members() -> None:
+    rows = members(2, 2)
+    stack = lazy_stack(rows).lock_()
+    with pytest.raises(Locked, match="enclosing"):
+        rows[0]["a"] = 1.0
+    assert not stack[0].is_locked
+    assert not stack[:1].is_locked
+    assert not stack.unbind(0)[0].is_locked
+    stack.unlock_()
+    rows[0]["a"] = torch.zeros(2)
+
+
+def test_a_locked_member_changes_neither_it_nor_the_others() -> None:
+    rows = members(2, 2)
+    rows[1].lock_()
+    with pytest.raises(Locked, match="set `c`"):
+        lazy_stack(rows)["c"] = torch.zeros(2)
+    assert "c" not in rows[0]
+    with pytest.raises(Locked, match="remove `a`"):
+        del lazy_stack(rows)["a"]
+    assert "a" in rows[0]
+
+
+def test_contiguous_stacks_all_entries() -> None:
+    rows = [TensorDict({"n": {"a": torch.full((2,), float(i))}, "w": "x"}, [2]) for i in range(3)]
+    dense: TensorDictBase = lazy_stack(rows, 1).contiguous()
+    assert type(dense) is TensorDict
+    assert type(inner(dense, "n")) is TensorDict
+    torch.testing.assert_close(dense["n", "a"], torch.tensor([[0.0, 1, 2], [0, 1, 2]]))
+    assert dense["w"] == "x"
+
+
+def test_maybe_dense_stack_is_dense_where_members_are_alike() -> None:
+    assert type(maybe_dense_stack(members(2, 2))) is TensorDict
+    assert type(maybe_dense_stack(members(2, 3))) is LazyStackedTensorDict
+    rows = members(2, 2)
+    rows[0]["own"] = 1.0
+    assert type(maybe_dense_stack(rows)) is LazyStackedTensorDict
+
+
+def test_a_stack_of_stacks_reads_and_writes() -> None:
+    grid = [lazy_stack(members(2, 2)) for _ in range(3)]
+    stack = lazy_stack(grid)
+    assert stack["a"].shape == (3, 2, 2)
+    stack.set_("b", torch.arange(6).reshape(3, 2))
+    assert grid[2][1]["b"] == 5
+    assert_close(stack + 1, stack.contiguous() + 1)
+
+
+def test_a_lazy_stack_inside_of_a_container_takes_part() -> None:
+    td = TensorDict({"s": lazy_stack(members(2, 2)), "x": torch.zeros(2)}, [2])
+    rows = inner(td, "s").unbind(0)
+    td.add_(torch.tensor([1.0, 2.0]).long())
+    torch.testing.assert_close(rows[1]["a"], torch.full((2,), 4.0))
+    td[0] = 0
+    torch.testing.assert_close(rows[0]["a"], torch.zeros(2))
+    td.update_({"s": {"b": torch.tensor([3, 4])}})
+    assert rows[1]["b"] == 4
+    assert (td * torch.tensor([1.0, 2.0]))["s", "a"][1, 0] == 8
+
+
+def test_the_batch_size_keeps_the_stacked_dimension() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(3, 4)}, [3]) for _ in range(2)], 0)
+    stack.batch_size = [2, 3, 4]
+    assert stack[0].batch_size == (3, 4)
+    with pytest.raises(ShapeMismatch, match="2 containers stacked along dimension 0"):
+        stack.batch_size = []
+
+
+def test_devices_that_differ_are_none() -> None:
+    rows = [TensorDict({"a": 1.0}, device=device) for device in ("cpu", "meta")]
+    assert lazy_stack(rows).device is None
+    assert lazy_stack(rows[:1]).device == torch.device("cpu")
+
+
+def test_a_ragged_stack_is_pickled() -> None:
+    other = pickle.loads(pickle.dumps(lazy_stack(members(2, 3))))
+    assert type(other) is LazyStackedTensorDict
+    assert [row["a"].shape[0] for row in other] == [2, 3]
+
+
+def ragged() -> LazyStackedTensorDict:
+    first = TensorDict({"r": torch.zeros(3), "x": torch.zeros(2), "n": {"r": torch.zeros(1)}})
+    second = TensorDict({"r": torch.zeros(4), "x": torch.ones(2), "n": {"r": torch.zeros(2)}})
+    return LazyStackedTensorDict(first.set("s", "one"), second.set("s", "two").set("own", 1.0))
+
+
+def test_keys_of_ragged_entries_are_listed() -> None:
+    stacked = ragged()
+    assert list(stacked.keys(True, True)) == ["r", "x", ("n", "r"), "s"]
+    assert list(stacked.keys(True, sort=True)) == ["n", ("n", "r"), "r", "s", "x"]
+    assert len(stacked.keys(True)) == 5
+    assert ("n", "r") in stacked.keys(True, True)
+    assert "n" not in stacked.keys(True, True)
+    assert ("n", "r") in stacked
+    assert ("n", "own") not in stacked
+
+
+def test_a_missing_key_of_a_ragged_stack_is_the_error() -> None:
+    with pytest.raises(KeyNotFound, match=r"key `own` is not there: the keys are `r`, `x`"):
+        ragged()["own"]
+
+
+def test_a_ragged_stack_moves_member_by_member() -> None:
+    moved = ragged().to("meta")
+    assert isinstance(moved, LazyStackedTensorDict)
+    assert moved.device == moved[0].device == moved[1]["n"].device == torch.device("meta")
+    assert moved[1]["r"].is_meta
+
+
+def test_a_ragged_stack_is_written_by_apply_() -> None:
+    stacked = ragged()
+    stacked.apply_(lambda leaf: leaf + 1)
+    assert stacked[0]["r"].tolist() == [1, 1, 1]
+
+
+def test_a_member_is_a_container() -> None:
+    with pytest.raises(InvalidArgument, match="member 1 is a `dict`"):
+        LazyStackedTensorDict(TensorDict(), {})  # type: ignore[arg-type]
+
+
+def test_equal_arrays_are_one_value() -> None:
+    rows = [TensorDict({"names": numpy.array(["a", "b"])}) for _ in range(2)]
+    assert LazyStackedTensorDict(*rows)["names"].tolist() == ["a", "b"]
+    assert stack_dense(rows)["names"].tolist() == ["a", "b"]

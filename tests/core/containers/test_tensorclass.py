@@ -1,0 +1,207 @@
+"""What is particular to tensor classes: fields, their defaults, and a fixed set of keys."""
+
+import types
+from collections.abc import Callable
+from dataclasses import field
+from typing import ClassVar, assert_type
+
+import pytest
+import torch
+from tests.core.kinds import inner
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    NestedKey,
+    ShapeMismatch,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    UnknownField,
+    is_tensorclass,
+)
+
+
+class Sample(TensorClass):
+    image: Tensor
+    label: Tensor
+    source: str = "camera"
+    weight: Tensor | None = None
+    kinds: ClassVar[int] = 10
+
+
+def sample() -> Sample:
+    return Sample(torch.zeros(4, 3), torch.arange(4), batch_size=[4])
+
+
+def test_fields_are_entries() -> None:
+    data = sample()
+    assert data.image is data["image"]
+    assert data.source == data["source"] == "camera"
+    assert data.weight is None
+    data.label = torch.ones(4)
+    torch.testing.assert_close(data["label"], torch.ones(4))
+    assert list(data.keys()) == ["image", "label", "source", "weight"]
+    assert Sample.kinds == 10
+
+
+def test_methods_give_the_class_again() -> None:
+    data = sample()
+    assert_type(data.clone(), Sample)
+    assert_type(data[0], Sample)
+    assert_type(data + 1, Sample)
+    for result in (data[1:], data.clone(), data + 1, data.reshape(2, 2), data.unbind(0)[0]):
+        assert type(result) is Sample
+    torch.testing.assert_close(data[1:].label, torch.tensor([1, 2, 3]))
+    assert (data * 2).source == "camera"
+
+
+def test_batch_size_and_device_are_keywords() -> None:
+    data = Sample(image=torch.zeros(4), label=torch.zeros(4), batch_size=4, device="meta")
+    assert data.batch_size == (4,)
+    assert data.device == torch.device("meta")
+    assert data.image.device == torch.device("meta")
+    assert Sample(torch.zeros(4), torch.zeros(4)).batch_size == ()
+
+
+def test_a_value_is_checked_when_it_is_stored() -> None:
+    data = sample()
+    with pytest.raises(ShapeMismatch, match="`label`"):
+        data.label = torch.zeros(5)
+    with pytest.raises(ShapeMismatch, match="`image`"):
+        Sample(torch.zeros(3), torch.zeros(4), batch_size=[4])
+
+
+def test_an_unknown_field_is_told_with_the_nearest() -> None:
+    data = sample()
+    with pytest.raises(
+        UnknownField, match=r"`imgae` is no field of `Sample`.*Did you mean `image`"
+    ):
+        data.imgae  # type: ignore[attr-defined] # noqa: B018
+    with pytest.raises(AttributeError, match="imgae"):
+        data.imgae = 3  # type: ignore[attr-defined]
+    with pytest.raises(UnknownField, match="`imgae`"):
+        data["imgae"] = torch.zeros(4)
+    with pytest.raises(UnknownField, match="`imgae`"):
+        data["imgae", "deep"] = torch.zeros(4)
+    with pytest.raises(UnknownField, match="`imgae`"):
+        data.update({"label": torch.ones(4), "imgae": torch.zeros(4)})
+    with pytest.raises(UnknownField, match="`imgae`"):
+        Sample(imgae=torch.zeros(4))  # type: ignore[call-arg]
+    assert not hasattr(data, "imgae")
+    torch.testing.assert_close(data.label, torch.arange(4))
+
+
+def test_no_way_of_writing_adds_a_field() -> None:
+    data = sample()
+    ways: list[Callable[[dict[NestedKey, object]], object]] = [data.assign, data.update]
+    for write in ways:
+        with pytest.raises(UnknownField, match=r"`lable` is no field.*Did you mean `label`"):
+            write({"image": torch.ones(4, 3), "lable": torch.arange(4)})
+    assert not data.image.any()
+    assert list(data.keys()) == ["image", "label", "source", "weight"]
+
+
+def test_arguments_are_matched_with_fields() -> None:
+    with pytest.raises(InvalidArgument, match="`Sample` is built without `label`"):
+        Sample(torch.zeros(4))  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="`image` is given twice"):
+        Sample(torch.zeros(4), image=torch.zeros(4))  # type: ignore[call-arg, misc]
+    with pytest.raises(InvalidArgument, match=r"4 fields .*, but 5 values came"):
+        Sample(*(torch.zeros(4) for _ in range(5)))  # type: ignore[arg-type]
+
+
+def test_fields_are_not_removed() -> None:
+    data = sample()
+    for remove in (lambda: data.pop("label"), lambda: data.select("image", inplace=True)):
+        with pytest.raises(InvalidArgument, match="cannot be removed"):
+            remove()
+    with pytest.raises(InvalidArgument, match="cannot be removed"):
+        del data["label"]
+    assert list(data.keys()) == ["image", "label", "source", "weight"]
+
+
+def test_other_keys_make_a_tensordict() -> None:
+    data = sample()
+    others: list[TensorDictBase] = [data.select("image"), data.exclude("image"), data.empty()]
+    assert {type(other) for other in others} == {TensorDict}
+    assert type(data.select(*data.keys())) is Sample
+
+
+def notes(name: str) -> dict[str, object]:
+    return {"__annotations__": {name: Tensor}}
+
+
+@pytest.mark.parametrize("name", ["keys", "batch_size", "shape", "_hidden", "clone"])
+def test_a_field_with_the_name_of_a_method_is_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match=f"field `{name}` of `Bad` has the name of a method"):
+        types.new_class("Bad", (TensorClass,), {}, lambda body: body.update(notes(name)))
+
+
+def test_a_mutable_default_is_refused_and_a_factory_is_called() -> None:
+    with pytest.raises(
+        InvalidValue, match="`list` as its default, which all instances would share"
+    ):
+
+        class Bad(TensorClass):
+            words: list[str] = []  # noqa: RUF012
+
+    class Good(TensorClass):
+        words: list[str] = field(default_factory=list)
+
+    first, second = Good(), Good()
+    first.words.append("x")
+    assert second.words == []
+
+
+def test_a_subclass_adds_fields() -> None:
+    class Scored(Sample):
+        score: Tensor | None = None
+
+    data = Scored(torch.zeros(4), torch.zeros(4), score=torch.ones(4), batch_size=[4])
+    assert list(data.keys()) == ["image", "label", "source", "weight", "score"]
+    assert type(data + 1) is Scored
+
+
+def test_it_is_made_of_a_mapping_or_container() -> None:
+    source = TensorDict({"image": torch.zeros(4), "label": torch.ones(4)}, [4])
+    data = Sample.from_dict(source)
+    assert data.batch_size == (4,)
+    assert data.image is source["image"]
+    with pytest.raises(UnknownField, match="`other`"):
+        Sample.from_dict({"other": 1.0})
+
+
+def test_a_nested_tensor_class_keeps_its_kind() -> None:
+    td = TensorDict({"data": sample(), "x": torch.zeros(4)}, [4])
+    assert type(inner((td + 1)[0], "data")) is Sample
+    assert type(inner(pytree.tree_map(torch.clone, td), "data")) is Sample
+
+
+def test_classes_and_instances_are_told_apart_from_others() -> None:
+    assert is_tensorclass(Sample)
+    assert is_tensorclass(sample())
+    assert not is_tensorclass(TensorDict)
+    assert not is_tensorclass(3)
+
+
+def test_post_init_runs_after_construction() -> None:
+    class Doubled(TensorClass):
+        x: Tensor
+
+        def __post_init__(self) -> None:
+            self.x = self.x * 2
+
+    assert Doubled(torch.ones(2)).x.tolist() == [2, 2]
+    assert Doubled(torch.ones(2), batch_size=[2])[:1].x.tolist() == [2]
+
+
+def test_a_missing_field_is_named() -> None:
+    class Pair(TensorClass):
+        x: Tensor
+        y: Tensor
+
+    with pytest.raises(InvalidArgument, match="`Pair` is built without `y`"):
+        Pair(torch.ones(2))  # type: ignore[call-arg]

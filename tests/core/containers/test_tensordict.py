@@ -1,0 +1,271 @@
+"""What a `TensorDict` may be built from, edge by edge."""
+
+import types
+from collections import OrderedDict, UserDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from tests.core.kinds import inner
+from torch import Tensor
+
+from kd_core import (
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyCollision,
+    NonTensorData,
+    ShapeMismatch,
+    TensorDict,
+    make_tensordict,
+)
+
+
+def test_nothing_is_an_empty_container() -> None:
+    td = TensorDict()
+    assert td.is_empty()
+    assert td.batch_size == ()
+    assert td.device is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"a": 1.0},
+        OrderedDict(a=1.0),
+        UserDict(a=1.0),
+        types.MappingProxyType({"a": 1.0}),
+        TensorDict({"a": 1.0}),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_any_mapping_is_a_source(source: Mapping[str, object]) -> None:
+    assert list(TensorDict(source).keys()) == ["a"]
+    assert list(TensorDict({"n": source})["n"].keys()) == ["a"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("source", [[1, 2], torch.zeros(3), 3, "text"])
+def test_what_is_no_mapping_is_refused(source: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match=r"built from a mapping, but a `.*` came"):
+        TensorDict(source)
+
+
+def test_a_container_as_source_gives_its_batch_size_and_tensors() -> None:
+    td = TensorDict({"a": torch.zeros(3, 4)}, [3])
+    other = TensorDict(td)
+    assert other.batch_size == (3,)
+    assert other["a"] is td["a"]
+    other["b"] = torch.zeros(3)
+    assert "b" not in td
+
+
+def test_keywords_are_entries() -> None:
+    td = TensorDict(a=torch.zeros(3), b={"c": torch.ones(3)}, batch_size=[3])
+    assert set(td.keys(True, True)) == {"a", ("b", "c")}
+    assert set(TensorDict({"a": 1.0}, b=2.0).keys()) == {"a", "b"}
+
+
+def test_names_of_parameters_are_keys_in_a_source() -> None:
+    names = ("source", "batch_size", "device", "lock", "self", "entries")
+    assert set(TensorDict(dict.fromkeys(names, 0.0)).keys()) == set(names)
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    with pytest.raises(KeyCollision, match="`a` given in the source and by keyword"):
+        TensorDict({"a": 1.0}, a=2.0)
+
+
+@pytest.mark.parametrize("key", [1, None, ("a", "b"), 2.5])
+def test_a_key_that_is_no_string_is_refused(key: object) -> None:
+    for source in ({key: torch.zeros(3)}, {key: 1.0}, {"n": {key: 1.0}}):
+        with pytest.raises(InvalidKey, match=r"keys must be strings, but .* is of type"):
+            TensorDict(source)  # type: ignore[arg-type]  # what is refused
+
+
+@pytest.mark.parametrize("batch_size", [3, [3], (3,), torch.Size([3])])
+def test_a_batch_size_is_an_integer_or_any_sequence(batch_size: int) -> None:
+    assert TensorDict({"a": torch.zeros(3)}, batch_size).batch_size == torch.Size([3])
+
+
+def test_the_batch_size_is_never_inferred() -> None:
+    assert TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}).batch_size == ()
+
+
+def test_a_batch_size_is_inferred_on_request() -> None:
+    source = {"a": torch.zeros(3, 4, 2), "n": {"b": torch.zeros(3, 4)}}
+    assert TensorDict.from_dict(source, auto_batch_size=True).batch_size == (3, 4)
+    assert TensorDict.from_dict(source, batch_dims=1).batch_size == (3,)
+    assert TensorDict.from_dict(source).batch_size == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(True, torch.bool), (3, torch.int64), (1.5, torch.float32), (2j, torch.complex64)],
+)
+def test_a_number_becomes_a_tensor(value: object, dtype: torch.dtype) -> None:
+    found = TensorDict({"a": value})["a"]
+    assert isinstance(found, Tensor)
+    assert found.shape == ()
+    assert found.dtype is dtype
+
+
+def test_lists_of_numbers_become_tensors() -> None:
+    td = TensorDict({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]]}, [3])
+    torch.testing.assert_close(td["a"], torch.tensor([1, 2, 3]))
+    assert td["b"].shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "value", ["text", None, object(), ["a", "b"], [[1], [2, 3]], [], b"bytes", {1, 2}, len]
+)
+def test_anything_else_is_data(value: object) -> None:
+    td = TensorDict({"a": value}, [3])
+    assert td["a"] is value
+    assert isinstance(td.get("a"), NonTensorData)
+
+
+def test_arrays_keep_their_dtype() -> None:
+    numpy = pytest.importorskip("numpy")
+    td = TensorDict({"a": numpy.zeros(3), "b": numpy.int16(4), "c": numpy.ones(3, bool)})
+    assert [leaf.dtype for leaf in td.values()] == [torch.float64, torch.int16, torch.bool]
+    words = numpy.array(["x", "y"])
+    assert TensorDict({"a": words})["a"] is words
+
+
+def test_parameters_and_subclasses_are_leaves() -> None:
+    class Own(Tensor):
+        pass
+
+    own = torch.zeros(3).as_subclass(Own)
+    weight = torch.nn.Parameter(torch.zeros(3))
+    td = TensorDict({"a": own, "b": weight}, [3])
+    assert td["a"] is own
+    assert td["b"] is weight
+    assert type(td[0]["a"]) is Own
+
+
+def test_every_entry_is_moved_to_the_device() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3], device="meta")
+    assert td.device == inner(td, "n").device == torch.device("meta")
+    assert td["a"].device == td["n", "b"].device == torch.device("meta")
+    td["c"] = torch.zeros(3)
+    td["m"] = TensorDict({"d": torch.zeros(3)}, [3])
+    assert td["c"].device == td["m", "d"].device == torch.device("meta")
+
+
+def test_a_nested_container_with_fewer_batch_dimensions_grows() -> None:
+    nested = TensorDict({"a": torch.zeros(3, 4), "deep": {"b": torch.zeros(3)}}, [])
+    td = TensorDict({"n": nested}, [3])
+    assert inner(td, "n").batch_size == inner(td, ("n", "deep")).batch_size == (3,)
+    assert nested.batch_size == inner(nested, "deep").batch_size == ()
+    assert td["n", "a"] is nested["a"]
+
+
+def test_a_nested_container_with_more_batch_dimensions_keeps_them() -> None:
+    nested = TensorDict({"a": torch.zeros(3, 4)}, [3, 4])
+    td = TensorDict({"n": nested}, [3])
+    assert inner(td, "n") is nested
+    assert inner(td[0], "n").batch_size == (4,)
+
+
+def test_a_nested_container_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ShapeMismatch, match=r"entry `n`: its shape \(2,\) must start with \(3,\)"):
+        TensorDict({"n": TensorDict({}, [2])}, [3])
+    with pytest.raises(ShapeMismatch, match=r"entry `\('n', 'a'\)`"):
+        TensorDict({"n": {"a": torch.zeros(2)}}, [3])
+
+
+def test_a_container_is_built_locked_on_request() -> None:
+    td = TensorDict({"n": {"a": 1.0}}, lock=True)
+    assert td.is_locked
+    assert inner(td, "n").is_locked
+
+
+def test_its_type_rebuilds_it_from_its_items() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
+    rebuilt = type(td)(dict(td.items()))  # type: ignore[arg-type]  # keys of one level are strings
+    assert rebuilt["n", "b"] is td["n", "b"]
+    assert rebuilt.batch_size == ()
+
+
+def test_the_source_is_not_kept() -> None:
+    source: dict[str, object] = {"a": torch.zeros(3)}
+    td = TensorDict(source, [3])
+    source["b"] = torch.ones(3)
+    assert "b" not in td
+
+
+def nested(depth: int) -> dict[str, object]:
+    source: dict[str, object] = {"leaf": 1.0}
+    for _ in range(depth):
+        source = {"n": source}
+    return source
+
+
+def test_two_hundred_levels_are_no_trouble() -> None:
+    td = TensorDict(nested(200))
+    path = ("n",) * 200 + ("leaf",)
+    assert (td.clone() + 1)[path] == 2
+    assert TensorDict().set(path, 1.0)[path] == 1
+
+
+def wrapped(depth: int) -> TensorDict:
+    td = TensorDict({"leaf": 1.0})
+    for _ in range(depth):
+        td = TensorDict({"n": td})
+    return td
+
+
+def test_too_many_levels_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="nest at most 256 deep"):
+        TensorDict(nested(2000))
+    with pytest.raises(InvalidValue, match="nest at most 256 deep"):
+        wrapped(300)
+    with pytest.raises(InvalidValue, match="nest at most 256 deep"):
+        TensorDict().set(("n",) * 300, 1.0)
+
+
+def test_a_mapping_that_encloses_itself_is_refused() -> None:
+    source: dict[str, object] = {}
+    source["n"] = source
+    with pytest.raises(InvalidValue, match="is there a cycle"):
+        TensorDict(source)
+
+
+@pytest.mark.parametrize("path", ["up", ("m", "up"), ("new", "up")])
+def test_a_container_that_would_enclose_itself_is_refused(path: str) -> None:
+    td = TensorDict({"a": 1.0, "m": {"b": 2.0}})
+    with pytest.raises(InvalidValue, match="would enclose itself"):
+        td[path] = td
+    with pytest.raises(InvalidValue, match="would enclose itself"):
+        inner(td, "m").update({"up": td})
+    assert set(td.keys(True)) == {"a", "m", ("m", "b")}
+
+
+def test_a_hundred_thousand_keys_are_no_trouble() -> None:
+    leaf = torch.zeros(3)
+    td = TensorDict({str(i): leaf for i in range(100_000)}, [3])
+    assert td["99999"] is leaf
+    assert len(td.select("5", "6").keys()) == 2
+
+
+@pytest.mark.parametrize("array", [numpy.arange(3.0)[::-1], numpy.arange(3.0).astype(">f8")])
+def test_arrays_that_torch_cannot_share_are_copied(array: numpy.ndarray[Any, Any]) -> None:
+    assert TensorDict({"a": array})["a"].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("name", ["names", "non_blocking"])
+def test_what_looks_like_an_option_is_no_entry_by_keyword(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"`{name}` is no option of the constructor"):
+        TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]
+    assert TensorDict({name: "x"})[name] == "x"
+
+
+def test_make_tensordict_takes_a_mapping_and_keywords() -> None:
+    td = make_tensordict({"a": torch.ones(3, 2)}, b=torch.ones(3), auto_batch_size=True)
+    assert td.batch_size == (3,)
+    assert make_tensordict({"a": torch.ones(3)}, [3], "cpu").device == torch.device("cpu")
+    with pytest.raises(KeyCollision):
+        make_tensordict({"a": 1}, a=2)

@@ -1,0 +1,91 @@
+import json
+import math
+from importlib.resources import files
+
+import pytest
+
+from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, SchemaVersion, Vector
+from kd_export._schema.schema import check_json
+
+SCHEMA = Schema(
+    inputs=(Entry(("in", "x"), "in_x", "float32", ("batch", 3), -1.0, 1.0),),
+    outputs=(Entry(("out", "y"), "out.y", "int64", ("2*batch",)),),
+    axes={"batch": Axis(1, 8)},
+    mode="mean",
+    metadata={"name": "policy", "step": 3, "tags": ["a", None]},
+    versions={"torch": "2.13.0"},
+    weights="00ff",
+    vectors=(Vector({"batch": 2}, 0, {"out.y": (1, 2.5, True, math.inf)}),),
+)
+
+
+def test_json_round_trip() -> None:
+    assert Schema.from_json(SCHEMA.to_json()) == SCHEMA
+
+
+def test_json_is_strict() -> None:
+    data = json.loads(SCHEMA.to_json())
+    assert data["vectors"][0]["outputs"]["out.y"][-1] == "inf"
+    assert data["inputs"][0]["key"] == ["in", "x"]
+    assert data["inputs"][0]["wire"] == "in.x"
+
+
+def test_newer_version_is_refused() -> None:
+    data = SCHEMA.to_data() | {"version": 99}
+    with pytest.raises(SchemaVersion, match="has version 99, this release reads 1"):
+        Schema.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}'])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ExportError, match=r"schema"):
+        Schema.from_json(text)
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs", "axes", "vectors", "weights"])
+@pytest.mark.parametrize("value", [None, 3, [3], {"a": 1}])
+def test_damaged_field_is_refused(field: str, value: object) -> None:
+    data = SCHEMA.to_data() | {field: value}
+    with pytest.raises(ExportError, match="the schema is damaged"):
+        Schema.from_json(json.dumps(data))
+
+
+def test_entry_is_found_by_wire_name_and_by_key() -> None:
+    assert SCHEMA.input("in.x") is SCHEMA.input(("in", "x")) is SCHEMA.inputs[0]
+
+
+def test_unknown_entry_names_the_nearest() -> None:
+    with pytest.raises(KeyMismatch, match=r"no output `out\.z`.*Did you mean `out\.y`\?") as caught:
+        SCHEMA.output("out.z")
+    assert caught.value.key == ("out.z",)
+    assert caught.value.expected == ("out.y",)
+
+
+@pytest.mark.parametrize("value", [math.nan, (1,), {1: 2}, object(), [math.inf]])
+def test_metadata_must_be_exact_json(value: object) -> None:
+    with pytest.raises(ExportError, match="JSON cannot hold exactly"):
+        check_json({"a": value})
+
+
+def test_published_description_names_every_field() -> None:
+    published = json.loads(files("kd_export").joinpath("schema_v1.json").read_text())
+    data = SCHEMA.to_data()
+    assert set(published["properties"]) == set(published["required"]) == set(data)
+    entry, vector = published["$defs"]["entry"], published["$defs"]["vector"]
+    written = json.loads(SCHEMA.to_json())
+    assert set(written["inputs"][0]) == set(entry["properties"])
+    assert set(written["outputs"][0]) == set(entry["required"])
+    assert set(written["vectors"][0]) == set(vector["properties"])
+    assert published["properties"]["version"]["const"] == written["version"]
+
+
+def test_a_dtype_is_one_that_torch_has() -> None:
+    entry = Entry(("x",), "x", "float7", (2,))
+    with pytest.raises(ExportError, match="expected a dtype, got 'float7'"):
+        Schema.from_json(Schema((entry,), ()).to_json())
+
+
+def test_axes_of_inputs_are_declared() -> None:
+    entry = Entry(("x",), "x", "float32", ("rows",))
+    with pytest.raises(ExportError, match="unknown axis 'rows'"):
+        Schema.from_json(Schema((entry,), ()).to_json())

@@ -1,0 +1,216 @@
+"""Forged files must be refused before torch gets to see them, whatever the caller vouches for."""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import case
+
+import kd_export
+from kd_export import ExportError, UntrustedArtifact
+from kd_export._schema.trust import disarm
+
+Edit = Callable[[dict[str, bytes]], None]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    path = tmp_path_factory.mktemp("artefacts") / "model.pt2"
+    model = case("nested")
+    kd_export.save(model.module, path, model.example)
+    with zipfile.ZipFile(path) as archive:
+        return {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist()}
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"model/{name}", content)
+    return buffer.getvalue()
+
+
+def forged(files: dict[str, bytes], path: str, old: str, new: str) -> bytes:
+    text = files[path].decode()
+    assert old in text
+    return packed(files | {path: text.replace(old, new).encode()})
+
+
+MODEL = "models/model.json"
+HARMFUL_TARGETS = ["os.system", "torch.os.system", "torch.serialization.load", "builtins.eval"]
+
+
+@pytest.mark.parametrize("target", HARMFUL_TARGETS)
+def test_only_operators_may_be_called(files: dict[str, bytes], target: str) -> None:
+    data = forged(files, MODEL, "torch.ops.aten.linear.default", target)
+    with pytest.raises(UntrustedArtifact, match=f"calls `{target}`, which is not an operator"):
+        disarm(data)
+
+
+HARMFUL_EXPRESSIONS = [
+    "__import__('os').system('true')",
+    "Symbol('s77').__class__",
+    "Max('__import__(\\\"os\\\")', 1)",
+    "eval('1')",
+    "[s77]",
+    "lambda: 1",
+]
+
+
+@pytest.mark.parametrize("expression", HARMFUL_EXPRESSIONS)
+def test_sizes_are_arithmetic(files: dict[str, bytes], expression: str) -> None:
+    model = json.loads(files[MODEL])
+    tensor = model["graph_module"]["graph"]["tensor_values"]["in_x"]
+    tensor["sizes"][0]["as_expr"]["expr_str"] = expression
+    with pytest.raises(UntrustedArtifact, match="where a size expression should be"):
+        disarm(packed(files | {MODEL: json.dumps(model).encode()}))
+
+
+def test_ranges_are_arithmetic(files: dict[str, bytes]) -> None:
+    model = json.loads(files[MODEL])
+    model["range_constraints"] = {"__import__('os')": {"min_val": 1, "max_val": 2}}
+    with pytest.raises(UntrustedArtifact, match="where a size expression should be"):
+        disarm(packed(files | {MODEL: json.dumps(model).encode()}))
+
+
+def test_arguments_are_plain_trees(files: dict[str, bytes]) -> None:
+    data = forged(files, MODEL, "builtins.dict", "evil.Tree")
+    with pytest.raises(UntrustedArtifact, match=r"arranges its arguments as a `evil\.Tree`"):
+        disarm(data)
+
+
+def test_pickled_weights_are_refused(files: dict[str, bytes]) -> None:
+    buffer = io.BytesIO()
+    torch.save(kd_export.Axis(1, 2), buffer)
+    config = {"config": {"w": {"path_name": "weight_0", "use_pickle": True}}}
+    for path, content in (
+        ("data/weights/model.pt", buffer.getvalue()),
+        ("data/constants/opaque_obj_0", b"x"),
+        ("data/constants/custom_obj_0", b"x"),
+        ("data/weights/model_weights_config.json", json.dumps(config).encode()),
+    ):
+        with pytest.raises(UntrustedArtifact, match="pickled"):
+            disarm(packed(files | {path: content}))
+
+
+def test_unknown_data_is_refused(files: dict[str, bytes]) -> None:
+    with pytest.raises(UntrustedArtifact, match="not part of an exported program"):
+        disarm(packed(files | {"data/more/x.so": b"x"}))
+
+
+def test_samples_and_guards_are_dropped(files: dict[str, bytes]) -> None:
+    model = json.loads(files[MODEL])
+    if "guards_code" in model:
+        model["guards_code"] = ["__import__('os')"]
+    kept = disarm(
+        packed(
+            files | {MODEL: json.dumps(model).encode(), "data/sample_inputs/model.pt": b"pickled"}
+        )
+    )
+    with zipfile.ZipFile(kept) as archive:
+        assert archive.read("model/data/sample_inputs/model.pt") == b""
+        assert not json.loads(archive.read(f"model/{MODEL}")).get("guards_code")
+
+
+def test_trust_does_not_reach_forgeries(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "forged.pt2"
+    path.write_bytes(forged(files, MODEL, "torch.ops.aten.linear.default", "os.system"))
+    with pytest.raises(UntrustedArtifact, match="forged or damaged"):
+        kd_export.open(path, trusted=True)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]"])
+def test_damaged_program_is_named_so(files: dict[str, bytes], content: bytes) -> None:
+    with pytest.raises(ExportError, match="is not"):
+        disarm(packed(files | {MODEL: content}))
+
+
+def test_no_archive_is_named_so() -> None:
+    with pytest.raises(ExportError, match=r"not a whole \.pt2 archive"):
+        disarm(b"hello")
+
+
+FORGED = {
+    "an older format": {"serialized_exported_program.json": b"{}", "version": b"8.20"},
+    "compiled code": {"model/data/aotinductor/model/x.so": b"x"},
+    "a path upwards": {"model/extra/../../../x": b"x"},
+    "an absolute path": {"/model/extra/x": b"x"},
+    "another folder": {"other/extra/x": b"x"},
+    "pickled data": {"model/data.pkl": b"x"},
+}
+
+
+@pytest.mark.parametrize("more", FORGED.values(), ids=FORGED)
+def test_only_the_files_of_one_program_are_let_in(
+    files: dict[str, bytes], more: dict[str, bytes]
+) -> None:
+    buffer = io.BytesIO(packed(files))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        for name, content in more.items():
+            archive.writestr(name, content)
+    with pytest.raises(UntrustedArtifact, match=r"not part of an exported program|several"):
+        disarm(buffer.getvalue())
+
+
+class Payload:
+    """Unpickles to a call that leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.trace),)
+
+
+def test_an_archive_of_an_older_torch_unpickles_nothing(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
+    major = torch._export.serde.schema.SCHEMA_VERSION[0]
+    payload = pickle.dumps(Payload(tmp_path / "executed"))
+    with zipfile.ZipFile(tmp_path / "old.pt2", "w") as archive:
+        archive.writestr("version", f"{major}.0")
+        archive.writestr("serialized_exported_program.json", files[MODEL])
+        for name in ("state_dict", "constants", "example_inputs"):
+            archive.writestr(f"serialized_{name}.pt", payload)
+        archive.writestr("a/archive_format", b"pt2")
+        archive.writestr("a/extra/kd_export.json", files["extra/kd_export.json"])
+    with pytest.raises(UntrustedArtifact):
+        kd_export.open(tmp_path / "old.pt2", trusted=True)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_that_unpacks_to_far_more_is_refused(files: dict[str, bytes]) -> None:
+    buffer = io.BytesIO(packed(files))
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data/weights/large", bytes(1 << 27))
+    with pytest.raises(ExportError, match="unpacks to"):
+        disarm(buffer.getvalue())
+
+
+@pytest.mark.parametrize("name", [MODEL, "extra/kd_export.json"])
+def test_endless_depth_is_damage(files: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    path = tmp_path / "deep.pt2"
+    path.write_bytes(packed(files | {name: b"[" * 200_000}))
+    with pytest.raises(ExportError, match="not JSON"):
+        kd_export.open(path, trusted=True)
+
+
+def test_names_in_an_archive_are_text(files: dict[str, bytes]) -> None:
+    data = packed(files | {"extra/é": b""})  # zipfile marks its name as UTF-8
+    with pytest.raises(ExportError, match="not a whole"):
+        disarm(data.replace("é".encode(), b"\xff\xff"))
+
+
+def test_a_schema_of_another_program_is_refused(files: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "mixed.pt2"
+    schema = json.loads(files["extra/kd_export.json"])
+    schema["inputs"][0]["dtype"] = "float64"
+    path.write_bytes(packed(files | {"extra/kd_export.json": json.dumps(schema).encode()}))
+    with pytest.raises(ExportError, match="does not fit the program"):
+        kd_export.open(path, trusted=True)
