@@ -59,6 +59,14 @@ def matrix(session: nox.Session, torch: str) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Run each harness of tests/fuzz for some minutes: `nox -s fuzz -- 30`, then pytest options."""
+    install(session, "suite")
+    minutes, *rest = session.posargs or ["5"]
+    session.run("pytest", "tests/fuzz", *rest, env={"KD_FUZZ_MINUTES": minutes})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check format, lint rules and the import arrows."""
     session.install("--group", "lint")
