@@ -1,37 +1,55 @@
 """Every error is also the builtin one that callers expect, and prints as a sentence."""
 
+import inspect
+import re
+
 import pytest
 import torch
 
 import kd_core
 from kd_core import KdError, KeyNotFound, ShapeMismatch, TensorDict
 
-BUILTINS = {
-    "KeyNotFound": KeyError,
-    "KeySetMismatch": KeyError,
-    "InvalidKey": TypeError,
-    "KeyCollision": ValueError,
-    "ShapeMismatch": ValueError,
-    "DeviceMismatch": ValueError,
-    "InvalidValue": ValueError,
-    "InvalidArgument": TypeError,
-    "UnsupportedFunction": TypeError,
-    "UnknownField": AttributeError,
-    "OutOfRange": IndexError,
-    "Locked": RuntimeError,
-    "MissingDependency": ImportError,
+BUILTINS: dict[str, tuple[type[Exception], ...]] = {
+    "KeyNotFound": (KeyError,),
+    "KeySetMismatch": (KeyError,),
+    "InvalidKey": (TypeError, KeyError),
+    "KeyCollision": (ValueError, KeyError),
+    "ShapeMismatch": (ValueError, RuntimeError),
+    "DeviceMismatch": (ValueError, RuntimeError),
+    "InvalidValue": (ValueError, RuntimeError),
+    "InvalidArgument": (TypeError,),
+    "UnsupportedFunction": (TypeError,),
+    "UnknownField": (AttributeError, TypeError),
+    "OutOfRange": (IndexError,),
+    "Locked": (RuntimeError, ValueError),
+    "MissingDependency": (ImportError,),
 }
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_an_error_is_of_kd_and_a_builtin(name: str) -> None:
+def test_an_error_is_of_kd_and_of_its_builtins(name: str) -> None:
     error = getattr(kd_core, name)
-    assert issubclass(error, KdError)
-    assert issubclass(error, BUILTINS[name])
+    assert error.__mro__[1] is KdError
+    assert error.__bases__[1:] == BUILTINS[name]
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_the_tree_shows_each_error_with_its_builtins(name: str) -> None:
+    tree = inspect.getmodule(KdError).__doc__ or ""  # type: ignore[union-attr]  # it has a module
+    (line,) = re.findall(rf"-- {name} +\(([\w, ]+)\)", tree)
+    assert line.split(", ") == [builtin.__name__ for builtin in BUILTINS[name]]
+
+
+@pytest.mark.parametrize("family", [ValueError, RuntimeError])
+def test_a_shape_is_caught_as_torch_and_python_would_raise_it(family: type[Exception]) -> None:
+    with pytest.raises(family, match="batch_size"):
+        TensorDict({"a": torch.zeros(3)}, [4])
+    with pytest.raises(family, match="locked"):
+        TensorDict().lock_().set("a", 0.0)
 
 
 def test_a_key_error_prints_without_quotes() -> None:
-    assert str(KeyNotFound("key `a` is not there.")) == "key `a` is not there."
+    assert str(KeyNotFound("key `a` not found.")) == "key `a` not found."
     assert str(KdError()) == ""
 
 
@@ -48,7 +66,8 @@ def test_a_shape_that_does_not_fit_is_told_with_a_remedy(
 ) -> None:
     with pytest.raises(ShapeMismatch, match=remedy) as caught:
         TensorDict({"obs": torch.zeros(shape)}, batch)
-    assert f"batch_size {batch} does not fit entry `obs`: its shape {shape}" in str(caught.value)
+    expected = f"does not fit entry `obs`: its shape must start with {batch}, got {shape}"
+    assert expected in str(caught.value)
 
 
 def test_many_keys_are_cut() -> None:

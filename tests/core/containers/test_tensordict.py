@@ -171,7 +171,9 @@ def test_a_nested_container_with_more_batch_dimensions_keeps_them() -> None:
 
 
 def test_a_nested_container_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ShapeMismatch, match=r"entry `n`: its shape \(2,\) must start with \(3,\)"):
+    with pytest.raises(
+        ShapeMismatch, match=r"entry `n`: its shape must start with \(3,\), got \(2,\)"
+    ):
         TensorDict({"n": TensorDict({}, [2])}, [3])
     with pytest.raises(ShapeMismatch, match=r"entry `\('n', 'a'\)`"):
         TensorDict({"n": {"a": torch.zeros(2)}}, [3])

@@ -1,22 +1,24 @@
-"""The exceptions of kd, and the messages that more than one place needs.
+"""The exceptions of kd, and the messages that more than one module raises.
 
     KdError
-    +-- KeyNotFound        (KeyError)      a key that is not there
-    +-- KeySetMismatch     (KeyError)      two containers that should have the same keys
-    +-- InvalidKey         (TypeError)     a key that cannot be a key
-    +-- KeyCollision       (ValueError)    two keys that become the same name
-    +-- ShapeMismatch      (ValueError)    a shape that does not fit the batch size
-    +-- DeviceMismatch     (ValueError)    tensors on different devices
-    +-- InvalidValue       (ValueError)    an argument of the right type, but out of range
-    +-- InvalidArgument    (TypeError)     an argument of the wrong type
-    +-- UnsupportedFunction(TypeError)     a torch function without a meaning for containers
-    +-- UnknownField       (AttributeError, TypeError)  a name that a tensor class has not declared
-    +-- OutOfRange         (IndexError)    an index beyond the batch size
-    +-- Locked             (RuntimeError)  a change of structure of a locked container
-    +-- MissingDependency  (ImportError)   an optional package that is not installed
+    +-- KeyNotFound          (KeyError)                    a key that does not exist
+    +-- KeySetMismatch       (KeyError)                    containers that must have the same keys
+    +-- InvalidKey           (TypeError, KeyError)         a value that is not a valid key
+    +-- KeyCollision         (ValueError, KeyError)        two keys that become the same name
+    +-- ShapeMismatch        (ValueError, RuntimeError)    a shape that does not fit
+    +-- DeviceMismatch       (ValueError, RuntimeError)    tensors on different devices
+    +-- InvalidValue         (ValueError, RuntimeError)    an argument of the right type, but with a
+    |                                                      dtype, size or value that does not fit
+    +-- Locked               (RuntimeError, ValueError)    a change of a locked container
+    +-- InvalidArgument      (TypeError)                   an argument of the wrong type
+    +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
+    +-- UnknownField         (AttributeError, TypeError)   a field that a tensor class lacks
+    +-- OutOfRange           (IndexError)                  an index or a dimension out of range
+    `-- MissingDependency    (ImportError)                 an optional package that is not installed
 
-Each is also the builtin in brackets, so `except KeyError` keeps working. A message says what was
-expected, what came, and what to do.
+Each error is also the builtins in brackets. torch raises `RuntimeError` for shapes, dtypes, devices
+and most values, Python raises `ValueError`: both catch the error, so code that moves over keeps
+working. A message says what was expected, what was given, and what to do.
 """
 
 from __future__ import annotations
@@ -37,27 +39,27 @@ class KeyNotFound(KdError, KeyError):
 
 
 class KeySetMismatch(KdError, KeyError):
-    """Two containers whose keys should be the same."""
+    """Containers that must have the same keys, and differ."""
 
 
-class InvalidKey(KdError, TypeError):
+class InvalidKey(KdError, TypeError, KeyError):
     """A key that is neither a string nor a tuple of strings."""
 
 
-class KeyCollision(KdError, ValueError):
+class KeyCollision(KdError, ValueError, KeyError):
     """Two keys that would become the same one."""
 
 
-class ShapeMismatch(KdError, ValueError):
+class ShapeMismatch(KdError, ValueError, RuntimeError):
     """A shape that does not fit."""
 
 
-class DeviceMismatch(KdError, ValueError):
+class DeviceMismatch(KdError, ValueError, RuntimeError):
     """Tensors that are on different devices."""
 
 
-class InvalidValue(KdError, ValueError):
-    """An argument of the right type with a value that makes no sense."""
+class InvalidValue(KdError, ValueError, RuntimeError):
+    """An argument of the right type whose dtype, size or value does not fit."""
 
 
 class InvalidArgument(KdError, TypeError):
@@ -69,14 +71,14 @@ class UnsupportedFunction(KdError, TypeError):
 
 
 class UnknownField(KdError, AttributeError, TypeError):
-    """A name that is no field of a tensor class."""
+    """A name that is not a field of a tensor class."""
 
 
 class OutOfRange(KdError, IndexError):
-    """An index beyond the batch size."""
+    """An index or a dimension that is out of range."""
 
 
-class Locked(KdError, RuntimeError):
+class Locked(KdError, RuntimeError, ValueError):
     """A change of the structure of a locked container."""
 
 
@@ -94,12 +96,25 @@ def listed(names: Iterable[str], most: int = 12) -> str:
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """Write a shape as a tuple, whatever sequence it came as."""
+    """Format a shape as a tuple, whatever sequence it is."""
     return str(tuple(shape))
 
 
+def wrong_type(what: str, expected: str, got: object, remedy: str = "") -> InvalidArgument:
+    """Build the error for an argument of the wrong type.
+
+    Args:
+        what: the argument, in backticks where it has a name.
+        expected: what it must be, with its article.
+        got: the value that was given.
+        remedy: one imperative sentence.
+    """
+    text = f"{what} must be {expected}, got a `{type(got).__name__}`."
+    return InvalidArgument(f"{text} {remedy}".rstrip())
+
+
 def batch_does_not_fit(key: str, batch: tuple[int, ...], shape: Iterable[int]) -> ShapeMismatch:
-    """An entry whose shape does not start with the batch size."""
+    """Build the error for an entry whose shape does not start with the batch size."""
     shape = tuple(shape)
     common = 0
     for expected, got in zip(batch, shape, strict=False):
@@ -108,24 +123,24 @@ def batch_does_not_fit(key: str, batch: tuple[int, ...], shape: Iterable[int]) -
         common += 1
     remedy = f"Pass `batch_size={batch[:common]}`, or reshape {key}."
     return ShapeMismatch(
-        f"batch_size {batch} does not fit entry {key}: its shape {shape} must start with {batch}. "
-        f"{remedy}"
+        f"batch_size {batch} does not fit entry {key}: its shape must start with {batch}, got "
+        f"{shape}. {remedy}"
     )
 
 
 def locked(action: str, reason: str) -> Locked:
-    """A structural change of a locked container."""
+    """Build the error for a structural change of a locked container."""
     return Locked(
-        f"cannot {action}: the container is locked by {reason}. Values may be written in place "
-        "(`set_`, `update_`, `td[idx] = ...`); for a writable container call "
-        + ("`unlock_()`, or take " if reason == "`lock_()`" else "")
-        + "`clone(recurse=False)`, which shares the tensors and is not locked."
+        f"cannot {action}: the container is locked by {reason}. Write values in place (`set_`, "
+        "`update_`, `td[idx] = ...`), or for a container that can change call "
+        + ("`unlock_()` or " if reason == "`lock_()`" else "")
+        + "`clone(recurse=False)`, which shares the tensors."
     )
 
 
 def walks_through_leaf(path: str, leaf: str, kind: str) -> KeyNotFound:
-    """A path that goes on below a leaf."""
+    """Build the error for a path that continues below a leaf."""
     return KeyNotFound(
-        f"key {path} goes through {leaf}, which is a {kind} and has no keys of its own. "
+        f"key {path} not found: it goes through {leaf}, which is a {kind} and has no keys. "
         f"Use {leaf} itself, or a key that ends there."
     )
