@@ -1,16 +1,129 @@
 """Nested keys: their normal forms, their text, and the nearest one."""
 
+import enum
+from collections.abc import Callable
+
+import numpy
 import pytest
+import torch
+from torch import nn
 
 from kd_core import (
     InvalidKey,
+    KeyCollision,
     NestedKey,
+    TensorDict,
+    TensorDictBase,
     format_key,
+    lazy_stack,
     nearest_key,
     unravel_key,
     unravel_key_list,
     unravel_key_to_tuple,
 )
+
+
+class Mixed(str, enum.Enum):  # noqa: UP042 - prints another text than a `StrEnum`
+    A = "a"
+    B = "b"
+
+
+class Plain(enum.StrEnum):
+    A = "a"
+    B = "b"
+
+
+class Loud(str):
+    def __str__(self) -> str:
+        return "loud"
+
+    def __repr__(self) -> str:
+        return "loud()"
+
+
+X = torch.ones(3)
+STRINGS = [
+    pytest.param((Mixed.A, Mixed.B), id="str and Enum"),
+    pytest.param((Plain.A, Plain.B), id="StrEnum"),
+    pytest.param((Loud("a"), Loud("b")), id="a class of one's own"),
+    pytest.param((numpy.str_("a"), numpy.str_("b")), id="numpy.str_"),
+]
+Names = tuple[str, str]
+
+
+@pytest.mark.parametrize("names", STRINGS)
+def test_a_subclass_of_str_becomes_a_plain_string(names: Names) -> None:
+    a, b = names
+    assert [type(part) for part in unravel_key_to_tuple((a, (b,)))] == [str, str]
+    assert type(unravel_key(a)) is str
+    assert format_key((a, b)) == "`('a', 'b')`"
+    assert format_key(a) == "`a`"
+
+
+MADE: dict[str, Callable[[str, str], TensorDictBase]] = {
+    "built": lambda a, b: TensorDict({a: X, b: {a: X}}, [3]),
+    "built of many": lambda a, b: TensorDict({f"k{i}": X for i in range(40)} | {a: X}, [3]),
+    "built by keyword": lambda a, b: TensorDict({}, [3], **{a: X}),  # type: ignore[arg-type]  # any
+    "from a dict": lambda a, b: TensorDict.from_dict({a: X, b: {a: X}}, auto_batch_size=True),
+    "from a module": lambda a, b: TensorDict.from_module(nn.ModuleDict({a: nn.Linear(1, 1)})),
+    "set": lambda a, b: TensorDict({}, [3]).set(a, X).set((b, a), X),
+    "assign": lambda a, b: TensorDict({}, [3]).assign({a: X, (b, a): X}),
+    "assign leaves": lambda a, b: TensorDict({}, [3]).assign({a: X, b: X}),
+    "update": lambda a, b: TensorDict({}, [3]).update({a: X, b: {a: X}}),
+    "update leaves": lambda a, b: TensorDict({}, [3]).update({a: X, b: X}),
+    "select": lambda a, b: TensorDict({"a": X, "b": {"a": X}}, [3]).select(a, (b, a)),
+    "exclude": lambda a, b: TensorDict({"a": X, "b": {"a": X, "c": X}}, [3]).exclude(a, (b, a)),
+    "rename": lambda a, b: TensorDict({"c": X}, [3]).rename_key_("c", a),
+    "flatten": lambda a, b: TensorDict({"b": {"": X, "c": X}}, [3]).flatten_keys(a),
+    "data": lambda a, b: TensorDict({}, [3]).set_non_tensor(a, "text"),
+    "lazy": lambda a, b: lazy_stack([TensorDict({}), TensorDict({})]).set(a, torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("names", STRINGS)
+@pytest.mark.parametrize("way", MADE)
+def test_no_container_holds_a_subclass_of_str(way: str, names: Names) -> None:
+    made = MADE[way](*names)
+    keys = list(made.keys(True))
+    assert keys
+    assert {type(part) for key in keys for part in unravel_key_to_tuple(key)} == {str}
+
+
+@pytest.mark.parametrize("names", STRINGS)
+def test_a_subclass_of_str_finds_the_entry(names: Names) -> None:
+    a, b = names
+    td = TensorDict({"a": X, "b": {"a": 2 * X}}, [3])
+    assert td[a] is td["a"]
+    assert td[b, a] is td.get((b, a)) is td["b", "a"]
+    assert a in td
+    assert (b, a) in td.keys(True)
+    td[a] = 3 * X
+    assert (td.pop(a) == 3).all()
+    del td[b, a]
+    assert list(td.keys(True)) == ["b"]
+
+
+def test_keys_of_the_same_characters_collide() -> None:
+    class Other(str):
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    with pytest.raises(KeyCollision, match=r"two keys are spelled `a`\. Give each key once"):
+        TensorDict({Other("a"): X, "a": X})
+
+
+def test_an_enumeration_names_keys_in_compiled_code() -> None:
+    def step(td: TensorDict) -> TensorDict:
+        td[Mixed.A] = td[Mixed.B] + 1
+        return td.set(("n", Mixed.B), td[Mixed.A])
+
+    made = torch.compile(step, backend="eager", fullgraph=True)(TensorDict({"b": X}))
+    keys = list(made.keys(True, True))
+    assert keys == ["b", "a", ("n", "b")]
+    assert type(keys[1]) is str
 
 
 @pytest.mark.parametrize(
@@ -49,7 +162,7 @@ def test_a_list_of_keys_is_normalised() -> None:
 
 
 def test_one_key_is_no_list_of_keys() -> None:
-    with pytest.raises(InvalidKey, match="expected a list of keys, but the single key `abc` came"):
+    with pytest.raises(InvalidKey, match="expected a list of keys, got the single key `abc`"):
         unravel_key_list("abc")
 
 

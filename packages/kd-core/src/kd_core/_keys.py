@@ -2,6 +2,8 @@
 
 Knows strings and tuples; must not know torch or containers. A *path* is the normal form used
 inside: a flat tuple of strings. The public normal form is a plain string for a path of length one.
+A member of an enumeration of strings, or any other subclass of `str`, becomes a plain `str` here:
+what a key prints as, and how it is written into generated code, must not depend on its class.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 Path: TypeAlias = tuple[str, ...]
 
 
+def plain_str(text: str) -> str:
+    """Return the characters of a string as a plain `str`, whatever its class prints."""
+    # Not `str(text)`, which an enumeration defines, nor a method that dynamo cannot trace.
+    return text if text.__class__ is str else "".join((text,))
+
+
 def path_of(key: NestedKey) -> Path:
     """Flatten a nested key into a tuple of strings.
 
@@ -28,7 +36,7 @@ def path_of(key: NestedKey) -> Path:
         return (key,)
     if not isinstance(key, tuple):
         if isinstance(key, str):
-            return (key,)
+            return (plain_str(key),)
         raise InvalidKey(
             f"a key must be a string or a tuple of strings, but {key!r} is of type "
             f"`{type(key).__name__}`."
@@ -70,7 +78,7 @@ def unravel_key(key: NestedKey) -> NestedKey:
         >>> unravel_key(("a",))
         'a'
     """
-    if isinstance(key, str):
+    if key.__class__ is str:
         return key
     path = path_of(key)
     return path[0] if len(path) == 1 else path
@@ -94,7 +102,9 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[NestedKey]:
         ['a', ('b', 'c')]
     """
     if isinstance(keys, str):
-        raise InvalidKey(f"expected a list of keys, but the single key `{keys}` came.")
+        raise InvalidKey(
+            f"expected a list of keys, got the single key {format_key(keys)}. Wrap it in a list."
+        )
     return [unravel_key(key) for key in keys]
 
 
@@ -109,9 +119,10 @@ def format_key(key: NestedKey) -> str:
     return f"`{key}`"
 
 
-def is_prefix(prefix: Path, path: Path) -> bool:
-    """Tell whether `path` starts with `prefix` (a path is a prefix of itself)."""
-    return path[: len(prefix)] == prefix
+def is_prefix(prefix: NestedKey, key: NestedKey) -> bool:
+    """Return whether `prefix` is `key`, or a container that holds it."""
+    head = path_of(prefix)
+    return path_of(key)[: len(head)] == head
 
 
 def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | None:

@@ -1,13 +1,15 @@
 """What the author of a container kind outside of this package needs, beside `TensorDictBase`.
 
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
-names below; `assume_constant_result` is for what compiled code need not trace. Everything else in
-this package stays private.
+names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
+`is_prefix` for keys. Everything else in this package stays private.
 """
 
 from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._containers.tensordict import make_dense as make_dense
+from kd_core._keys import is_prefix as is_prefix
+from kd_core._keys import plain_str as plain_str
 from kd_core._registry import register as register
 from kd_core._types import Entry as Entry

@@ -16,7 +16,7 @@ from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, li
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._ops.module_state import module_entries
 from kd_core._protocol.primitives import Waist
-from kd_core._protocol.validation import MAX_DEPTH, admit, check_key
+from kd_core._protocol.validation import MAX_DEPTH, admit, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self
@@ -278,11 +278,14 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
         return
     for key, value in items.items():
         if value.__class__ is not Tensor or key.__class__ is not str:
-            if type(value) is dict and key.__class__ is str and len(path) < MAX_DEPTH:
+            if key.__class__ is not str:
+                fill(td, with_plain_keys(items), desc, path)
+                return
+            if type(value) is dict and len(path) < MAX_DEPTH:
                 entries[key] = _nest_mapping(value, desc, (*path, key))
                 td._nested = True
                 continue
-            entry = entries[key] = admit(check_key(key), value, desc, path)
+            entry = entries[key] = admit(key, value, desc, path)
             td._nested = td._nested or not isinstance(entry, Tensor)
             continue
         try:

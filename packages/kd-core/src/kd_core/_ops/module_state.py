@@ -27,7 +27,7 @@ from torch.nn.modules.rnn import RNNBase
 from kd_core import _registry
 from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidArgument, KdError, KeyNotFound, listed
-from kd_core._keys import format_key, nearest_key
+from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> d
     entries: dict[str, Entry] = {}
     for name, tensor in module._parameters.items():
         if tensor is not None:
-            entries[name] = tensor
+            entries[plain_str(name)] = tensor
     if module._buffers:
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                entries[name] = buffer
+                entries[plain_str(name)] = buffer
     for name, child in module._modules.items():
         # A call for each module without state would cost a tenth: "from_module" in the benchmarks.
         if child is None or not (child._parameters or child._modules or child._buffers):
@@ -66,7 +66,7 @@ def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> d
                 continue
             node = _registry.make_dense(inner, describe(()), bool(child._modules))
             memo[id(child)] = node
-        entries[name] = node
+        entries[plain_str(name)] = node
     return entries
 
 

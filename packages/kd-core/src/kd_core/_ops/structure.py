@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
-from kd_core._keys import Path, format_key, is_prefix, path_of
+from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry, same_data
 from kd_core._leaves.writes import check_write, copy_pairs, writable_source, write_all
 from kd_core._protocol.primitives import Waist, level_at
@@ -203,7 +203,7 @@ class Structure(Waist):
             ['a.b']
         """
         flat: dict[str, Entry] = {}
-        _flatten_into(self._entries, separator, "", flat)
+        _flatten_into(self._entries, plain_str(separator), "", flat)
         result = self._like(flat, self._desc._unlocked)
         return self._replace_entries(result, "flatten keys in place") if inplace else result
 
@@ -217,7 +217,8 @@ class Structure(Waist):
         if not separator:
             raise InvalidValue("keys cannot be split at an empty separator: pass one such as '.'.")
         desc = self._desc._unlocked
-        result = self._like(_unflattened(self._entries, separator, "", desc), desc)
+        entries = _unflattened(self._entries, plain_str(separator), "", desc)
+        result = self._like(entries, desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
     def empty(self, recurse: bool = False) -> Self:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidKey, InvalidValue, batch_does_not_fit
-from kd_core._keys import format_key
+from kd_core._errors import InvalidKey, InvalidValue, KeyCollision, batch_does_not_fit
+from kd_core._keys import format_key, plain_str
 from kd_core._leaves.loops import leaf_fits
 
 if TYPE_CHECKING:
@@ -169,14 +169,30 @@ def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:
 
 
 def check_key(key: object) -> str:
-    """Refuse a key that is no string.
+    """Return a key as a plain `str`.
 
     Raises:
-        InvalidKey: naming the key and its type.
+        InvalidKey: naming the key and its type, if it is not a string.
     """
     if isinstance(key, str):
-        return key
+        return plain_str(key)
     raise InvalidKey(
         f"keys must be strings, but {key!r} is of type `{type(key).__name__}`. "
         "Nested values are given as nested mappings."
     )
+
+
+def with_plain_keys(source: Mapping[str, object]) -> dict[str, object]:
+    """Return a copy of a mapping in which every key is a plain `str`.
+
+    Raises:
+        InvalidKey: if a key is not a string.
+        KeyCollision: if two keys have the same characters.
+    """
+    plain: dict[str, object] = {}
+    for key, value in source.items():
+        name = check_key(key)
+        if name in plain:
+            raise KeyCollision(f"two keys are spelled `{name}`. Give each key once.")
+        plain[name] = value
+    return plain
