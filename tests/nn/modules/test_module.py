@@ -1,6 +1,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_tensordict_out_beats_inplace() -> None:
 
 
 def test_unknown_inplace_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match='True, False or "empty"'):
+    with pytest.raises(InvalidArgument, match='True, False, None or "empty"'):
         TensorDictModule(torch.neg, ["x"], ["y"], inplace="full")  # type: ignore[arg-type]
 
 
@@ -140,7 +141,7 @@ def test_method_and_its_keywords_are_called() -> None:
 
     module = TensorDictModule(Net(), ["x"], ["y"], method="scale", method_kwargs={"by": 3.0})
     assert same(module(x=X), 3 * X)
-    with pytest.raises(InvalidArgument, match="no method `shrink`"):
+    with pytest.raises(InvalidArgument, match="name of a method of `Net`, got 'shrink'"):
         TensorDictModule(Net(), ["x"], ["y"], method="shrink")
 
 
@@ -186,7 +187,7 @@ def test_copies_and_pickles_run_alone() -> None:
 
 
 def test_bad_keys_are_refused() -> None:
-    with pytest.raises(InvalidKey, match="`out_keys` names 'y' twice"):
+    with pytest.raises(InvalidKey, match="`out_keys` names `y` twice"):
         TensorDictModule(torch.neg, ["x"], ["y", "y"])
     with pytest.raises(InvalidKey, match="each of `in_keys` must be a str"):
         TensorDictModule(torch.neg, [1], ["y"])  # type: ignore[list-item]
@@ -216,3 +217,29 @@ def test_each_part_is_reset_once() -> None:
     part = Counted()
     TensorDictModule(part, ["x"], ["y"]).reset_parameters_recursive()
     assert part.count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("inplace", "full", 'must be True, False, None or "empty"'),
+        ("method", "shrink", "name of a method of `Identity`, got 'shrink'"),
+        ("method", "a b", "name of a method of `Identity`, got 'a b'"),
+        ("method_kwargs", [1], "must be a dict of arguments by name, got list"),
+        ("method_kwargs", {1: 2}, "must be a dict of arguments by name, got dict"),
+        ("strict", "no", "must be True or False, got 'no'"),
+        ("module", 3, "must be callable, got int"),
+        ("module", nn.Linear, "is the class `Linear`"),
+    ],
+)
+def test_a_setting_is_checked_whenever_it_is_assigned(
+    name: str, value: object, message: str
+) -> None:
+    settings: dict[str, Any] = {"module": nn.Identity(), name: value}
+    with pytest.raises(InvalidArgument, match=message):
+        TensorDictModule(in_keys=["x"], out_keys=["y"], **settings)
+    module = TensorDictModule(nn.Identity(), ["x"], ["y"])
+    for _ in range(3):
+        with pytest.raises(InvalidArgument, match=message):
+            setattr(module, name, value)
+        assert same(module(x=X), X)

@@ -1,9 +1,10 @@
 """The names by which tensors are given to a keyed module, and the binding of a call to its keys.
 
-A nested key is joined by a separator, since a keyword must be a str. Two keys may then share one
-name (`("a", "b_c")` and `("a_b", "c")`): that is found when the names are made, and such keys are
-given positionally or inside nested dicts. Everything here is plain Python on str and tuples, so
-dynamo traces it without a guard on a cache.
+The parts of a nested key are joined by a separator, since a keyword must be a str, and spelled as
+Python spells a name in source (NFKC). Two keys may then share one name (`("a", "b_c")` and
+`("a_b", "c")`): that is found when the names are made, and such keys are given by position or
+inside nested dicts. Everything here is plain Python on str and tuples, so dynamo traces it without
+a guard on a cache.
 """
 
 import inspect
@@ -12,10 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from kd_core import NestedKey, TensorDict, format_key, is_tensor_collection, nearest_key
+from kd_core import (
+    NestedKey,
+    TensorDict,
+    format_key,
+    is_tensor_collection,
+    nearest_key,
+    unravel_key_to_tuple,
+)
+from kd_core.extending import is_prefix
 from kd_nn._dispatch.entries import entry, has_entry
 from kd_nn._errors import DispatchError
-from kd_nn._keys.specs import Keys, is_prefix, key_parts
+from kd_nn._keys.specs import Keys, argument_name
 
 
 class Missing:
@@ -41,7 +50,7 @@ class CallNames:
 
     def __init__(self, keys: Keys, separator: str) -> None:
         self.keys = keys
-        self.names = tuple(separator.join(key_parts(key)) for key in keys)
+        self.names = tuple(argument_name(separator.join(unravel_key_to_tuple(k))) for k in keys)
         self.shared = tuple(name for name in self.names if self.names.count(name) > 1)
 
     @property
@@ -86,27 +95,34 @@ class CallNames:
 
         Args:
             args: Positional arguments.
-            kwargs: Keyword arguments; a mapping may stand for all keys below its name.
+            kwargs: Keyword arguments; a mapping may stand for all keys below its name. Names that
+                Python takes for each other (NFKC) are the same.
             who: Names the module, for messages.
 
         Returns:
             The given values by key; keys that were not given are absent.
 
         Raises:
-            DispatchError: If there are too many positional arguments, or a name is unknown,
-                shared by two keys, or given twice.
+            DispatchError: If there are too many positional arguments or one is a plain dict, or
+                a name is unknown, shared by two keys, or given twice.
         """
         if len(args) > len(self.keys):
             raise DispatchError(
                 f"{who()} takes {len(self.keys)} tensors ({self.accepted()}), got {len(args)}."
             )
+        for value in args:
+            if value.__class__ is not Tensor and _is_plain_mapping(value):
+                raise DispatchError(
+                    f"{who()} takes a container or tensors ({self.accepted()}), got a plain "
+                    f"`{type(value).__name__}`. Wrap it in a `TensorDict`: `TensorDict(...)`."
+                )
         bound: dict[NestedKey, object] = dict(zip(self.keys, args, strict=False))
         for name, value in kwargs.items():
-            for key, part in self._expand(name, value, who).items():
+            for key, part in self._expand(argument_name(name), value, who).items():
                 if key in bound:
                     raise DispatchError(
-                        f"{who()} got {format_key(key)} twice; give it once, "
-                        f"by position or as `{name}`. Accepted: {self.accepted()}."
+                        f"{who()} got {format_key(key)} twice. Give it once, by position or as "
+                        f"`{name}`. Accepted: {self.accepted()}."
                     )
                 bound[key] = part
         for key, value in bound.items():
@@ -127,12 +143,9 @@ class CallNames:
         """
         missing = [key for key in self.keys if key not in bound and key not in optional]
         if missing:
-            first = bound.get(self.keys[0])
-            given = is_tensor_collection(first)  # as a dict: a container had been passed through
-            hint = " Make a container of a dict: `TensorDict(...)`." if given else ""
             raise DispatchError(
                 f"{who()} misses {self._listed(missing)}. Accepted: {self.accepted()}, by name or "
-                f"in this order; or one container that holds them.{hint}"
+                "in this order; or one container that holds them."
             )
 
     def accepted(self) -> str:
@@ -148,10 +161,11 @@ class CallNames:
     def _expand(self, name: str, value: object, who: Callable[[], str]) -> dict[NestedKey, object]:
         if name in self.names and name not in self.shared:
             return {self.keys[self.names.index(name)]: value}
-        below = [key for key in self.keys if key != name and is_prefix(name, key)]
-        if below and (isinstance(value, Mapping) or is_tensor_collection(value)):
-            return self._open(name, value, who)
-        raise self._refusal(name, who)
+        heads = {unravel_key_to_tuple(k)[0] for k in self.keys if not isinstance(k, str)}
+        heads = {head for head in heads if argument_name(head) == name}
+        if len(heads) == 1 and (_is_plain_mapping(value) or is_tensor_collection(value)):
+            return self._open(heads.pop(), value, who)
+        raise self._refusal(name, value, who)
 
     def _open(self, name: str, value: object, who: Callable[[], str]) -> dict[NestedKey, object]:
         nested = TensorDict({name: value})
@@ -166,23 +180,30 @@ class CallNames:
                 )
         return found
 
-    def _refusal(self, name: str, who: Callable[[], str]) -> DispatchError:
+    def _refusal(self, name: str, value: object, who: Callable[[], str]) -> DispatchError:
         if name in self.shared:
             keys = [k for n, k in zip(self.names, self.keys, strict=True) if n == name]
+            nested = next((k for k in keys if not isinstance(k, str)), None)
+            remedy = "Give them by position"
+            if nested is not None:
+                head = unravel_key_to_tuple(nested)[0]
+                remedy += f", or as nested dicts, such as `{head}={{...}}`"
             return DispatchError(
                 f"{who()} cannot tell which key `{name}` means: "
-                f"{' and '.join(format_key(key) for key in keys)} share that name. "
-                "Give them by position, or as nested dicts, "
-                f"such as `{key_parts(keys[0])[0]}={{...}}`."
+                f"{' and '.join(format_key(key) for key in keys)} share that name. {remedy}."
             )
         near = nearest_key(name, self.names)
         hint = "" if near is None else f" Did you mean `{near}`?"
+        if name == "tensordict" and _is_plain_mapping(value):
+            hint = " Wrap the dict in a `TensorDict`."
         return DispatchError(
             f"{who()} has no argument `{name}`. Accepted: {self.accepted()}.{hint}"
         )
 
 
+def _is_plain_mapping(value: object) -> bool:
+    return isinstance(value, Mapping) and not is_tensor_collection(value)
+
+
 def _as_entry(value: object) -> object:
-    if isinstance(value, Mapping) and not is_tensor_collection(value):
-        return TensorDict(dict(value))
-    return value
+    return TensorDict(value) if _is_plain_mapping(value) else value  # type: ignore[arg-type]  # a mapping

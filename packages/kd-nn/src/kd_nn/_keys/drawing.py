@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kd_core import NestedKey
-from kd_nn._keys.specs import is_prefix
+from kd_core.extending import is_prefix
 
 if TYPE_CHECKING:
     from kd_nn._keys.graph import KeyGraph

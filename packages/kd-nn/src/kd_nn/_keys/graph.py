@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kd_core import NestedKey
+from kd_core.extending import is_prefix
 from kd_nn._keys import drawing, svg
 from kd_nn._keys.specs import (
     DISCARD,
     Keys,
     is_covered,
-    is_prefix,
     overlaps,
     unique,
     without_covered,

@@ -6,6 +6,7 @@ argument that each key feeds. Inside the package keys are tuples of canonical ke
 top-level entry, a tuple of at least two `str` for a nested one.
 """
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,8 @@ from typing import TypeAlias
 
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import InvalidKey, NestedKey, unravel_key
+from kd_core import InvalidKey, NestedKey, format_key, unravel_key
+from kd_core.extending import is_prefix, plain_str
 
 Keys: TypeAlias = tuple[NestedKey, ...]
 
@@ -94,15 +96,29 @@ def parse_in_keys(keys: object, out_to_in_map: bool = True) -> InKeySpec:
         parsed = parse_keys(keys, "in_keys")
         return InKeySpec(unique(parsed), parsed, None)
     pairs = keys.items() if out_to_in_map else [(arg, key) for key, arg in keys.items()]
-    names = tuple(name for name, _ in pairs)
-    for name in names:
-        if not isinstance(name, str):
-            raise InvalidKey(
-                f"a mapping of `in_keys` names each argument by a str, got {name!r}. "
-                "Write `{argument: key}`, or pass `out_to_in_map=False` for `{key: argument}`."
-            )
+    names = tuple(_argument_of(name) for name, _ in pairs)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidKey(
+            f"a mapping of `in_keys` names the argument `{twice}` twice: Python takes some "
+            "characters for each other (NFKC). Name each argument once."
+        )
     reads = tuple(_parse_key(key, "in_keys") for _, key in pairs)
     return InKeySpec(unique(reads), reads, names)
+
+
+def _argument_of(name: object) -> str:
+    if not isinstance(name, str):
+        raise InvalidKey(
+            f"a mapping of `in_keys` names each argument by a str, got {name!r}. "
+            "Write `{argument: key}`, or pass `out_to_in_map=False` for `{key: argument}`."
+        )
+    return argument_name(name)
+
+
+def argument_name(text: str) -> str:
+    """Return how Python spells a name in source: in the normal form NFKC, as a plain `str`."""
+    return plain_str(text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 
 def parse_out_keys(keys: object) -> Keys:
@@ -116,8 +132,8 @@ def parse_out_keys(keys: object) -> Keys:
     if len(set(visible)) != len(visible):
         twice = next(key for key in visible if visible.count(key) > 1)
         raise InvalidKey(
-            f"`out_keys` names {twice!r} twice: the second output would overwrite the first. "
-            'Rename one, or discard it with `"_"`.'
+            f"`out_keys` names {format_key(twice)} twice: the second output would overwrite the "
+            'first. Rename one, or discard it with `"_"`.'
         )
     return parsed
 
@@ -125,17 +141,6 @@ def parse_out_keys(keys: object) -> Keys:
 def unique(keys: Iterable[NestedKey]) -> Keys:
     """Return the distinct keys in order of first appearance."""
     return tuple(dict.fromkeys(keys))
-
-
-def key_parts(key: NestedKey) -> tuple[str, ...]:
-    """Return the parts of a canonical key."""
-    return (key,) if isinstance(key, str) else tuple(str(part) for part in key)
-
-
-def is_prefix(short: NestedKey, long: NestedKey) -> bool:
-    """Return whether `short` is `long` or one of the containers that hold it."""
-    head = key_parts(short)
-    return key_parts(long)[: len(head)] == head
 
 
 def overlaps(a: NestedKey, b: NestedKey) -> bool:

@@ -11,8 +11,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from kd_core import NestedKey
+from kd_core.extending import is_prefix
 from kd_nn._keys.drawing import dotted
-from kd_nn._keys.specs import is_prefix
 
 if TYPE_CHECKING:
     from kd_nn._keys.graph import KeyGraph, KeyNode

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias, cast
 
 from torch import Tensor, nn
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
@@ -80,16 +82,18 @@ class TensorDictModule(TensorDictModuleBase):
         strict: bool = True,
     ) -> None:
         super().__init__()
-        _check_callable(module, method)
-        if inplace not in (True, False, None, "empty"):
-            raise InvalidArgument(f'`inplace` must be True, False or "empty", got {inplace!r}.')
         self._set_in_spec(parse_in_keys(in_keys, out_to_in_map))
         self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
         self.inplace: Inplace = inplace
-        self.method = method
-        self.method_kwargs = dict(method_kwargs or {})
-        self.strict = strict
         self.module = module
+        self.method = method
+        self.method_kwargs = {} if method_kwargs is None else method_kwargs
+        self.strict = strict
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign; a setting is checked first, here as in the constructor."""
+        check = _CHECKS.get(name)
+        super().__setattr__(name, value if check is None else check(self, value))
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
@@ -241,7 +245,7 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
 
-def _check_callable(module: object, method: str | None) -> None:
+def _checked_module(owner: nn.Module, module: object) -> object:
     if not callable(module):
         raise InvalidArgument(
             f"`module` must be callable, got {type(module).__name__}: {module!r}. "
@@ -252,5 +256,54 @@ def _check_callable(module: object, method: str | None) -> None:
             f"`module` is the class `{module.__name__}`. Pass an instance: "
             f"`{module.__name__}(...)`."
         )
-    if method is not None and not callable(getattr(module, method, None)):
-        raise InvalidArgument(f"`{type(module).__name__}` has no method `{method}` to call.")
+    _check_method(module, owner.__dict__.get("method"))
+    return module
+
+
+def _checked_method(owner: nn.Module, method: object) -> str | None:
+    _check_method(owner.module, method)
+    return plain_str(method) if isinstance(method, str) else None
+
+
+def _check_method(module: object, method: object) -> None:
+    if method is None:
+        return
+    # Generated code calls it by name, so it must be one.
+    named = isinstance(method, str) and method.isidentifier() and not keyword.iskeyword(method)
+    if not named or not callable(getattr(module, cast("str", method), None)):
+        raise InvalidArgument(
+            f"`method` must be the name of a method of `{type(module).__name__}`, got {method!r}."
+        )
+
+
+def _checked_inplace(_: nn.Module, inplace: object) -> Inplace:
+    if isinstance(inplace, bool) or inplace is None:
+        return inplace
+    if inplace == "empty":
+        return "empty"
+    raise InvalidArgument(f'`inplace` must be True, False, None or "empty", got {inplace!r}.')
+
+
+def _checked_kwargs(_: nn.Module, kwargs: object) -> dict[str, object]:
+    if isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs):
+        return {plain_str(name): value for name, value in kwargs.items()}
+    raise InvalidArgument(
+        f"`method_kwargs` must be a dict of arguments by name, got {type(kwargs).__name__}: "
+        f"{kwargs!r}."
+    )
+
+
+def _checked_strict(_: nn.Module, strict: object) -> bool:
+    if isinstance(strict, bool):
+        return strict
+    raise InvalidArgument(f"`strict` must be True or False, got {strict!r}.")
+
+
+_CHECKS: Final[dict[str, Callable[[nn.Module, object], object]]] = {
+    "inplace": _checked_inplace,
+    "method": _checked_method,
+    "method_kwargs": _checked_kwargs,
+    "module": _checked_module,
+    "strict": _checked_strict,
+}
+"""What each setting is checked by, and the value that is kept."""

@@ -23,6 +23,7 @@ from kd_core import (
     format_key,
     is_tensor_collection,
 )
+from kd_core.extending import is_prefix
 from kd_nn._dispatch.call_names import MISSING
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
@@ -37,7 +38,7 @@ from kd_nn._dispatch.entries import (
 from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
-from kd_nn._keys.specs import InKeySpec, Keys, is_prefix, parse_keys
+from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
 from kd_nn._modules.interpreter import members_of, run_members, run_steps
 from kd_nn._modules.resolved import Resolved
 from kd_nn._modules.steps import Modules, StepList, required_keys, store_steps

@@ -12,6 +12,7 @@ from typing import Self, cast, overload
 from torch import nn
 
 from kd_core import InvalidArgument, KeyNotFound
+from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe
 from kd_nn._errors import NotKeyed
 from kd_nn._keys.specs import Keys, parse_keys
@@ -75,7 +76,7 @@ class StepList(TensorDictModuleBase):
                 )
             steps.insert(name, (self._free_name(), module))
             return self._replace_steps(steps)
-        check_name(name)
+        name = check_name(name)
         if name in names:
             raise InvalidArgument(f"{describe(self)} has a step `{name}` already: {names}.")
         place = 0 if after is None else names.index(self._name_of(after)) + 1
@@ -108,8 +109,7 @@ class StepList(TensorDictModuleBase):
         """Replace a step, or with a new name add one at the end."""
         steps = dict(self.named_steps())
         if isinstance(index, str) and index not in steps:
-            check_name(index)
-            self._replace_steps([*steps.items(), (index, module)], named=True)
+            self._replace_steps([*steps.items(), (check_name(index), module)], named=True)
             return
         steps[self._name_of(index)] = module
         self._replace_steps(list(steps.items()))
@@ -170,26 +170,27 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     """
     first = modules[0] if len(modules) == 1 else None
     if isinstance(first, (dict, nn.ModuleDict)):
-        for name, step in first.items():
-            check_name(name)
+        named = {check_name(name): step for name, step in first.items()}
+        for name, step in named.items():
             check_keyed(name, step)
-        return nn.ModuleDict(dict(first.items()))
+        return nn.ModuleDict(named)
     steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
     for idx, each in enumerate(steps):
         check_keyed(str(idx), each)
     return nn.ModuleList(cast("Iterable[nn.Module]", steps))
 
 
-def check_name(name: object) -> None:
-    """Raise unless torch can name a step so.
+def check_name(name: object) -> str:
+    """Return the name of a step as a plain `str`.
 
     Raises:
-        InvalidArgument: If the name is no str, empty, or holds a dot.
+        InvalidArgument: If torch cannot name a sub-module so: not a str, empty, or with a dot.
     """
     if not isinstance(name, str) or not name or "." in name:
         raise InvalidArgument(
             f"a step is named by a str without a dot, as sub-modules are, got {name!r}."
         )
+    return plain_str(name)
 
 
 def required_keys(step: nn.Module) -> Keys:
