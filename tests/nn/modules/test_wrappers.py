@@ -1,6 +1,13 @@
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from kd_core import InvalidArgument, TensorDict, TensorDictBase
 from kd_nn import (
@@ -17,6 +24,77 @@ X = torch.arange(6.0).reshape(2, 3)
 
 def make() -> TensorDictModule:
     return TensorDictModule(lambda x: (x + 1, x - 1), ["x"], ["up", "down"])
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+def scripted(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)
+
+
+SPECIAL = {
+    "parametrised": lambda: weight_norm(nn.Linear(3, 4)),
+    "scripted": lambda: scripted(Scale()),
+    "traced by fx": lambda: torch.fx.symbolic_trace(Scale()),
+    "functional": lambda: partial(torch.add, other=1.0),
+}
+WRAPPED = {
+    "module": lambda inner: TensorDictModule(inner, ["x"], ["y"]),
+    "wrapper": lambda inner: TensorDictModuleWrapper(TensorDictModule(inner, ["x"], ["y"])),
+    "sequence": lambda inner: TensorDictSequential(TensorDictModule(inner, ["x"], ["y"])),
+}
+
+
+@pytest.mark.parametrize("inner", SPECIAL.values(), ids=list(SPECIAL))
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=list(WRAPPED))
+def test_a_copy_is_of_the_module_and_not_of_what_it_wraps(
+    wrap: Callable[[object], nn.Module], inner: Callable[[], object]
+) -> None:
+    module = wrap(inner())
+    for twin in (copy.deepcopy(module), copy.copy(module)):
+        assert type(twin) is type(module)
+        assert torch.equal(twin(TensorDict(x=X))["y"], module(TensorDict(x=X))["y"])
+
+
+class Odd(nn.Module):
+    """Has every special method that Python, torch or a notebook may look for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -x
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            return lambda *args: args
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__deepcopy__", "__len__", "__torch_function__", "__getstate_for_test__", "__array__"],
+)
+def test_special_methods_are_not_passed_on(name: str) -> None:
+    inner = TensorDictModule(Odd(), ["x"], ["y"])
+    assert hasattr(inner.module, name)
+    assert not hasattr(inner, name)
+    assert not hasattr(TensorDictModuleWrapper(inner), name)
+
+
+def test_what_a_wrapped_sequence_reads_in_part_is_its_own_affair() -> None:
+    sequence = TensorDictSequential(
+        TensorDictModule(torch.neg, ["b"], [("n", "c")]),
+        WrapModule(lambda td: td, in_keys=["n"]),
+    )
+    assert sequence.partly_read == ["n"]
+    assert TensorDictModule(sequence, ["x"], ["y"]).partly_read == []
 
 
 def test_wrapper_passes_calls_keys_and_attributes_on() -> None:

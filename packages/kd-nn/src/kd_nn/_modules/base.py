@@ -176,6 +176,11 @@ class TensorDictModuleBase(Flagged):
         """The `in_keys` that a call with tensors may leave out."""
         return []
 
+    @property
+    def partly_read(self) -> list[NestedKey]:
+        """The containers of which the module makes a part, and may read the rest from outside."""
+        return []
+
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs, in place.
 
@@ -363,6 +368,14 @@ class TensorDictModuleBase(Flagged):
 
     def _refresh(self) -> None:
         """Prepare now what a compiler could not prepare while it traces."""
+
+
+def is_special(name: str) -> bool:
+    """Return whether a name is one of Python's own, such as `__deepcopy__`.
+
+    A module never passes these on to what it wraps: they say how to treat the object itself.
+    """
+    return name.startswith("__") and name.endswith("__")
 
 
 def key_node(name: str, step: nn.Module) -> KeyNode:

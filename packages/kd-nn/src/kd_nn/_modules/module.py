@@ -23,7 +23,7 @@ from kd_nn._dispatch.entries import (
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import list_keys, output_mismatch
 from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
-from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.base import TensorDictModuleBase, is_special
 
 InKeys: TypeAlias = (
     "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey] | Mapping[NestedKey, str]"
@@ -213,7 +213,7 @@ class TensorDictModule(TensorDictModuleBase):
             return super().__getattr__(name)
         except AttributeError:
             module = self.__dict__.get("_modules", {}).get("module", self.__dict__.get("module"))
-            if module is None or name in {"in_keys", "out_keys", "module"}:
+            if module is None or name in {"in_keys", "out_keys", "module"} or is_special(name):
                 raise
             try:
                 found: Tensor | nn.Module = getattr(module, name)

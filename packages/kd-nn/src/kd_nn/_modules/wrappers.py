@@ -13,7 +13,7 @@ from kd_nn._dispatch.entries import Inplace
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import NotKeyed
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
-from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.module import InKeys, TensorDictModule
 
 
@@ -80,7 +80,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
             return super().__getattr__(name)
         except AttributeError:
             modules: dict[str, nn.Module] = self.__dict__.get("_modules", {})
-            if "td_module" not in modules:
+            if "td_module" not in modules or is_special(name):
                 raise
             found: Tensor | nn.Module = getattr(modules["td_module"], name)
             return found
