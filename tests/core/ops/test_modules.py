@@ -1,5 +1,7 @@
 import copy
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -228,3 +230,55 @@ def test_container_that_is_a_module_needs_kd_nn(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr("kd_core._registry.params_of", raising=False)
     with pytest.raises(ImportError, match="`pip install kd-nn`, and `import kd_nn` first"):
         TensorDict.from_module(nn.Linear(1, 1), as_module=True)
+
+
+class Cyclic(nn.Module):
+    """Its sub-module leads back to it, by a hook that is a bound method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.inner.register_forward_hook(self.look)
+
+    def look(self, module: nn.Module, args: object, output: Tensor) -> None:
+        """See what the sub-module computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+def test_module_dies_with_its_last_reference_after_an_exchange() -> None:
+    net = mlp()
+    params = copied(net)
+    gone = [weakref.ref(each) for each in (net, *net.parameters())]
+    gc.disable()
+    try:
+        with params.to_module(net):
+            net(torch.ones(2, 3))
+        del net
+        assert {ref() for ref in gone} == {None}
+    finally:
+        gc.enable()
+
+
+def test_module_that_holds_itself_is_collected_after_an_exchange() -> None:
+    net = Cyclic()
+    gone = [weakref.ref(each) for each in (net, *net.parameters())]
+    with copied(net).to_module(net):
+        net(torch.ones(2, 3))
+    del net
+    gc.collect()
+    assert {ref() for ref in gone} == {None}
+
+
+def test_replaced_sub_module_is_not_kept() -> None:
+    net = mlp()
+    with copied(net).to_module(net):
+        pass
+    gone = weakref.ref(net[0])
+    net[0] = nn.Linear(3, 4)
+    assert gone() is None
+    own = flat(TensorDict.from_module(net))["0.weight"]
+    with copied(net, 1.0).to_module(net):
+        assert torch.equal(flat(TensorDict.from_module(net))["0.weight"], own + 1)

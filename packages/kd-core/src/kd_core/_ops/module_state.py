@@ -1,11 +1,12 @@
 """Parameters of a module as entries of a container, and back for the time of a `with` block.
 
 A module looks its parameters up in two dicts per level (`_parameters`, `_buffers`), so running it
-with other parameters is exchanging values of these dicts. Which dict and which name belongs to
-which entry is found once per module and kept (a *route*), then verified while it is walked: a
-replaced sub-module or a changed set of keys makes a new one. What it buys, on two linear layers: a
-call with other parameters costs the plain call and 8 %, where `torch.func.functional_call` triples
-it.
+with other parameters is exchanging values of these dicts. Which names of which level take which
+entries is found once per module and kept (a *route*), then verified while it is walked: a replaced
+sub-module or a changed set of keys makes a new one. "to_module" in the benchmarks shows what that
+gains over `torch.func.functional_call`. A route refers to modules weakly and to their dicts not at
+all: a sub-module may lead back to the root (a hook that is a bound method does), and then a module
+that was exchanged once would live for ever.
 
 Weights that a module shares are written together: one sub-module under two names takes the
 entries of the first, one parameter under two names takes the first tensor. Recurrent layers of
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
     from kd_core._types import Entries, Entry, Node
 
     Store: TypeAlias = dict[str, Tensor | None]
-    Slot: TypeAlias = tuple[Store, str]
+    Names: TypeAlias = list[str]
     Path: TypeAlias = tuple[str, ...]
+    Slot: TypeAlias = tuple[int, str]
+    """A row of a route, and a name in the dict that it stands for."""
+    Row: TypeAlias = tuple[int, str, weakref.ref[nn.Module], int, str, Names]
+    Taken: TypeAlias = tuple[list[tuple[Store, Names]], list[Tensor | None], list[RNNBase]]
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -78,7 +83,7 @@ class ModuleScope:
     def __init__(self, entries: Entries, module: nn.Module) -> None:
         self._entries, self._module = entries, module
         self._undo: list[Callable[[], None]] = []
-        self._borrowed: list[tuple[_Loan, _Route, list[Tensor | None]]] = []
+        self._borrowed: list[tuple[_Loan, Taken]] = []
 
     def __enter__(self) -> None:
         module = self._module
@@ -94,15 +99,15 @@ class ModuleScope:
                 "Give each thread its own copy (`copy.deepcopy(module)`), or take turns."
             )
         try:
-            taken = loan.route.exchange(self._entries)
+            taken = loan.route.exchange(self._entries, module)
             if taken is None:
                 loan.route = _Route(self._entries, module)
-                taken = loan.route.exchange(self._entries)
+                taken = loan.route.exchange(self._entries, module)
                 assert taken is not None
         except BaseException:
             loan.lock.release()
             raise
-        borrowed = (loan, loan.route, taken)
+        borrowed = (loan, taken)
         self._borrowed.append(borrowed)
         loan.stack.append(borrowed)
 
@@ -111,14 +116,14 @@ class ModuleScope:
             self._undo.pop()()
             return
         borrowed = self._borrowed.pop()
-        loan, route, taken = borrowed
+        loan, taken = borrowed
         if loan.stack[-1] is not borrowed:
             raise ModuleBusy(
                 f"`to_module` blocks of this `{type(self._module).__name__}` must end in reverse "
                 "order of their begin; interleaved tasks need a copy of the module each."
             )
         loan.stack.pop()
-        route.restore(taken)
+        _restore(taken)
         loan.lock.release()
 
 
@@ -152,82 +157,87 @@ class _Route:
     """Which slot of a module each entry goes to.
 
     Attributes:
-        levels: per level of entries: index of the level above and key there (the first has none),
-            the dict that holds its sub-module, the sub-module, the number of entries, the slots.
+        rows: per level of entries and dict of its module: the row of the level above (-1 for the
+            root) and the key there, the module, the number of entries, the attribute that is the
+            dict, the names in it.
         ties: slots that share the parameter of an earlier slot.
-        slots: all slots, in the order in which they are written.
-        recurrent: sub-modules whose list of weights must be rebuilt.
+        recurrent: rows whose module has a list of weights that must be rebuilt.
     """
 
-    __slots__ = ("levels", "recurrent", "slots", "ties")
+    __slots__ = ("recurrent", "rows", "ties")
 
     def __init__(self, entries: Entries | None, module: nn.Module | None) -> None:
-        self.levels: list[
-            tuple[int, str, dict[str, nn.Module | None], nn.Module, int, list[Slot]]
-        ] = []
-        self.ties: list[tuple[Store, str, Store, str]] = []
-        self.slots: list[Slot] = []
-        self.recurrent: list[RNNBase] = []
+        self.rows: list[Row] = []
+        self.ties: list[tuple[Slot, Slot]] = []
+        self.recurrent: list[int] = []
         if module is not None and entries is not None:
-            holder: dict[str, nn.Module | None] = {"": module}
-            self._visit(entries, module, (0, "", holder), (), {}, set())
-            for _, _, _, _, _, slots in self.levels:
-                self.slots += slots
-            self.slots += [(store, name) for store, name, _, _ in self.ties]
+            self._visit(entries, module, (-1, ""), (), {}, set())
 
     def _visit(
         self,
         entries: Entries,
         module: nn.Module,
-        place: tuple[int, str, dict[str, nn.Module | None]],
+        place: tuple[int, str],
         path: Path,
         owners: dict[int, Slot],
         seen: set[tuple[int, str]],
     ) -> None:
-        slots: list[Slot] = []
-        index = len(self.levels)
-        self.levels.append((*place, module, len(entries), slots))
+        level = (*place, weakref.ref(module), len(entries))
+        index = len(self.rows)
+        rows = {"_parameters": index}
+        self.rows.append((*level, "_parameters", []))
         if isinstance(module, RNNBase):
-            self.recurrent.append(module)
+            self.recurrent.append(index)
         for name, entry in entries.items():
             if not isinstance(entry, Tensor):
                 inner, child = _child(module, name, entry, (*path, name))
-                self._visit(
-                    inner, child, (index, name, module._modules), (*path, name), owners, seen
-                )
+                self._visit(inner, child, (index, name), (*path, name), owners, seen)
                 continue
-            store = _store_of(module, name, (*path, name))
+            home = _home_of(module, name, (*path, name))
+            if home not in rows:
+                rows[home] = len(self.rows)
+                self.rows.append((*level, home, []))
+            store = cast("Store", module.__dict__[home])
             if (id(store), name) in seen:
                 continue
             seen.add((id(store), name))
             current = store[name]
-            owner = owners.setdefault(id(current), (store, name))
-            if current is None or owner == (store, name):
-                slots.append((store, name))
+            slot = (rows[home], name)
+            owner = owners.setdefault(id(current), slot)
+            if current is None or owner == slot:
+                self.rows[rows[home]][-1].append(name)
             else:
-                self.ties.append((store, name, *owner))
+                self.ties.append((slot, owner))
 
-    def exchange(self, entries: Entries) -> list[Tensor | None] | None:
+    def exchange(self, entries: Entries, module: nn.Module) -> Taken | None:
         """Write the entries into their slots and return what was there; None if a slot is wrong."""
-        taken: list[Tensor | None] = []
+        taken: Taken = ([], [], [])
         try:
-            self._write(entries, taken)
+            self._write(entries, module, taken)
         except (KeyError, AttributeError):
-            self.restore(taken)
+            _restore(taken)
             return None
-        for recurrent in self.recurrent:
+        for recurrent in taken[2]:
             _rebuild_weights(recurrent)
         return taken
 
-    def _write(self, entries: Entries, taken: list[Tensor | None]) -> None:
-        put = taken.append
-        reached: list[Entries] = []
-        for above, key, holder, module, count, slots in self.levels:
-            level = reached[above][key]._entries if reached else entries  # type: ignore[union-attr]
-            if len(level) != count or holder[key] is not module:
+    def _write(self, entries: Entries, root: nn.Module, taken: Taken) -> None:
+        stores, tensors, recurrent = taken
+        put = tensors.append
+        reached: list[tuple[Entries, nn.Module]] = []
+        for above, key, known, count, home, names in self.rows:
+            if above < 0:
+                level, module = entries, root
+            else:
+                level, module = reached[above]
+                level = level[key]._entries  # type: ignore[union-attr]  # a leaf is caught
+                module = module._modules[key]  # type: ignore[assignment]  # so is None
+            if len(level) != count or known() is not module:
                 raise KeyError(key)
-            reached.append(level)
-            for store, name in slots:
+            reached.append((level, module))
+            store: Store = module.__dict__[home]
+            stores.append((store, names))
+            for name in names:
                 new = level[name]
                 if new.__class__ not in _PLAIN and not isinstance(new, Tensor):
                     raise KeyError(name)
@@ -235,16 +245,23 @@ class _Route:
                 store[name] = new
         if not reached:
             raise KeyError("")
-        for store, name, first, other in self.ties:
+        for (row, name), (first, other) in self.ties:
+            store = stores[row][0]
+            stores.append((store, [name]))
             put(store[name])
-            store[name] = first[other]
+            store[name] = stores[first][0][other]
+        recurrent += [cast(RNNBase, reached[row][1]) for row in self.recurrent]
 
-    def restore(self, taken: list[Tensor | None]) -> None:
-        """Put back what was taken, in the same order."""
-        for (store, name), tensor in zip(self.slots, taken, strict=False):
+
+def _restore(taken: Taken) -> None:
+    """Put back what was taken, in the same order."""
+    stores, tensors, recurrent = taken
+    old = iter(tensors)
+    for store, names in stores:
+        for name, tensor in zip(names, old, strict=False):
             store[name] = tensor
-        for recurrent in self.recurrent:
-            _rebuild_weights(recurrent)
+    for module in recurrent:
+        _rebuild_weights(module)
 
 
 def _rebuild_weights(module: RNNBase) -> None:
@@ -265,11 +282,12 @@ def _child(module: nn.Module, name: str, entry: Entry, path: Path) -> tuple[Entr
     return entries, child
 
 
-def _store_of(module: nn.Module, name: str, path: Path) -> Store:
+def _home_of(module: nn.Module, name: str, path: Path) -> str:
+    """Return the attribute that is the dict in which a module keeps a tensor."""
     if name in module._parameters:
-        return cast("Store", module._parameters)
+        return "_parameters"
     if name in module._buffers:
-        return module._buffers
+        return "_buffers"
     raise _unknown(path, "parameter or buffer", module, [*module._parameters, *module._buffers])
 
 
@@ -302,7 +320,7 @@ def _exchange_level(
 ) -> None:
     for name, entry in entries.items():
         if isinstance(entry, Tensor):
-            store = _store_of(module, name, (*path, name))
+            store = cast("Store", module.__dict__[_home_of(module, name, (*path, name))])
             taken.append((store, name, store[name]))
             store[name] = entry
         else:
