@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 
 import pytest
 import scipy.stats
@@ -165,3 +167,13 @@ def test_registered_estimator_serves_subclasses_and_replaces_the_known_one() -> 
 def test_random_cannot_be_registered() -> None:
     with pytest.raises(TypeError, match="RANDOM draws by `rsample` or `sample`"):
         register_estimator(distributions.Normal, "random", lambda d: tensor(0.0))
+
+
+def test_what_is_kept_for_ever_new_classes_is_bounded() -> None:
+    kinds = [type(f"Normal{number}", (distributions.Normal,), {}) for number in range(600)]
+    for kind in kinds:
+        estimate(kind(0.0, 1.0), InteractionType.MEAN)
+    gone = [weakref.ref(kind) for kind in kinds]
+    del kinds, kind
+    gc.collect()
+    assert sum(ref() is not None for ref in gone) <= 256

@@ -1,4 +1,6 @@
+import gc
 import inspect
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -168,3 +170,31 @@ def test_missing_declaration_says_what_to_do() -> None:
 
     with pytest.raises(KeysNotDeclared, match=r"`Bare` has no `in_keys`. Declare it"):
         Bare()(x=X)
+
+
+def test_module_dies_with_its_last_reference_after_calls() -> None:
+    module = Add()
+    module(X, Y)
+    module(TensorDict({"x": X, "in": {"y": Y}}))
+    gone = weakref.ref(module)
+    gc.disable()
+    try:
+        del module
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_is_kept_for_ever_new_keys_is_bounded() -> None:
+    def call(number: int) -> None:
+        module = TensorDictModule(torch.add, [f"x{number}", ("in", f"y{number}")], ["sum"])
+        assert same(module(X, Y), 3)
+
+    for number in range(1500):
+        call(number)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(1500, 2500):
+        call(number)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 2000

@@ -23,6 +23,9 @@ from kd_probabilistic._interaction import InteractionType, as_interaction_type
 
 Estimator: TypeAlias = Callable[[Distribution], Tensor]
 
+KEPT = 256
+"""For how many classes of each interaction type the estimator is kept once found."""
+
 
 class EstimateNotOffered(KdError, NotImplementedError):
     """A distribution has no such estimate; the message lists those that it has."""
@@ -107,7 +110,10 @@ def _resolve(kind: type[Distribution], interaction: InteractionType) -> Estimato
     else:
         found = _row(kind, interaction) or _GENERAL[interaction]
     if not torch.compiler.is_compiling():
-        _RESOLVED[interaction][kind] = found
+        resolved = _RESOLVED[interaction]
+        if len(resolved) >= KEPT:  # a program may define ever new classes
+            resolved.clear()
+        resolved[kind] = found
     return found
 
 

@@ -21,6 +21,9 @@ from kd_nn._dispatch.entries import container_of, entry, read_optional
 from kd_nn._errors import DispatchError, KeysNotDeclared
 from kd_nn._keys.specs import DISCARD, Keys, parse_keys
 
+KEPT = 256
+"""How many functions a decorated method keeps, one per list of keys."""
+
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound=TensorDictBase)
 Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
@@ -56,8 +59,9 @@ class Dispatched(Generic[M]):
         self.extras = tuple(parameter.name for parameter in further)
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
-        self._functions: dict[tuple[Keys, Keys], Callable[..., object]] = {}
-        self._names: dict[Keys, CallNames] = {}
+        # Bounded, since a program may make modules of ever new keys.
+        self._function_of = functools.lru_cache(KEPT)(self._make_function)
+        self._names_of = functools.lru_cache(KEPT)(self._make_names)
         functools.update_wrapper(self, function)
 
     @overload
@@ -141,19 +145,15 @@ class Dispatched(Generic[M]):
         """Return the argument names of `module`."""
         keys = keys_of(module, self.source)
         if is_dynamo_compiling():  # a look into a cache would leave guards
-            return CallNames(keys, self.separator)
-        names = self._names.get(keys)
-        if names is None:
-            names = self._names[keys] = CallNames(keys, self.separator)
-        return names
+            return self._make_names(keys)
+        return self._names_of(keys)
+
+    def _make_names(self, keys: Keys) -> CallNames:
+        return CallNames(keys, self.separator)
 
     def _function_for(self, module: nn.Module) -> Callable[..., object]:
         optional = _optional_keys(module) if hasattr(type(module), "optional_in_keys") else ()
-        key = (keys_of(module, self.source), optional)
-        function = self._functions.get(key)
-        if function is None:
-            function = self._functions[key] = self._make_function(*key)
-        return function
+        return self._function_of(keys_of(module, self.source), optional)
 
     def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
         function, enter = self.function, self._enter
@@ -163,7 +163,7 @@ class Dispatched(Generic[M]):
                 return function(self_, args[0])  # what `_enter` comes to, without its frame
             return enter(self_, *args, **kwargs)
 
-        signature = CallNames(keys, self.separator).signature(optional)
+        signature = self._make_names(keys).signature(optional)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         named = signature.replace(parameters=[first, *signature.parameters.values()])
         forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
