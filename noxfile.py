@@ -1,9 +1,11 @@
-"""Every lane that a developer or CI runs; `nox -l` is the contributor guide.
+"""Lanes of kd. Start with `nox -s dev`; before a change is done, run `nox` (the lanes marked *).
 
-Lanes install with pip, because which build of torch is taken is pip's configuration.
+`nox -s LANE` runs one lane in an environment of its own; `nox -s LANE -- OPTIONS` passes options
+on. Lanes install with pip, so the configuration of pip decides which build of torch they get.
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -38,14 +40,26 @@ def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train, export and verify the digits example, from nothing to a picture."""
+    """Train, export and verify the digits example; writes its report picture."""
     install(session, "example")
-    session.run("python", "examples/digits", *session.posargs)
+    session.run("python", "examples/digits")
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Create .venv/ with all four packages editable and every tool of the other lanes."""
+    session.run(sys.executable, "-m", "venv", ".venv", external=True)
+    wanted = [f"torch=={TORCH}", "--group", "dev", "-e", "packages/kd-export[cli,onnx]"]
+    for name in DISTRIBUTIONS[:-1]:
+        wanted += ["-e", f"packages/{name}"]
+    session.run(".venv/bin/python", "-m", "pip", "install", "--upgrade", "pip", external=True)
+    session.run(".venv/bin/python", "-m", "pip", "install", *wanted, external=True)
+    session.log("ready: run `source .venv/bin/activate`")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the whole suite against the default torch."""
+    """Run the test suite against the default torch: `nox -s tests -- tests/core -k index`."""
     install(session, "suite")
     session.run("pytest", *session.posargs)
 
@@ -53,22 +67,24 @@ def tests(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("torch", TORCHES, ids=[f"torch-{version}" for version in TORCHES])
 def matrix(session: nox.Session, torch: str) -> None:
-    """Run the whole suite against one supported torch minor."""
+    """Run the test suite against one supported torch: `nox -s "matrix(torch-2.10.0)"`."""
     install(session, "suite", torch=torch)
     session.run("pytest", *session.posargs)
 
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Run each harness of tests/fuzz for some minutes: `nox -s fuzz -- 30`, then pytest options."""
+    """Run random programs, MINUTES for each harness: `nox -s fuzz -- 30 -k plans` (default 5)."""
+    minutes, *options = session.posargs or ["5"]
+    if not minutes.isdecimal():
+        session.error(f"expected a number of minutes first, got `{minutes}`: `nox -s fuzz -- 30`")
     install(session, "suite")
-    minutes, *rest = session.posargs or ["5"]
-    session.run("pytest", "tests/fuzz", *rest, env={"KD_FUZZ_MINUTES": minutes})
+    session.run("pytest", "tests/fuzz", *options, env={"KD_FUZZ_MINUTES": minutes})
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check format, lint rules and the import arrows."""
+    """Check format, lint rules and what may import what."""
     session.install("--group", "lint")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
@@ -78,14 +94,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typecheck(session: nox.Session) -> None:
-    """Run mypy --strict over code, tests and tools."""
+    """Run mypy --strict over the packages, tests and tools."""
     install(session, "typecheck")
     session.run("mypy", *session.posargs)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the pages without a warning, then run every fence and docstring."""
+    """Build the pages without a warning, then run every example in pages and docstrings."""
     install(session, "docs")
     session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "docs", "docs/_build")
     session.run("pytest", "--doctest-modules", "README.md", "docs", "packages", *session.posargs)
@@ -93,7 +109,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build the four sdists and wheels into dist/, and check what is in them."""
+    """Build the four sdists and wheels into dist/, and check their content."""
     session.install("--group", "build")
     shutil.rmtree("dist", ignore_errors=True)
     for name in DISTRIBUTIONS:
@@ -106,8 +122,11 @@ def build(session: nox.Session) -> None:
 @nox.session(name="release-check", reuse_venv=False)
 @nox.parametrize("distribution", DISTRIBUTIONS, ids=DISTRIBUTIONS)
 def release_check(session: nox.Session, distribution: str) -> None:
-    """Install one wheel of dist/ alone, check what it brings, and run its tests on it."""
-    wheel = next(Path("dist").glob(f"{distribution.replace('-', '_')}-*.whl"))
+    """Install one wheel of dist/ alone, check what it brings, and run its tests: after `build`."""
+    wheels = sorted(Path("dist").glob(f"{distribution.replace('-', '_')}-*.whl"))
+    if not wheels:
+        session.error(f"wheel of `{distribution}` not found in dist/. Run `nox -s build` first")
+    wheel = wheels[0]
     torch = f"torch=={TORCH}"
     session.install("--find-links", "dist", torch, str(wheel), "--group", "test")
     session.run("python", "tools/check_wheel.py", distribution, env=ENVIRONMENT)
@@ -119,16 +138,22 @@ def release_check(session: nox.Session, distribution: str) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Time kd, the peer and hand-written loops side by side, and write docs/benchmarks.md."""
+    """Time kd beside the peer and write the benchmark page; `-- --quick` and others only print."""
     install(session, "bench")
-    figures = str(Path(session.create_tmp()) / "figures.json")
-    session.run("python", "benchmarks/peer.py", "--json", figures, *session.posargs)
-    session.run("python", "benchmarks/render.py", figures, "docs/benchmarks.md")
+    if session.posargs:
+        session.run("python", "benchmarks/peer.py", *session.posargs)
+        return
+    folder = Path(session.create_tmp())
+    session.run("python", "benchmarks/peer.py", "--json", str(folder / "peer.json"))
+    session.run("python", "benchmarks/costs.py", "--json", str(folder / "costs.json"))
+    session.run(
+        "python", "benchmarks/render.py", str(folder / "peer.json"), str(folder / "costs.json")
+    )
 
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Write the generated sources anew from their tables (`-- --check`: only compare)."""
+    """Write the generated methods from their table (`-- --check`: only compare)."""
     session.install("--group", "lint")
     session.run("python", "tools/generate_ops.py", *session.posargs)
 
@@ -136,23 +161,13 @@ def generate(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bump(session: nox.Session) -> None:
     """Write a new version into VERSION, the packages and their pins: `nox -s bump -- 0.2.0`."""
-    session.run("python", "tools/bump.py", *session.posargs, external=True)
+    session.run(sys.executable, "tools/bump.py", *session.posargs, external=True)
 
 
 @nox.session
 def changelog(session: nox.Session) -> None:
-    """Fold the fragments of changelog.d/ into CHANGELOG.md (`-- --draft`: only show)."""
+    """Move the fragments of changelog.d/ into CHANGELOG.md (`-- --draft`: only print)."""
     session.install("--group", "changelog")
     version = Path("VERSION").read_text(encoding="utf-8").strip()
-    session.run("towncrier", "build", "--name", "kd", "--version", version, *session.posargs)
-
-
-@nox.session(venv_backend="none")
-def dev(session: nox.Session) -> None:
-    """Make .venv/ with everything a developer needs, all four packages editable."""
-    session.run("python", "-m", "venv", ".venv", external=True)
-    wanted = [f"torch=={TORCH}", "--group", "dev", "-e", "packages/kd-export[cli,onnx]"]
-    for name in DISTRIBUTIONS[:-1]:
-        wanted += ["-e", f"packages/{name}"]
-    session.run(".venv/bin/python", "-m", "pip", "install", "--upgrade", "pip", external=True)
-    session.run(".venv/bin/python", "-m", "pip", "install", *wanted, external=True)
+    options = session.posargs or ["--yes"]
+    session.run("towncrier", "build", "--name", "kd", "--version", version, *options)

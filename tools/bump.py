@@ -36,5 +36,8 @@ def bump(version: str, root: Path = ROOT) -> list[Path]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: nox -s bump -- VERSION")
-    for file in bump(sys.argv[1]):
-        print(file.relative_to(ROOT))
+    try:
+        for file in bump(sys.argv[1]):
+            print(file.relative_to(ROOT))
+    except ValueError as error:
+        sys.exit(str(error))

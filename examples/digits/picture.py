@@ -1,4 +1,4 @@
-"""The picture: scans with their prediction, reconstructions, the confusion matrix, the loss."""
+"""The report picture: predictions, reconstructions, the confusion matrix and the loss."""
 
 from pathlib import Path
 
@@ -9,12 +9,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import SubFigure
+from matplotlib.gridspec import GridSpec
+from matplotlib.lines import Line2D
 
 from kd_core import TensorDict
 from shipping import Shipped
 
-GOOD, BAD, INK = "#2a7f62", "#c8443b", "#22333b"
+GOOD, BAD, INK, MUTED = "#2a7f62", "#c8443b", "#22333b", "#6b7a80"
 
 
 def draw_report(path: Path, scans: TensorDict, shipped: Shipped, history: list[float]) -> None:
@@ -22,59 +23,73 @@ def draw_report(path: Path, scans: TensorDict, shipped: Shipped, history: list[f
     images, labels = scans["image"].numpy(), scans["label"].numpy()
     shares = np.exp(shipped.logits - shipped.logits.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
-    found = shares.argmax(-1)
-    plt.rcParams.update({"font.size": 9, "text.color": INK, "axes.labelcolor": INK})
-    figure = plt.figure(figsize=(13, 9.4), layout="constrained")
-    figure.suptitle(
-        f"digits, scored from the {shipped.form} file alone: "
-        f"{shipped.accuracy:.1%} of {len(labels)} held-out scans right",
-        fontsize=14,
-        fontweight="bold",
+    plt.rcParams.update({"font.size": 9.5, "text.color": INK, "axes.labelcolor": INK})
+    plt.rcParams.update({"axes.titlesize": 12, "xtick.color": INK, "ytick.color": INK})
+    figure = plt.figure(figsize=(13, 10.6))
+    figure.text(0.05, 0.955, "Digits, scored from the file alone", fontsize=18, weight="bold")
+    figure.text(
+        0.05,
+        0.932,
+        f"{shipped.form}, in a process without kd: {shipped.accuracy:.1%} of {len(labels)} "
+        "held-out scans right",
+        color=MUTED,
+        fontsize=11,
     )
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.12, 1])
-    left, right = top.subfigures(1, 2, width_ratios=[1.55, 1])
-    order = np.concatenate([np.flatnonzero(found != labels), np.flatnonzero(found == labels)])
-    draw_scans(left, images, labels, found, shares, order)
-    draw_pictures(right, images, shipped.pictures, labels)
-    matrix, curve = bottom.subplots(1, 2, width_ratios=[1, 1.35])
-    draw_confusion(matrix, labels, found)
-    draw_loss(curve, history)
+    figure.add_artist(Line2D([0.05, 0.96], [0.918, 0.918], color="#d5dcdf", linewidth=1))
+    top = {"bottom": 0.475, "top": 0.845}
+    predictions = figure.add_gridspec(4, 8, left=0.05, right=0.61, wspace=0.16, hspace=0.42, **top)
+    pairs = figure.add_gridspec(5, 2, left=0.685, right=0.96, wspace=0.3, hspace=0.16, **top)
+    bottom = figure.add_gridspec(
+        1, 2, left=0.075, right=0.96, bottom=0.065, top=0.385, width_ratios=[1, 1.62], wspace=0.2
+    )
+    draw_scans(predictions, images, labels, shares)
+    draw_pairs(pairs, images, shipped.pictures, labels)
+    draw_confusion(figure.add_subplot(bottom[0]), labels, shares.argmax(-1))
+    draw_loss(figure.add_subplot(bottom[1]), history)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def draw_scans(
-    area: SubFigure,
-    images: np.ndarray,
-    labels: np.ndarray,
-    found: np.ndarray,
-    shares: np.ndarray,
-    order: np.ndarray,
-) -> None:
+def headline(grid: GridSpec, title: str, note: str) -> None:
+    """Write a title and a note above a grid."""
+    assert grid.figure is not None
+    left = grid.left
+    grid.figure.text(left, grid.top + 0.044, title, fontsize=12)
+    grid.figure.text(left, grid.top + 0.026, note, fontsize=9, color=MUTED)
+
+
+def draw_scans(grid: GridSpec, images: np.ndarray, labels: np.ndarray, shares: np.ndarray) -> None:
     """Draw scans with prediction and confidence, the wrong ones first."""
+    found = shares.argmax(-1)
+    order = np.argsort(found == labels, kind="stable")
     wrong = int((found != labels).sum())
-    area.suptitle(f"prediction and confidence ({wrong} wrong, in red; true digit in brackets)")
-    for axes, i in zip(area.subplots(4, 9).flat, order, strict=False):
+    headline(
+        grid, "Prediction and confidence", f"{wrong} wrong, in red, the true digit in brackets"
+    )
+    for cell, i in zip(grid, order, strict=False):
         right = found[i] == labels[i]
         colour = GOOD if right else BAD
-        show(axes, images[i])
-        for side in axes.spines.values():
-            side.set(color=colour, linewidth=1 if right else 2.5)
+        axes = grid.figure.add_subplot(cell)
+        show(axes, images[i], colour, 1 if right else 2.5)
         truth = "" if right else f" ({labels[i]})"
-        axes.set_title(f"{found[i]}{truth}  {shares[i].max():.0%}", color=colour, fontsize=8.5)
+        title = f"{found[i]}{truth}  {shares[i].max():.0%}"
+        axes.set_title(title, color=colour, fontsize=9, pad=4)
 
 
-def draw_pictures(
-    area: SubFigure, images: np.ndarray, pictures: np.ndarray, labels: np.ndarray
+def draw_pairs(
+    grid: GridSpec, images: np.ndarray, pictures: np.ndarray, labels: np.ndarray
 ) -> None:
-    """Draw one scan of each digit above what the network makes of it."""
-    area.suptitle('scan (above) and ("out", "image") (below)')
-    grid = area.subplots(4, 5)
+    """Draw one scan of each digit beside what the network reconstructs from it."""
+    headline(grid, "Scan and reconstruction", 'left: image, right: ("out", "image")')
     for digit in range(10):
         i = int(np.flatnonzero(labels == digit)[0])
-        row, column = 2 * (digit // 5), digit % 5
-        show(grid[row, column], images[i])
-        show(grid[row + 1, column], pictures[i])
+        pair = grid[digit % 5, digit // 5].subgridspec(1, 2, wspace=0.04)
+        scan, picture = (
+            grid.figure.add_subplot(cell, anchor=side)
+            for cell, side in zip(pair, "EW", strict=True)
+        )
+        show(scan, images[i], MUTED)
+        show(picture, pictures[i], GOOD)
 
 
 def draw_confusion(axes: Axes, labels: np.ndarray, found: np.ndarray) -> None:
@@ -95,7 +110,7 @@ def draw_confusion(axes: Axes, labels: np.ndarray, found: np.ndarray) -> None:
             fontweight="bold" if wrong else "normal",
         )
     axes.set(xticks=range(10), yticks=range(10), xlabel="predicted", ylabel="true digit")
-    axes.set_title("confusion matrix")
+    axes.set_title("Confusion matrix", loc="left", pad=10)
 
 
 def draw_loss(axes: Axes, history: list[float]) -> None:
@@ -104,12 +119,14 @@ def draw_loss(axes: Axes, history: list[float]) -> None:
     axes.set(xlabel="epoch", ylabel="loss (log scale)", yscale="log", xlim=(1, len(history)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:.0e}"[0] in "235" else "")
-    axes.set_title("training loss")
+    axes.set_title("Training loss", loc="left", pad=10)
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def show(axes: Axes, image: np.ndarray) -> None:
-    """Show one image of 8 x 8 pixels without ticks."""
+def show(axes: Axes, image: np.ndarray, colour: str, width: float = 1) -> None:
+    """Show one image of 8 x 8 pixels in a frame, without ticks."""
     axes.imshow(image, cmap="gray_r", vmin=0, vmax=1)
     axes.set(xticks=[], yticks=[])
+    for side in axes.spines.values():
+        side.set(color=colour, linewidth=width)
