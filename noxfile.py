@@ -144,11 +144,10 @@ def bench(session: nox.Session) -> None:
         session.run("python", "benchmarks/peer.py", *session.posargs)
         return
     folder = Path(session.create_tmp())
-    session.run("python", "benchmarks/peer.py", "--json", str(folder / "peer.json"))
-    session.run("python", "benchmarks/costs.py", "--json", str(folder / "costs.json"))
-    session.run(
-        "python", "benchmarks/render.py", str(folder / "peer.json"), str(folder / "costs.json")
-    )
+    peer, costs = str(folder / "peer.json"), str(folder / "costs.json")
+    session.run("python", "benchmarks/peer.py", "--json", peer)
+    session.run("python", "benchmarks/costs.py", "--json", costs)
+    session.run("python", "-m", "benchmarks.render", peer, costs)
 
 
 @nox.session

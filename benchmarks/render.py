@@ -1,15 +1,20 @@
-"""Turn the figures of `peer.py` into docs/benchmarks.md: means against goals, then every row.
+"""Write docs/benchmarks.md, its plot and the table of README.md from benchmarks/figures.json.
 
-    python benchmarks/render.py FIGURES.json docs/benchmarks.md
+    python -m benchmarks.render                       write the pages from the stored figures
+    python -m benchmarks.render PEER.json COSTS.json  store new figures first, then write
+    python -m benchmarks.render --check               only compare the pages; 1 if one is stale
 
-Only ratios are judged: absolute times move with the machine. `raw` is a hand-written loop over
-plain dicts doing the same torch operations; `peer` is the library that this one is measured with.
+Every figure of the documentation comes from here, so that all of them are of one run. Only ratios
+are judged: absolute times change with the machine.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import NamedTuple, TypedDict
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Goal(NamedTuple):
@@ -41,29 +46,113 @@ GOALS = {
 ALL_AREAS = Goal(1.05, 0.40)
 CONTENDERS = ("raw", "tensordict", "kd")
 
+
+# Row of the README: what it is called there, and its area and name in the benchmark.
+README_ROWS = (
+    ("import of core, nn and probabilistic, beyond torch", "import", "import beyond torch, wall"),
+    ('`td["a"]`', "access", "td['a']"),
+    ("build a container of 3 leaves", "construct", "3 leaves"),
+    ("`td[0]`, nested", "index", "td[0]"),
+    ("`td.reshape(24)`, nested", "shape", "reshape"),
+    ("`torch.stack` of 8", "combine", "stack 8"),
+    ("`td + 1`, 128 leaves", "math", "td + 1, 128"),
+    ("a sequence of four modules, by keyword", "nn", "tutorial Sequential(x=x)"),
+    ("the same, by container", "nn", "tutorial Sequential(td)"),
+    ("a module with other parameters", "functional", "call with params"),
+    ("an exported model, in the runner of kd", "export", "exported model, own runner, per call"),
+    ("memory of 100 000 containers", "memory", "RSS of 100k, 3 shared leaves"),
+)
+TABLE_BEGINS = "<!-- The table is written by `nox -s bench`. -->"
+TABLE_ENDS = "<!-- End of the table. -->"
+
 HEAD = """\
 # Benchmarks
 
-Written by `nox -s bench`; never edited by hand. The same work by three contenders in one process,
-one torch thread, in interleaved rounds: *raw*, a hand-written loop over plain dicts that does the
-same torch operations; *peer*, the library `tensordict`; and *kd*. A figure is the minimum over the
-rounds. Judge by the ratios: absolute times move with the machine. A row that a contender lacks says
-*missing*; a result that differs from the peer's is marked DIFF.
+`nox -s bench` writes this page; do not edit it by hand. It runs the same work with three contenders
+in one process, with one torch thread, in interleaved rounds:
 
-{versions}
+- *raw*: a hand-written loop over plain dicts that calls the same torch operations; for modules
+  `nn.Sequential`
+- *peer*: the library `tensordict`
+- *kd*
 
-## Geometric means against the goals
+A figure is the minimum over the rounds. Compare ratios: absolute times change with the machine.
 
-A ratio below 1 is faster (or smaller) than what stands after the stroke. Rows where raw takes less
-than 50 ns do no work to speak of and count in kd/peer only. In the last line areas count alike.
+*{machine}; {versions}*
+
+![Geometric mean time of each area relative to hand-written loops](images/benchmarks.svg)
+
+## Geometric means and goals
+
+A ratio below 1 is faster (or smaller) than the contender after the slash. Each area has two goals,
+which were set from prototypes before the code was written and do not move. *held* means that both
+means are at or below their goals; *missed* means that at least one of them is above, not that kd is
+slower than the peer. kd/raw leaves out rows where raw takes less than 50 ns: there is no work to
+compare with. The last line counts every area once.
 
 | area | rows | peer/raw | kd/raw | goal | kd/peer | goal | |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |
 """
 
+DESIGNS_HEAD = """
+## Designs and their rows
+
+[The design](design.md) says how kd is fast in words. These rows show each of its points.
+
+| design | row | kd | kd/raw | kd/peer |
+| --- | --- | ---: | ---: | ---: |
+"""
+
+# A point of docs/design.md, section "What carries the speed", and the rows that show it.
+DESIGNS = (
+    ("shared descriptors", ("memory", "Python bytes, empty"), ("construct", "empty")),
+    ("plain dict of entries", ("access", "td['a']"), ("access", "list(keys())")),
+    ("one check loop", ("construct", "128 leaves"), ("construct", "nested, 3 leaves")),
+    ("arguments resolved once", ("shape", "reshape"), ("shape", "unsqueeze(0)")),
+    ("one index plan for all leaves", ("index", "td[0]"), ("index", "td[mask]")),
+    ("foreach kernels and constants", ("math", "td + 1, 3"), ("math", "td + 1, 128")),
+    ("checked before the first write", ("math", "update_, 16"), ("math", "copy_, 16")),
+    ("lazy stacks", ("combine", "lazy_stack 8"), ("combine", "lazy_stack[3]")),
+    ("plans", ("nn", "tutorial Sequential(x=x)"), ("nn", "10 layers, (x=x)")),
+    ("parameters swapped in", ("functional", "call with params"), ("functional", "from_module")),
+    (
+        "one pytree node",
+        ("functional", "vmap over 3 sets"),
+    ),
+    (
+        "short traces",
+        ("compile", "seq td: first call, eager backend"),
+        ("compile", "seq td: per call, eager backend"),
+    ),
+    (
+        "few guards",
+        ("compile", "ops: per call, eager backend"),
+    ),
+    (
+        "straight-line runner",
+        ("export", "exported model, own runner, per call"),
+    ),
+    (
+        "lazy imports",
+        ("import", "import beyond torch, wall"),
+    ),
+)
+
+COSTS_HEAD = """
+## What calls cost
+
+Why the code prefers one call to another that does the same. `nox -s bench` times both.
+
+| kd uses | ns | instead of | ns | where |
+| --- | ---: | --- | ---: | --- |
+"""
+
+ROWS_NOTE = """\
+*missing*: a contender does not offer the feature. *DIFF*: the result of kd is not the peer's."""
+
 
 class Row(TypedDict):
-    """One line of `peer.py`: its figures by contender, and the ratios of their minima."""
+    """One row of `peer.py`: its minima by contender, and their ratios."""
 
     area: str
     row: str
@@ -75,7 +164,7 @@ class Row(TypedDict):
     kd_td: float | None
 
 
-class Figures(TypedDict):
+class Peer(TypedDict):
     """What `peer.py --json` writes."""
 
     versions: dict[str, str]
@@ -85,13 +174,37 @@ class Figures(TypedDict):
     overall: list[float | None]
 
 
+class Cost(TypedDict):
+    """One row of `costs.py`."""
+
+    fast: str
+    slow: str
+    used_in: str
+    fast_ns: float
+    slow_ns: float
+
+
+class Costs(TypedDict):
+    """What `costs.py --json` writes."""
+
+    machine: dict[str, str | int]
+    rows: list[Cost]
+
+
+class Figures(TypedDict):
+    """All figures of one run: benchmarks/figures.json."""
+
+    peer: Peer
+    costs: Costs
+
+
 def number(value: float | None, digits: str = ".2f") -> str:
     """Return `value` for a table cell, a dash where there is none."""
     return "-" if value is None else format(value, digits)
 
 
 def verdict(means: list[float | None], goal: Goal) -> str:
-    """Say whether both means hold their goals, or that one of them could not be taken."""
+    """Return whether both means hold their goals, or that one of them was not measured."""
     pairs = [
         (mean, limit) for mean, limit in zip(means[1:], goal, strict=True) if limit is not None
     ]
@@ -132,29 +245,183 @@ def row_line(row: Row) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def render(figures: Figures) -> str:
-    """Return the whole page."""
-    names = figures["versions"] | {"rounds": str(figures["rounds"])}
-    versions = ", ".join(f"{name} {value}" for name, value in names.items())
-    areas = {
-        area: [r for r in figures["rows"] if r["area"] == area] for area in figures["geomeans"]
-    }
-    lines = [
-        mean_line(area, len(rows), figures["geomeans"][area], GOALS[area])
-        for area, rows in areas.items()
+def area_rows(peer: Peer) -> dict[str, list[Row]]:
+    """Return the rows of each area, in the order of the benchmark."""
+    areas: dict[str, list[Row]] = {}
+    for row in peer["rows"]:
+        areas.setdefault(row["area"], []).append(row)
+    return areas
+
+
+def table_of_means(peer: Peer) -> list[str]:
+    """Return the lines of the table of means."""
+    counts = {area: len(rows) for area, rows in area_rows(peer).items()}
+    means = peer["geomeans"]
+    lines = [mean_line(area, counts[area], means[area], GOALS[area]) for area in means]
+    total = sum(counts[area] for area in means)
+    return [*lines, mean_line("**all**", total, peer["overall"], ALL_AREAS)]
+
+
+def found(peer: Peer, area: str, name: str) -> Row | None:
+    """Return one row, or None if this run left it out."""
+    rows = (row for row in peer["rows"] if (row["area"], row["row"]) == (area, name))
+    return next(rows, None)
+
+
+def table_of_designs(peer: Peer) -> list[str]:
+    """Return the lines of the table of designs."""
+    lines = []
+    for design, *names in DESIGNS:
+        for area, name in names:
+            row = found(peer, area, name)
+            if row is not None:
+                cells = [design, f"{area}: `{name}`", figure(row, "kd")]
+                cells += [number(row["kd_raw"]), number(row["kd_td"])]
+                lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def table_of_costs(costs: Costs) -> list[str]:
+    """Return the lines of the table of costs."""
+    return [
+        f"| `{row['fast']}` | {row['fast_ns']:.0f} | `{row['slow']}` | {row['slow_ns']:.0f} "
+        f"| {row['used_in']} |"
+        for row in costs["rows"]
     ]
-    lines.append(mean_line("**all**", len(figures["rows"]), figures["overall"], ALL_AREAS))
-    for area, rows in areas.items():
+
+
+def page(figures: Figures) -> str:
+    """Return docs/benchmarks.md."""
+    peer, costs = figures["peer"], figures["costs"]
+    machine = "CPU {cpu}, {cores} cores, {system}".format(**costs["machine"])
+    names = peer["versions"] | {"rounds": str(peer["rounds"])}
+    versions = ", ".join(f"{name} {value}" for name, value in names.items())
+    text = HEAD.format(machine=machine, versions=versions) + "\n".join(table_of_means(peer)) + "\n"
+    text += DESIGNS_HEAD + "\n".join(table_of_designs(peer)) + "\n"
+    text += COSTS_HEAD + "\n".join(table_of_costs(costs)) + "\n"
+    lines = ["", "# All rows", "", ROWS_NOTE]
+    for area, rows in area_rows(peer).items():
         lines += ["", f"## {area}", ""]
         lines.append("| row | raw | peer | kd | peer/raw | kd/raw | kd/peer | |")
         lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
         lines += [row_line(row) for row in rows]
-    return HEAD.format(versions=f"*{versions}*") + "\n".join(lines) + "\n"
+    return text + "\n".join(lines) + "\n"
+
+
+def readme_line(label: str, row: Row) -> str:
+    """Return the line of one row in the table of the README."""
+    cells = [label, *(readme_figure(row, contender) for contender in CONTENDERS)]
+    return "| " + " | ".join([*cells, number(row["kd_td"])]) + " |"
+
+
+def readme_figure(row: Row, contender: str) -> str:
+    """Return a figure with three digits, or nothing where raw has no such work."""
+    result = row["results"].get(contender)
+    if not result:
+        return ""
+    value = result["min"]
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    return f"{value:.{digits}f} {row['unit']}"
+
+
+def readme_table(peer: Peer) -> str:
+    """Return the table of the README and the sentence below it."""
+    lines = ["| | raw | peer | kd | kd / peer |", "| --- | ---: | ---: | ---: | ---: |"]
+    for label, area, name in README_ROWS:
+        row = found(peer, area, name)
+        lines += [readme_line(label, row)] if row else []
+    counted = [row for row in peer["rows"] if row["area"] in peer["geomeans"]]
+    td_raw, kd_raw, kd_td = (number(mean) for mean in peer["overall"])
+    lines.append(
+        f"| geometric mean of {len(counted)} rows | 1.00 | {td_raw} | {kd_raw} | {kd_td} |"
+    )
+    slower = [row for row in counted if (row["kd_td"] or 0) > 1.005]
+    missing = [row["area"] for row in counted if not row["results"].get("kd")]
+    named = ", ".join(f"`{row['row']}` ({number(row['kd_td'])})" for row in slower)
+    sentence = f"Slower than the peer: {named}." if slower else "No row is slower than the peer."
+    if missing:
+        areas = ", ".join(f"`{area}`" for area in dict.fromkeys(missing))
+        sentence += f" kd does not offer yet: {len(missing)} rows of {areas}."
+    return "\n".join([*lines, "", sentence])
+
+
+def readme(text: str, peer: Peer) -> str:
+    """Return the README with its table written anew."""
+    before, begins, rest = text.partition(TABLE_BEGINS)
+    _, ends, after = rest.partition(TABLE_ENDS)
+    if not (begins and ends):
+        raise ValueError(f"README.md must hold `{TABLE_BEGINS}` and `{TABLE_ENDS}`")
+    return f"{before}{begins}\n\n{readme_table(peer)}\n\n{ends}{after}"
+
+
+def lean(peer: Peer) -> Peer:
+    """Return the figures without what no page shows: medians, and notes that name local paths."""
+    for row in peer["rows"]:
+        row["notes"] = [note for note in row["notes"] if note.startswith("DIFF")]
+        row["results"] = {
+            name: result and {"min": result["min"]} for name, result in row["results"].items()
+        }
+    return peer
+
+
+def stored(figures: Figures) -> str:
+    """Return the text of figures.json, one row a line."""
+    rows = figures["peer"]["rows"]
+    outer: dict[str, object] = {**figures["peer"], "rows": []}
+    text = json.dumps({"peer": outer, "costs": figures["costs"]}, indent=1)
+    lines = ",\n".join("   " + json.dumps(row) for row in rows)
+    return text.replace('"rows": []', f'"rows": [\n{lines}\n  ]', 1) + "\n"
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """Return each page that holds figures, and what it should be."""
+    source = (root / "benchmarks" / "figures.json").read_text(encoding="utf-8")
+    figures: Figures = json.loads(source)
+    front = root / "README.md"
+    return {
+        root / "docs" / "benchmarks.md": page(figures),
+        front: readme(front.read_text(encoding="utf-8"), figures["peer"]),
+    }
+
+
+def stale(root: Path) -> list[str]:
+    """Return the pages that are not what the stored figures say."""
+    return [path.name for path, text in pages(root).items() if path.read_text("utf-8") != text]
+
+
+def write(root: Path) -> None:
+    """Write the pages and the plot from the stored figures."""
+    from benchmarks.plot import draw  # needs matplotlib, which --check does not
+
+    for path, text in pages(root).items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(root)}")
+    peer = json.loads((root / "benchmarks" / "figures.json").read_text(encoding="utf-8"))["peer"]
+    picture = root / "docs" / "images" / "benchmarks.svg"
+    draw(peer["geomeans"], peer["overall"], picture)
+    print(f"wrote {picture.relative_to(root)}")
+
+
+def main() -> None:
+    """Store, write or compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("new", nargs="*", type=Path, metavar="FILE", help="PEER.json COSTS.json")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository to write into")
+    options = parser.parse_args()
+    if len(options.new) not in (0, 2):
+        parser.error(f"expected PEER.json and COSTS.json, got {len(options.new)} files")
+    if options.check:
+        old = stale(options.root)
+        sys.exit(f"stale: {', '.join(old)}. Run `python -m benchmarks.render`" if old else 0)
+    if options.new:
+        peer, costs = (json.loads(path.read_text(encoding="utf-8")) for path in options.new)
+        text = stored({"peer": lean(peer), "costs": costs})
+        (options.root / "benchmarks" / "figures.json").write_text(text, encoding="utf-8")
+    write(options.root)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    source, page = map(Path, sys.argv[1:])
-    page.write_text(render(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
-    print(f"wrote {page}")
+    main()

@@ -1,0 +1,144 @@
+"""Time the calls of torch and Python whose cost decided how kd is written.
+
+    python benchmarks/costs.py --json COSTS.json
+
+Each row is a choice: two ways to say the same, timed side by side. The fast way is the one that the
+code takes. A figure is the minimum over the rounds, one thread, in nanoseconds.
+"""
+
+import argparse
+import collections.abc
+import json
+import os
+import platform
+import timeit
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+ROUNDS = 40
+SECONDS_OF_A_ROUND = 0.01
+
+
+class Choice(NamedTuple):
+    """Two ways to say the same, and where kd takes the fast one."""
+
+    fast: str
+    slow: str
+    used_in: str
+
+
+class Sized(collections.abc.Sized):
+    """A class behind `ABCMeta`."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Plain:
+    """A class without a base."""
+
+
+class Overriding:
+    """A class that torch asks before it runs a function."""
+
+    @classmethod
+    def __torch_function__(cls, *args: object, **kwargs: object) -> None:
+        """Answer at once."""
+
+
+CHOICES = (
+    Choice("x.shape[0] == 10", "x.shape[:1] == size", "`kd_core._leaves.loops`: does a leaf fit"),
+    Choice("x[0]", "x.select(0, 0)", "`kd_core._ops.indexing`"),
+    Choice("x[0:5]", "x.narrow(0, 0, 5)", "`kd_core._ops.partition`"),
+    Choice("x.split_with_sizes([5, 5])", "x.split(5)", "`kd_core._ops.partition`"),
+    Choice("x.index_select(0, rows)", "x[rows]", "`kd_core._ops.indexing`: masks and rows"),
+    Choice("x.reshape(5, 8)", "x.reshape(sizes)", "`kd_core._ops.shape`"),
+    Choice("(ten, four)", "torch.Size((ten, four))", "`kd_core._batch.descriptor`: tuples inside"),
+    Choice("x + one", "x + 1", "`kd_core._leaves.foreach`: constants in place of numbers"),
+    Choice(
+        "torch._foreach_add(leaves, 1)",
+        "[leaf + 1 for leaf in leaves]",
+        "`kd_core._leaves.foreach`: 128 leaves",
+    ),
+    Choice(
+        "torch._foreach_add(leaves, other=one)",
+        "torch._foreach_add(leaves, one)",
+        "`kd_core._leaves.foreach`: 128 leaves, a constant",
+    ),
+    Choice("isinstance(x, Plain)", "isinstance(x, Sized)", "`kd_core._protocol`: no ABC"),
+    Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol.overrides`"),
+    Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.inlining`"),
+    Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.inlining`"),
+    Choice("five(x)", "sequential(x)", "`kd_nn._plan.inlining`: five identities"),
+)
+
+
+def names() -> dict[str, object]:
+    """Return what the statements speak of."""
+    linear, identity = nn.Linear(4, 4), nn.Identity()
+    forward = identity.forward
+    return {
+        "torch": torch,
+        "x": torch.randn(10, 4),
+        "size": torch.Size([10]),
+        "sizes": torch.Size([5, 8]),
+        "rows": torch.tensor([1, 3, 5]),
+        "one": torch.tensor(1.0),
+        "leaves": [torch.randn(10, 4) for _ in range(128)],
+        "Plain": Plain,
+        "Sized": Sized,
+        "ten": 10,
+        "four": 4,
+        "overriding": Overriding(),
+        "f": lambda _: None,
+        "linear": linear,
+        "parameters": linear._parameters,
+        "identity": identity,
+        "sequential": nn.Sequential(OrderedDict((str(i), nn.Identity()) for i in range(5))),
+        "five": lambda x: forward(forward(forward(forward(forward(x))))),
+    }
+
+
+def nanoseconds(choice: Choice, scope: dict[str, object]) -> tuple[float, float]:
+    """Return the minimum of both ways, their rounds interleaved."""
+    timers = [timeit.Timer(way, globals=scope) for way in (choice.fast, choice.slow)]
+    numbers = [max(1, int(SECONDS_OF_A_ROUND / (timer.timeit(100) / 100))) for timer in timers]
+    best = [float("inf"), float("inf")]
+    for _ in range(ROUNDS):
+        for i, (timer, number) in enumerate(zip(timers, numbers, strict=True)):
+            best[i] = min(best[i], timer.timeit(number) / number * 1e9)
+    return best[0], best[1]
+
+
+def cpu() -> str:
+    """Return the name of the CPU, as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Time all choices and write them with the name of the machine's CPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    target = parser.parse_args().json
+    torch.set_num_threads(1)
+    scope, rows = names(), []
+    with torch.no_grad():
+        for choice in CHOICES:
+            fast, slow = nanoseconds(choice, scope)
+            rows.append({**choice._asdict(), "fast_ns": fast, "slow_ns": slow})
+            print(f"{fast:10.0f} ns {choice.fast:42s} {slow:10.0f} ns {choice.slow}", flush=True)
+    machine = {"cpu": cpu(), "cores": os.cpu_count(), "system": platform.system()}
+    target.write_text(json.dumps({"machine": machine, "rows": rows}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
