@@ -27,11 +27,9 @@ def _leave_scratch(namespace: dict[str, Any]) -> None:
 # Settings of Sphinx, which only the docs lane installs.
 collect_ignore = ["docs/conf.py"]
 
-# The design shows sketches of code, not code.
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
     patterns=["*.md"],
-    excludes=["docs/design.md"],
     setup=_enter_scratch,
     teardown=_leave_scratch,
 ).pytest()

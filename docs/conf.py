@@ -25,8 +25,6 @@ html_title = f"kd {release}"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-# The design is read on its own too, where a section mentioned by number needs no link.
-suppress_warnings = ["myst.header"]
 
 default_role = "code"
 autodoc_member_order = "bysource"

@@ -1,4 +1,4 @@
-"""Write one version into VERSION, each package's `__version__` and the pins between siblings.
+"""Write one version into VERSION, CITATION.cff, each `__version__` and the pins between siblings.
 
 Pins are static because a metadata hook outside a package's folder breaks building its wheel from
 its sdist; `__version__` is static because `importlib.metadata` costs more than our import budget.
@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?")
 PIN = re.compile(r'("kd-[a-z]+==)[^"]+(")')
 DUNDER = re.compile(r'^(__version__(?:: \w+)? = ")[^"]+(")', re.MULTILINE)
+CITATION = re.compile(r"^(version: ).+()$", re.MULTILINE)
 
 
 def bump(version: str, root: Path = ROOT) -> list[Path]:
@@ -25,6 +26,7 @@ def bump(version: str, root: Path = ROOT) -> list[Path]:
     for pattern, glob in (
         (PIN, "packages/*/pyproject.toml"),
         (DUNDER, "packages/*/src/*/__init__.py"),
+        (CITATION, "CITATION.cff"),
     ):
         for path in sorted(root.glob(glob)):
             text = path.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from tests.repo.tree import ROOT, source_files, tracked_files
 
 ROOMS_WITHOUT_A_NOUN = {"common", "helper", "helpers", "misc", "tools", "util", "utils"}
@@ -69,6 +70,20 @@ def test_every_fragment_has_a_package_a_kind_and_one_line() -> None:
     for path in fragments:
         assert shape.fullmatch(path.relative_to(folder).as_posix()), path
         assert len(path.read_text(encoding="utf-8").splitlines()) == 1, path
+
+
+@pytest.mark.parametrize("script", [".ci/run", ".github/workflows/ci.yml", "CONTRIBUTING.md"])
+def test_every_lane_that_is_named_exists(script: str) -> None:
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    lanes = re.findall(r"^@nox\.session.*?^def (\w+)", noxfile, re.MULTILINE | re.DOTALL)
+    text = (ROOT / script).read_text(encoding="utf-8")
+    named = {
+        lane
+        for group in re.findall(r"nox -s ([a-z][a-z -]*[a-z])", text)
+        for lane in group.split(" -- ")[0].split()
+    }
+    assert named
+    assert {lane.replace("-", "_") for lane in named} <= set(lanes)
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:

@@ -38,6 +38,18 @@ def test_siblings_are_pinned_exactly(distribution: str) -> None:
             assert str(requirement.specifier) == f"=={VERSION}"
 
 
+def test_the_citation_states_the_one_version() -> None:
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_every_package_says_where_it_lives(distribution: str) -> None:
+    text = (ROOT / "packages" / distribution / "pyproject.toml").read_text(encoding="utf-8")
+    assert {"Documentation", "Source", "Issues", "Changelog"} == set(
+        tomllib.loads(text)["project"]["urls"]
+    )
+
+
 def test_core_needs_torch_and_safetensors_only() -> None:
     assert {requirement.name for requirement in dependencies("kd-core")} == {"torch", "safetensors"}
 
@@ -57,13 +69,14 @@ def test_every_package_names_the_torch_floor_that_is_tested() -> None:
 
 
 def test_bump_writes_every_place(tmp_path: Path) -> None:
-    for name in ("VERSION", "packages"):
+    for name in ("VERSION", "CITATION.cff", "packages"):
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, tmp_path / name)
     bump("9.8.7", tmp_path)
     manifests = sorted(tmp_path.glob("packages/*/pyproject.toml"))
     assert (tmp_path / "VERSION").read_text(encoding="utf-8") == "9.8.7\n"
+    assert "\nversion: 9.8.7\n" in (tmp_path / "CITATION.cff").read_text(encoding="utf-8")
     assert {dunder_version(init) for init in tmp_path.glob("packages/*/src/*/__init__.py")} == {
         "9.8.7"
     }
