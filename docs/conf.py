@@ -4,6 +4,8 @@ The pages build without a network. Set DOCS_ONLINE=1 to have names of torch and 
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -11,7 +13,8 @@ from sphinx.application import Sphinx
 project = "kd"
 author = "The kd authors"
 copyright = "The kd authors"
-release = (Path(__file__).parents[1] / "VERSION").read_text(encoding="utf-8").strip()
+ROOT = Path(__file__).resolve().parents[1]
+release = (ROOT / "VERSION").read_text(encoding="utf-8").strip()
 
 extensions = [
     "myst_parser",
@@ -62,6 +65,19 @@ def keep_asterisks(
             lines[number] = "`".join(parts)
 
 
+def show_fragments(app: object, docname: str, source: list[str]) -> None:
+    """Put the fragments of the next release on the changelog page, above the releases."""
+    if docname != "changelog" or not any((ROOT / "changelog.d").glob("*/*.md")):
+        return
+    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--name", "kd"]
+    command += ["--version", release, "--date", "unreleased"]
+    draft = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    written = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    marker = "<!-- towncrier release notes start -->\n"
+    source[0] = written.replace(marker, f"{marker}\n{draft}")
+
+
 def setup(app: Sphinx) -> None:
     """Connect what Sphinx calls; before napoleon, which writes markup of its own."""
+    app.connect("source-read", show_fragments)
     app.connect("autodoc-process-docstring", keep_asterisks, priority=100)

@@ -22,12 +22,6 @@ def named_modules(text: str) -> set[str]:
     return set(re.findall(r"`((?:kd_\w+)(?:\.[a-z_]+)+)`", text))
 
 
-def named_paths(text: str) -> set[str]:
-    """Return the files and folders of the repository that `text` names in backticks."""
-    roots = "packages|tests|docs|examples|benchmarks|tools|changelog\\.d|\\.ci|\\.github"
-    return set(re.findall(rf"`((?:{roots})(?:/[\w./-]*)?)`", text))
-
-
 def test_the_design_is_short() -> None:
     assert len(TEXT.encode()) < LIMIT
 
@@ -36,12 +30,6 @@ def test_every_module_it_names_exists() -> None:
     known = {dotted(path) for path in source_files()}
     known |= {name.removesuffix(".__init__") for name in known}
     assert named_modules(TEXT) - known == set()
-
-
-def test_every_path_it_names_exists() -> None:
-    named = named_paths(TEXT)
-    assert named
-    assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
 def test_it_names_every_folder_and_every_top_module() -> None:

@@ -72,6 +72,14 @@ def test_every_fragment_has_a_package_a_kind_and_one_line() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) == 1, path
 
 
+def test_nothing_is_fixed_or_changed_before_the_first_release() -> None:
+    released = "\n## " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    early = {
+        path.name for path in (ROOT / "changelog.d").glob("*/*.md") if ".added." not in path.name
+    }
+    assert released or early == set()
+
+
 @pytest.mark.parametrize("script", [".ci/run", ".github/workflows/ci.yml", "CONTRIBUTING.md"])
 def test_every_lane_that_is_named_exists(script: str) -> None:
     noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
