@@ -35,7 +35,7 @@ def test_an_error_is_of_kd_and_of_its_builtins(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_the_tree_shows_each_error_with_its_builtins(name: str) -> None:
-    tree = inspect.getmodule(KdError).__doc__ or ""  # type: ignore[union-attr]  # it has a module
+    tree = inspect.getmodule(KdError).__doc__ or ""
     (line,) = re.findall(rf"-- {name} +\(([\w, ]+)\)", tree)
     assert line.split(", ") == [builtin.__name__ for builtin in BUILTINS[name]]
 
