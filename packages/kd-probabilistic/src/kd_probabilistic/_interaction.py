@@ -104,8 +104,8 @@ class set_interaction_type(ContextDecorator):  # noqa: N801 - a context manager,
         return type(self)(self.type)
 
 
-def as_interaction_type(value: InteractionType | str) -> InteractionType:
-    """Accept a member or its name in any case."""
+def as_interaction_type(value: object) -> InteractionType:
+    """Convert the name of an interaction type, in any case, to the member; a member stays."""
     if isinstance(value, InteractionType):
         return value
     if not isinstance(value, str):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeAlias
 
 import torch
 from torch import Size, Tensor
@@ -12,27 +11,18 @@ from torch.distributions import Distribution
 
 from kd_core import (
     InvalidArgument,
-    InvalidValue,
     NestedKey,
     TensorDictBase,
     format_key,
     nearest_key,
-    unravel_key,
     unravel_key_to_tuple,
 )
 from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_existing
-from kd_probabilistic._construction import Construction, must_not_look, name_of, unchecked
+from kd_probabilistic._construction import must_not_look, name_of, unchecked
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
 from kd_probabilistic._generator import drawing_from, seeded
-from kd_probabilistic._interaction import (
-    InteractionType,
-    as_interaction_type,
-    interaction_type,
-    set_interaction_type,
-)
-from kd_probabilistic._log_prob import log_prob_key_of
-
-InKeys: TypeAlias = "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey]"
+from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
+from kd_probabilistic._settings import DISCARD, NAMES, Generator, InKeys, Settings
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
@@ -60,7 +50,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     Raises:
         InvalidArgument: If the distribution cannot be called or takes other arguments, an argument
-            comes twice, or there is not exactly one out key.
+            is given twice, there is not exactly one out key, or a setting is of another type. All
+            of this holds for settings that are assigned later, too.
         InvalidValue: If a number of samples is negative.
 
     Example:
@@ -76,6 +67,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         torch.Size([2])
     """
 
+    _settings: Settings
+    default_interaction_type: InteractionType
+    generator: Generator
+    n_empirical_estimate: int
+    num_samples: int | None
+    return_log_prob: bool
+
     def __init__(
         self,
         in_keys: InKeys,
@@ -88,63 +86,73 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         log_prob_key: NestedKey | None = None,
         n_empirical_estimate: int = 1000,
         num_samples: int | None = None,
-        generator: torch.Generator | int | NestedKey | None = None,
+        generator: Generator = None,
     ) -> None:
         super().__init__()
-        arguments = _arguments(in_keys)
-        if (num_samples is not None and num_samples < 0) or n_empirical_estimate < 1:
-            raise InvalidValue(
-                "`num_samples` must be None or at least 0 and `n_empirical_estimate` at least 1, "
-                f"got {num_samples!r} and {n_empirical_estimate!r}."
+        self._take_settings(
+            Settings(
+                {
+                    "in_keys": in_keys,
+                    "out_keys": out_keys,
+                    "default_interaction_type": default_interaction_type,
+                    "distribution_class": distribution_class,
+                    "distribution_kwargs": distribution_kwargs,
+                    "return_log_prob": return_log_prob,
+                    "log_prob_key": log_prob_key,
+                    "n_empirical_estimate": n_empirical_estimate,
+                    "num_samples": num_samples,
+                    "generator": generator,
+                }
             )
-        params = tuple(dict.fromkeys(arguments.values()))
-        self._params, self._feeds = params, tuple(params.index(key) for key in arguments.values())
-        self.in_keys = [*params, *([generator] if isinstance(generator, (str, tuple)) else [])]
-        self._build = Construction(
-            distribution_class, tuple(arguments), dict(distribution_kwargs or {})
         )
-        self._sample_key = _only_key(out_keys)
-        self._log_prob_key = unravel_key(
-            log_prob_key_of(self._sample_key) if log_prob_key is None else log_prob_key
-        )
-        self.return_log_prob = return_log_prob
-        self.out_keys = (
-            [self._sample_key, self._log_prob_key] if return_log_prob else [self._sample_key]
-        )
-        self.default_interaction_type = as_interaction_type(default_interaction_type)
-        self.n_empirical_estimate = n_empirical_estimate
-        self.num_samples = num_samples
-        self.generator = generator
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign; a setting is checked first, and what follows from it is made anew."""
+        if name in NAMES:
+            self._take_settings(self._settings.changed(name, value))
+        else:
+            super().__setattr__(name, value)
+
+    def _take_settings(self, settings: Settings) -> None:
+        before: Settings | None = self.__dict__.get("_settings")
+        assign = super().__setattr__
+        assign("_settings", settings)
+        for name in _READ:
+            assign(name, getattr(settings, name))
+        for name in ("in_keys", "out_keys"):  # assigned only if new: a selection ends with it
+            keys = getattr(settings, name)
+            if before is None or getattr(before, name) != keys:
+                assign(name, keys)
 
     @property
     def distribution_class(self) -> Callable[..., Distribution]:
         """What builds the distribution."""
-        return self._build.distribution
+        return self._settings.build.distribution
 
     @property
     def distribution_kwargs(self) -> dict[str, object]:
         """Further arguments of the distribution, as a copy."""
-        return dict(self._build.settings)
+        return dict(self._settings.build.settings)
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
         """The keys of the parameters."""
-        return list(self._params)
+        return list(self._settings.params)
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
         """The key of the generator, if there is one: only draws need it."""
-        return [key for key in self.in_keys if key not in self._params]
+        return [key for key in self.in_keys if key not in self._settings.params]
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
         """The key of the value."""
-        return [self._sample_key]
+        return [self._settings.sample_key]
 
     @property
     def log_prob_key(self) -> NestedKey:
         """The key of the log-probability."""
-        return self._log_prob_key
+        return self._settings.log_prob_key
 
     @property
     def replaces_container(self) -> bool:
@@ -159,7 +167,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     @property
     def node_label(self) -> str:
         """The name of the distribution, for tables and pictures."""
-        return name_of(self._build.distribution)
+        return name_of(self._settings.build.distribution)
 
     @property
     def described_as(self) -> str:
@@ -186,11 +194,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def dist_of_values(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of bare parameters, one per key of `dist_params_keys`."""
-        fed = [values[idx] for idx in self._feeds]
+        fed = [values[idx] for idx in self._settings.feeds]
         if must_not_look(fed):
             with unchecked():
-                return self._build(fed)
-        return self._build(fed)
+                return self._settings.build(fed)
+        return self._settings.build(fed)
 
     build_dist_from_params = get_dist
 
@@ -205,9 +213,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             InputMissing: If the value or a parameter is missing.
         """
         dist = self.get_dist(tensordict) if dist is None else dist
-        value = tensordict.get(self._sample_key)
+        value = tensordict.get(self._settings.sample_key)
         if value is None:
-            raise self._missing(self._sample_key, tensordict)
+            raise self._missing(self._settings.sample_key, tensordict)
         return log_prob_of(dist, value)
 
     @dispatch(auto_batch_size=False)
@@ -241,7 +249,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             target = tensordict.expand(self.num_samples, *tensordict.batch_size)
         visible = self.out_keys
         made = zip(self.out_keys_source, outputs, strict=True)
-        written = {key: value for key, value in made if key != "_" and key in visible}
+        written = {key: value for key, value in made if key != DISCARD and key in visible}
         if len(written) == 1:
             ((key, value),) = written.items()
             return target.set(key, value)
@@ -250,7 +258,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Take a value of the distribution of bare parameters; see `forward`."""
         generator = self.generator
-        assert not isinstance(generator, (str, tuple))
+        if isinstance(generator, (str, tuple)):
+            generator = _as_generator(values[self.in_keys.index(generator)], generator)
         return self._outputs(values, generator)
 
     def extra_repr(self) -> str:
@@ -260,7 +269,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _outputs(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        fed = [values[idx] for idx in self._feeds]
+        fed = [values[idx] for idx in self._settings.feeds]
         if must_not_look(fed):
             with unchecked():
                 return self._taken(fed, generator)
@@ -269,7 +278,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _taken(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        dist = self._build(values)
+        dist = self._settings.build(values)
         kind = interaction_type() or self.default_interaction_type
         if generator is None:
             value = self._take(dist, kind)
@@ -279,7 +288,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         if not self.return_log_prob:
             return (value,)
         selected = self.__dict__["_selected"]
-        if selected is not None and self._log_prob_key not in selected:
+        if selected is not None and self._settings.log_prob_key not in selected:
             return value, None
         return value, log_prob_of(dist, value)
 
@@ -306,7 +315,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def _read(self, tensordict: TensorDictBase) -> list[object]:
         values: list[object] = []
-        for key in self._params:
+        for key in self._settings.params:
             value = tensordict.get(key)
             if value is None:
                 raise self._missing(key, tensordict)
@@ -325,12 +334,20 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     def _is_done(self, tensordict: TensorDictBase) -> bool:
         present = tensordict.keys(True)
-        keys = [key for key in self.out_keys if key != "_"]
+        keys = [key for key in self.out_keys if key != DISCARD]
         reads = self.in_keys
         return bool(keys) and all(key in present and key not in reads for key in keys)
 
 
 _ONE = Size()
+_READ = (
+    "default_interaction_type",
+    "generator",
+    "n_empirical_estimate",
+    "num_samples",
+    "return_log_prob",
+)
+"""The settings that are attributes of the module."""
 
 
 def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
@@ -339,38 +356,15 @@ def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
     return found
 
 
-def _arguments(in_keys: InKeys) -> dict[str, NestedKey]:
-    """Return which key feeds which argument of the distribution."""
-    if isinstance(in_keys, Mapping):
-        return {name: unravel_key(key) for name, key in in_keys.items()}
-    keys = [in_keys] if isinstance(in_keys, (str, tuple)) else list(in_keys)
-    arguments = {unravel_key_to_tuple(key)[-1]: unravel_key(key) for key in keys}
-    if len(arguments) != len(keys):
-        raise InvalidArgument(
-            f"two of the in_keys {', '.join(format_key(key) for key in keys)} name the same "
-            "argument, which is the last part of a key. Give a mapping `{argument: key}`."
-        )
-    return arguments
-
-
-def _only_key(out_keys: NestedKey | Sequence[NestedKey] | None) -> NestedKey:
-    """Return the one key of the value; `"_"` discards it."""
-    if out_keys is None:
-        return "_"
-    keys = [out_keys] if isinstance(out_keys, (str, tuple)) else list(out_keys)
-    if len(keys) != 1:
-        raise InvalidArgument(
-            f"a distribution gives one value, so there is one out key, got {len(keys)}. The "
-            "log-probability has its own argument, `log_prob_key`."
-        )
-    return unravel_key(keys[0])
-
-
 def _generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int | None:
     """Return the generator or seed that an entry holds, None if there is none."""
     if key not in tensordict.keys(True):
         return None
-    found: object = tensordict[unravel_key_to_tuple(key)]
+    return _as_generator(tensordict[unravel_key_to_tuple(key)], key)
+
+
+def _as_generator(found: object, key: NestedKey) -> torch.Generator | int:
+    """Return the generator or seed that the entry at `key` is."""
     if isinstance(found, torch.Generator):
         return found
     if isinstance(found, Tensor) and found.numel() == 1 and not found.is_floating_point():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kd_core import NestedKey, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDictBase
 from kd_nn import TensorDictModuleBase, dispatch
 from kd_probabilistic._construction import must_not_look, unchecked
 from kd_probabilistic._module import ProbabilisticTensorDictModule, log_prob_of
@@ -30,8 +30,6 @@ class ScoringModule(TensorDictModuleBase):
     def __init__(self, module: ProbabilisticTensorDictModule) -> None:
         super().__init__()
         self.module = module
-        self.in_keys = list(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
-        self.out_keys = [module.log_prob_key]
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
@@ -72,3 +70,22 @@ class ScoringModule(TensorDictModuleBase):
             with unchecked():
                 return (log_prob_of(self.module.dist_of_values(params), value),)
         return (log_prob_of(self.module.dist_of_values(params), value),)
+
+    def _own_in_keys(self) -> tuple[NestedKey, ...]:
+        module = self.module
+        return tuple(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
+
+    def _own_out_keys(self) -> tuple[NestedKey, ...]:
+        return (self.module.log_prob_key,)
+
+    def _set_in_spec(self, spec: object) -> None:
+        raise self._refusal("in_keys")
+
+    def _set_out_keys_source(self, keys: object) -> None:
+        raise self._refusal("out_keys")
+
+    def _refusal(self, name: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"the {name} of a `ScoringModule` follow from the module whose distribution scores and "
+            "cannot be assigned. Change the settings of that module."
+        )
