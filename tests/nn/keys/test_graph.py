@@ -1,3 +1,4 @@
+import itertools
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn import KeyGraph, KeyNode, TensorDictModule, TensorDictSequential
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -163,3 +164,28 @@ def test_container_made_in_part_inside_keeps_its_writers_outside() -> None:
     assert inner.partly_read == ["n"]
     assert model.key_graph().overwritten_keys == ()
     assert torch.equal(model(TensorDict(x=x))["y"], x.exp() - x)
+
+
+def test_a_graph_prints_as_its_table() -> None:
+    graph = chain("x", "h", ("n", "y")).key_graph()
+    assert repr(graph) == str(graph) == graph.summary()
+
+
+def test_a_long_graph_prints_short_and_sums_up_whole() -> None:
+    graph = chain(*(f"key_{number}" for number in range(101))).key_graph()
+    assert len(repr(graph).splitlines()) == 31
+    assert "..." in repr(graph)
+    assert len(graph.summary().splitlines()) == 101
+    wide = KeyGraph((KeyNode("0", "Wide", tuple(f"key_{n}" for n in range(50)), ("y",)),))
+    assert max(map(len, repr(wide).splitlines())) < 100
+    assert "key_49" in wide.summary()
+
+
+def test_a_notebook_shows_the_picture() -> None:
+    graph = chain("x", "y").key_graph()
+    assert graph._repr_svg_() == graph.to_svg()
+
+
+def chain(*keys: NestedKey) -> TensorDictSequential:
+    steps = [TensorDictModule(torch.neg, [a], [b]) for a, b in itertools.pairwise(keys)]
+    return TensorDictSequential(*steps)

@@ -19,8 +19,8 @@ from kd_nn._functional.make_functional import make_functional as make_functional
 from kd_nn._functional.make_functional import repopulate_module as repopulate_module
 from kd_nn._functional.params import TensorDictParams as TensorDictParams
 from kd_nn._interaction import SupportsInteraction as SupportsInteraction
+from kd_nn._keys.flow import KeyNode as KeyNode
 from kd_nn._keys.graph import KeyGraph as KeyGraph
-from kd_nn._keys.graph import KeyNode as KeyNode
 from kd_nn._modules.base import TensorDictModuleBase as TensorDictModuleBase
 from kd_nn._modules.module import TensorDictModule as TensorDictModule
 from kd_nn._modules.sequence import TensorDictSequential as TensorDictSequential

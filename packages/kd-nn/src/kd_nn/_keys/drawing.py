@@ -1,12 +1,11 @@
 """The key graph as text: a plain table, and a flowchart in Mermaid."""
 
-from typing import TYPE_CHECKING
-
 from kd_core import NestedKey
 from kd_core.extending import is_prefix
+from kd_nn._keys.flow import KeyFlow
 
-if TYPE_CHECKING:
-    from kd_nn._keys.graph import KeyGraph
+ROWS, CELL = 30, 40
+"""How many rows a short table has, and how many characters a cell."""
 
 
 def dotted(key: NestedKey) -> str:
@@ -14,8 +13,13 @@ def dotted(key: NestedKey) -> str:
     return key if isinstance(key, str) else ".".join(dotted(part) for part in key)
 
 
-def table(graph: "KeyGraph") -> str:
-    """Return the steps of a key graph as an aligned table."""
+def table(graph: KeyFlow, short: bool = False) -> str:
+    """Return the steps of a key graph as an aligned table.
+
+    Args:
+        graph: The graph.
+        short: Whether long cells, and steps in the middle of many, are left out.
+    """
     with_shapes = any(node.shapes for node in graph.nodes)
     rows = [["step", "module", "in_keys", "out_keys", "parameters"]]
     if with_shapes:
@@ -26,6 +30,8 @@ def table(graph: "KeyGraph") -> str:
         if with_shapes:
             row.append(", ".join(str(shape) for _, shape in node.shapes))
         rows.append(row)
+    if short:
+        rows = _shortened(rows)
     widths = [max(len(row[col]) for row in rows) for col in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -37,11 +43,20 @@ def table(graph: "KeyGraph") -> str:
     return "\n".join(lines)
 
 
+def _shortened(rows: list[list[str]]) -> list[list[str]]:
+    if len(rows) > ROWS:
+        half = ROWS // 2
+        rows = [*rows[:half], ["..."] * len(rows[0]), *rows[-half:]]
+    return [
+        [text if len(text) <= CELL else f"{text[: CELL - 3]}..." for text in row] for row in rows
+    ]
+
+
 def _keys(keys: tuple[NestedKey, ...]) -> str:
     return ", ".join(dotted(key) for key in keys)
 
 
-def mermaid(graph: "KeyGraph") -> str:
+def mermaid(graph: KeyFlow) -> str:
     """Return a key graph as a Mermaid flowchart."""
     lines = ["flowchart LR"]
     inputs = list(graph.inputs)
@@ -63,7 +78,7 @@ def mermaid(graph: "KeyGraph") -> str:
     return "\n".join([*lines, *_CLASSES])
 
 
-def _edge(graph: "KeyGraph", idx: int, key: NestedKey, inputs: list[NestedKey]) -> str:
+def _edge(graph: KeyFlow, idx: int, key: NestedKey, inputs: list[NestedKey]) -> str:
     source = graph.producer(idx, key)
     if source is None:
         holder = next(place for place, known in enumerate(inputs) if is_prefix(known, key))

@@ -1,63 +1,14 @@
-"""The key graph: which step of a module reads and writes which keys.
+"""The key graph as users hold it: the flow of keys, and the ways to show it."""
 
-Pure data on keys, without a tensor in sight. From it come the keys of a sequence, the steps that a
-selection needs, the warnings at build time, and the pictures. A key is fed by every key that holds
-it or that it holds: a step that writes `n` feeds one that reads `("n", "b")`.
-"""
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from kd_core import NestedKey
-from kd_core.extending import is_prefix
 from kd_nn._keys import drawing, svg
-from kd_nn._keys.specs import (
-    DISCARD,
-    Keys,
-    is_covered,
-    overlaps,
-    unique,
-    without_covered,
-)
+from kd_nn._keys.flow import KeyFlow
 
 
-@dataclass(frozen=True, slots=True)
-class KeyNode:
-    """One step of a key graph.
-
-    Attributes:
-        name: The name of the step in its sequence.
-        label: The class of what runs there.
-        reads: The keys it reads.
-        writes: The keys it writes.
-        parameters: How many parameter elements it holds.
-        needed: Whether a selected output needs it.
-        shapes: Shape of each written entry, as far as known: pairs of key and shape.
-        partly: Containers of which it makes a part itself and may read the rest from outside.
-
-    Example:
-        >>> KeyNode("0", "Linear", ("x",), ("hidden",), parameters=16).writes
-        ('hidden',)
-    """
-
-    name: str
-    label: str
-    reads: Keys
-    writes: Keys
-    parameters: int = 0
-    needed: bool = True
-    shapes: tuple[tuple[NestedKey, tuple[int, ...]], ...] = ()
-    partly: Keys = ()
-
-    @property
-    def may_read(self) -> Keys:
-        """All that it reads, and the containers that it reads in part."""
-        return (*self.reads, *self.partly)
-
-
-@dataclass(frozen=True)
-class KeyGraph:
+@dataclass(frozen=True, repr=False)
+class KeyGraph(KeyFlow):
     """The steps of a keyed module in order, and the keys between them.
 
     Attributes:
@@ -78,139 +29,6 @@ class KeyGraph:
         0     Linear  x         hidden              16
         1     ReLU    hidden    out.y                0
     """
-
-    nodes: tuple[KeyNode, ...]
-    out_keys: Keys | None = None
-
-    @property
-    def inputs(self) -> Keys:
-        """The keys that are read and that no earlier step writes."""
-        return without_covered([key for _, key in self._external_reads()])
-
-    @property
-    def reads(self) -> Keys:
-        """All keys that are read, in order of first use."""
-        return unique(key for node in self.nodes for key in node.reads)
-
-    @property
-    def partly_fed(self) -> Keys:
-        """The containers that are read after a part of them, and not the whole, was written.
-
-        They are no inputs, but what an outer graph writes below their keys may be read.
-        """
-        written: list[NestedKey] = []
-        found: list[NestedKey] = []
-        for node in self.nodes:
-            found += [
-                key
-                for key in node.may_read
-                if not is_covered(key, written)
-                and (key in node.partly or any(is_prefix(key, have) for have in written))
-            ]
-            written.extend(node.writes)
-        return unique(found)
-
-    @property
-    def writes(self) -> Keys:
-        """All keys that are written, each at the place of its last writer.
-
-        A container that a later step writes takes the place of all that was written below its key.
-        """
-        last: dict[NestedKey, None] = {}
-        for node in self.nodes:
-            for key in [key for key in last if is_covered(key, node.writes)]:
-                del last[key]
-            last.update(dict.fromkeys(key for key in node.writes if key != DISCARD))
-        return tuple(last)
-
-    @property
-    def outputs(self) -> Keys:
-        """The keys that a call leaves behind: the selected ones, or all that are written."""
-        return self.writes if self.out_keys is None else self.out_keys
-
-    @property
-    def unused_keys(self) -> Keys:
-        """The written keys that no later step reads and that are no outputs."""
-        found = []
-        for idx, node in enumerate(self.nodes):
-            for key in node.writes:
-                kept = self._is_read_after(idx, key) or self._is_output(key)
-                if key != DISCARD and not kept and self._next_writer(idx, key) is None:
-                    found.append(key)
-        return unique(found)
-
-    @property
-    def overwritten_keys(self) -> Keys:
-        """The keys whose value is replaced by a later step before anyone read it."""
-        return unique(key for _, key in self.lost_writes())
-
-    @property
-    def missing_producers(self) -> dict[NestedKey, tuple[str, ...]]:
-        """The keys that must come from outside, and the steps that read them."""
-        missing: dict[NestedKey, list[str]] = {}
-        for name, key in self._external_reads():
-            missing.setdefault(key, []).append(name)
-        return {key: tuple(names) for key, names in missing.items()}
-
-    def lost_writes(self) -> list[tuple[int, NestedKey]]:
-        """Return step index and key of each write that a later one replaces unread."""
-        lost = []
-        for idx, node in enumerate(self.nodes):
-            for key in node.writes:
-                after = self._next_writer(idx, key)
-                if key == DISCARD or after is None:
-                    continue
-                between = self.nodes[idx + 1 : after + 1]
-                if not any(overlaps(key, read) for later in between for read in later.may_read):
-                    lost.append((idx, key))
-        return lost
-
-    def needed_for(self, out_keys: Iterable[NestedKey]) -> tuple[int, ...]:
-        """Return the indices of the steps that `out_keys` need, in order.
-
-        Args:
-            out_keys: Keys that some steps write.
-        """
-        return tuple(sorted(self.live_writes(out_keys)))
-
-    def live_writes(self, out_keys: Iterable[NestedKey]) -> dict[int, Keys]:
-        """Return the steps that `out_keys` need, each with those of its keys that are needed.
-
-        A step that writes nothing is kept, since it runs for its effects.
-
-        Args:
-            out_keys: Keys that some steps write.
-        """
-        live: set[NestedKey] = set(out_keys)
-        kept: dict[int, Keys] = {}
-        for idx in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[idx]
-            written = tuple(w for w in node.writes if any(overlaps(w, key) for key in live))
-            if written or not node.writes:
-                kept[idx] = written
-                live = {key for key in live if not is_covered(key, written)}
-                live.update(node.may_read)
-        return kept
-
-    def writes_before(self, idx: int) -> Keys:
-        """Return what the steps before the one at `idx` write."""
-        return unique(key for node in self.nodes[:idx] for key in node.writes)
-
-    def runnable_from(self, in_keys: Iterable[NestedKey]) -> tuple[int, ...]:
-        """Return the indices of the steps that can run when only `in_keys` are given."""
-        known = list(in_keys)
-        kept = []
-        for idx, node in enumerate(self.nodes):
-            if all(any(overlaps(have, key) for have in known) for key in node.reads):
-                kept.append(idx)
-                known.extend(node.writes)
-        return tuple(kept)
-
-    def restrict(self, indices: Sequence[int]) -> "KeyGraph":
-        """Return the graph with only these steps marked as needed."""
-        keep = set(indices)
-        nodes = (replace(n, needed=i in keep) for i, n in enumerate(self.nodes))
-        return KeyGraph(tuple(nodes), self.out_keys)
 
     def to_mermaid(self) -> str:
         """Return the graph as Mermaid text; steps that are not needed are grey.
@@ -238,40 +56,10 @@ class KeyGraph:
         """Return a table: step, module, keys, parameters, and shapes if they are known."""
         return drawing.table(self)
 
-    def producer(self, idx: int, key: NestedKey) -> int | None:
-        """Return the last step before the one at `idx` that writes `key`, None if it is an input.
+    def __repr__(self) -> str:
+        """Return a short table; `summary` gives all of it."""
+        return drawing.table(self, short=True)
 
-        Args:
-            idx: The index of a step that reads `key`, or the number of steps.
-            key: The key.
-        """
-        before = range(min(idx, len(self.nodes)) - 1, -1, -1)
-        return next(
-            (i for i in before if any(overlaps(w, key) for w in self.nodes[i].writes)), None
-        )
-
-    def is_output_of(self, idx: int, key: NestedKey) -> bool:
-        """Return whether what the step at `idx` writes to `key` is visible after the call."""
-        return self._is_output(key) and self._next_writer(idx, key) is None
-
-    def _external_reads(self) -> list[tuple[str, NestedKey]]:
-        written: list[NestedKey] = []
-        external = []
-        for node in self.nodes:
-            for key in node.reads:
-                if not any(overlaps(have, key) for have in written):
-                    external.append((node.name, key))
-            written.extend(node.writes)
-        return external
-
-    def _is_read_after(self, idx: int, key: NestedKey) -> bool:
-        return any(overlaps(key, read) for node in self.nodes[idx + 1 :] for read in node.may_read)
-
-    def _is_output(self, key: NestedKey) -> bool:
-        return self.out_keys is None or any(overlaps(key, out) for out in self.out_keys)
-
-    def _next_writer(self, idx: int, key: NestedKey) -> int | None:
-        for after in range(idx + 1, len(self.nodes)):
-            if is_covered(key, self.nodes[after].writes):
-                return after
-        return None
+    def _repr_svg_(self) -> str:
+        """Return the picture that a notebook shows."""
+        return self.to_svg()

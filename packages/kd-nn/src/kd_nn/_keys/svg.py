@@ -8,14 +8,11 @@ and a picture that needs no other program can be drawn wherever the module runs.
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
 
 from kd_core import NestedKey
 from kd_core.extending import is_prefix
 from kd_nn._keys.drawing import dotted
-
-if TYPE_CHECKING:
-    from kd_nn._keys.graph import KeyGraph, KeyNode
+from kd_nn._keys.flow import KeyFlow, KeyNode
 
 HEAD, ROW, PAD, GAP_X, GAP_Y, MARGIN, LEGEND = 44, 22, 14, 76, 26, 28, 34
 CHARACTER, WIDE_CHARACTER = 7.3, 8.6
@@ -53,7 +50,7 @@ class Box:
         column: How many columns from the left.
     """
 
-    node: "KeyNode | None"
+    node: KeyNode | None
     title: str
     reads: tuple[NestedKey, ...]
     writes: tuple[NestedKey, ...]
@@ -72,7 +69,7 @@ class Box:
         return self.x + (0 if left else self.width), self.y + HEAD + ROW * (row + 0.5) + 4
 
 
-def svg(graph: "KeyGraph") -> str:
+def svg(graph: KeyFlow) -> str:
     """Return a key graph as an SVG document."""
     boxes = _boxes(graph)
     wires = _wires(graph, boxes)
@@ -94,7 +91,7 @@ def svg(graph: "KeyGraph") -> str:
     return "\n".join(parts) + "\n"
 
 
-def _boxes(graph: "KeyGraph") -> list[Box]:
+def _boxes(graph: KeyFlow) -> list[Box]:
     boxes = [Box(None, dotted(key), (), (key,)) for key in graph.inputs]
     for idx, node in enumerate(graph.nodes):
         title = node.label if node.name == str(idx) else f"{node.name}: {node.label}"
@@ -114,7 +111,7 @@ def _boxes(graph: "KeyGraph") -> list[Box]:
 Wire = tuple[Box, NestedKey, Box, NestedKey, bool]
 
 
-def _wires(graph: "KeyGraph", boxes: list[Box]) -> list[Wire]:
+def _wires(graph: KeyFlow, boxes: list[Box]) -> list[Wire]:
     """Return each way from a port to a port, and fix the columns on the way."""
     inputs, steps = boxes[: len(graph.inputs)], boxes[len(graph.inputs) :]
     wires: list[Wire] = []
@@ -210,7 +207,7 @@ def _path(data: str, alive: bool) -> str:
     return f'<path class="{"edge" if alive else "edge dead"}" d="{data}"/>'
 
 
-def _box(graph: "KeyGraph", box: Box, idx: int) -> str:
+def _box(graph: KeyFlow, box: Box, idx: int) -> str:
     x, y, node = box.x, box.y, box.node
     if node is None:
         return (
@@ -245,12 +242,12 @@ def _box(graph: "KeyGraph", box: Box, idx: int) -> str:
     return "\n".join([*parts, "</g>"])
 
 
-def _note(node: "KeyNode") -> str:
+def _note(node: KeyNode) -> str:
     count = f"{node.parameters:,} parameters" if node.parameters else "no parameters"
     return count if node.needed else "not computed"
 
 
-def _legend(graph: "KeyGraph", y: float) -> str:
+def _legend(graph: KeyFlow, y: float) -> str:
     entries = [
         ('<rect class="input" x="0" y="-9" width="18" height="12" rx="6"/>', "input", 66),
         ('<circle class="port output" cx="9" cy="-3" r="4.5"/>', "output", 72),

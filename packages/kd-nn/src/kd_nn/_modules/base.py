@@ -15,7 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch.dispatch import Named, Value, describe
 from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
-from kd_nn._keys.graph import KeyGraph, KeyNode
+from kd_nn._keys.flow import KeyNode
+from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import (
     DISCARD,
     InKeySpec,
