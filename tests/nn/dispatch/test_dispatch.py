@@ -1,5 +1,6 @@
 import gc
 import inspect
+import pydoc
 import weakref
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from kd_nn import (
     KeysNotDeclared,
     TensorDictModule,
     TensorDictModuleBase,
+    TensorDictModuleWrapper,
     TensorDictSequential,
     dispatch,
 )
@@ -66,6 +68,39 @@ def test_signature_follows_the_keys_of_the_instance() -> None:
     module = TensorDictModule(torch.neg, ["a"], ["b"])
     module.in_keys = ["other"]
     assert list(inspect.signature(module.forward).parameters) == ["other"]
+
+
+class Plain(TensorDictModuleBase):
+    in_keys: ClassVar = ["x"]  # type: ignore[misc]  # as users declare them
+    out_keys: ClassVar = ["y"]  # type: ignore[misc]  # as users declare them
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("y", -tensordict["x"])
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (Add(), ["x", "in_y"]),
+        (Plain(), ["tensordict"]),
+        (TensorDictModule(torch.add, ["a", ("b", "c")], ["d"]), ["a", "b_c"]),
+        (TensorDictSequential(TensorDictModule(torch.neg, ["a"], ["b"])), ["a"]),
+        (TensorDictModuleWrapper(TensorDictModule(torch.neg, ["a"], ["b"])), ["a"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_signature_of_a_module_is_that_of_its_forward(module: nn.Module, names: list[str]) -> None:
+    assert list(inspect.signature(module).parameters) == names
+    assert inspect.signature(module) == inspect.signature(module.forward)
+    assert names[0] not in inspect.signature(type(module)).parameters
+
+
+def test_help_names_the_arguments_and_the_class() -> None:
+    module = TensorDictModule(torch.add, ["a", ("b", "c")], ["d"])
+    text = pydoc.plain(pydoc.render_doc(module.forward))
+    assert "forward(a: torch.Tensor, b_c: torch.Tensor)" in text
+    assert "Read, run and write" in text
+    assert "Run a callable on entries" in pydoc.plain(pydoc.render_doc(module))
 
 
 def test_names_that_are_no_parameters_stay_callable() -> None:

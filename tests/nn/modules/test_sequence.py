@@ -236,7 +236,9 @@ def test_failing_step_leaves_the_container_and_a_short_note(hook: bool) -> None:
         model(td)
     assert list(td.keys()) == ["x"]
     (note,) = caught.value.__notes__
-    assert note == ("In step 1 `second`, `TensorDictModule(Linear)`: reads `a` (2, 3); writes `y`.")
+    assert note == (
+        "In step 1 `second`, `TensorDictModule(Linear)`: reads `a` (2, 3) float32; writes `y`."
+    )
 
 
 def test_missing_input_names_the_key_and_the_nearest() -> None:

@@ -24,7 +24,7 @@ def test_type_error_inside_a_step_is_not_swallowed() -> None:
         with pytest.raises(TypeError, match="inside") as caught:
             model(x=X)
         assert caught.value.__notes__ == [
-            "In step 0, `TensorDictModule(broken)`: reads `x` (2, 3); writes `y`."
+            "In step 0, `TensorDictModule(broken)`: reads `x` (2, 3) float32; writes `y`."
         ]
 
 

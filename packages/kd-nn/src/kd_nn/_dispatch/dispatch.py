@@ -41,6 +41,16 @@ class Forward(Protocol):
     def __call__(self, /, *args: Value, **kwargs: Named) -> Tensor | tuple[Tensor, ...]: ...
 
 
+class ForwardSignature:
+    """The signature of a module: that of its `forward`, which names the real arguments."""
+
+    def __get__(
+        self, module: nn.Module | None, owner: type[nn.Module] | None = None
+    ) -> inspect.Signature | None:
+        """Return the signature of an instance; None leaves that of the class to `__init__`."""
+        return None if module is None else inspect.signature(module.forward)
+
+
 class Dispatched(Generic[M]):
     """A method that takes a container, callable with tensors too; made by `dispatch`."""
 
@@ -63,6 +73,11 @@ class Dispatched(Generic[M]):
         self._function_of = functools.lru_cache(KEPT)(self._make_function)
         self._names_of = functools.lru_cache(KEPT)(self._make_names)
         functools.update_wrapper(self, function)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Let `inspect.signature` of a module give that of its `forward`."""
+        if name == "forward" and not hasattr(owner, "__signature__"):
+            owner.__signature__ = ForwardSignature()  # type: ignore[attr-defined]  # of any class
 
     @overload
     def __get__(self, module: None, owner: type[nn.Module] | None = None) -> Self: ...
@@ -167,6 +182,7 @@ class Dispatched(Generic[M]):
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         named = signature.replace(parameters=[first, *signature.parameters.values()])
         forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
+        forward.__module__ = self.function.__module__
         forward.__name__ = getattr(self.function, "__name__", "forward")
         forward.__qualname__ = getattr(self.function, "__qualname__", "forward")
         forward.__doc__ = self.function.__doc__

@@ -1,10 +1,10 @@
-"""The note that a failing step leaves on its exception: short, and about keys and shapes."""
+"""The note that a failing step leaves on its exception: keys, shapes and dtypes, in short."""
 
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
-from kd_core import NestedKey, format_key
+from kd_core import NestedKey, format_key, is_tensor_collection
 from kd_nn._dispatch.dispatch import describe
 from kd_nn._errors import list_keys
 from kd_nn._keys.specs import parse_keys
@@ -16,7 +16,7 @@ def add_step_note(
     step: nn.Module,
     inputs: Mapping[NestedKey, object],
 ) -> None:
-    """Add to an exception which step raised it, its keys and the shapes it was given.
+    """Add to an exception which step raised it, its keys, and shape and dtype of what it was given.
 
     Args:
         error: What the step raised.
@@ -35,5 +35,8 @@ def add_step_note(
 
 
 def _shape(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    return str(tuple(shape)) if isinstance(shape, tuple) else type(value).__name__
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if is_tensor_collection(value):
+        return f"{type(value).__name__} {tuple(value.batch_size)}"
+    return type(value).__name__

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch.dispatch import Named, Value, describe
+from kd_nn._dispatch.dispatch import ForwardSignature, Named, Value, describe
 from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
 from kd_nn._keys.flow import KeyNode
 from kd_nn._keys.graph import KeyGraph
@@ -84,6 +84,7 @@ class TensorDictModuleBase(Flagged):
     _class_in_keys: ClassVar[Keys | None] = None
     _class_out_keys: ClassVar[Keys | None] = None
     _has_value_form: ClassVar[bool] = False
+    __signature__ = ForwardSignature()
 
     if TYPE_CHECKING:
         in_keys: list[NestedKey]
