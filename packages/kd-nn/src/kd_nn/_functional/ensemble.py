@@ -64,7 +64,7 @@ class EnsembleModule(TensorDictModuleBase):
             raise InvalidValue(f"an ensemble has at least one copy, got num_copies={num_copies}.")
         keyed = module if hasattr(module, "in_keys") else _with_keys(module)
         self.in_keys = list(keyed.in_keys)  # type: ignore[arg-type]  # a module types it loosely
-        self.out_keys = list(keyed.out_keys)  # type: ignore[arg-type]
+        self.out_keys = list(keyed.out_keys)  # type: ignore[arg-type]  # likewise
         self.num_copies, self.expand_input = num_copies, expand_input
         _warn_of_equal_parts(keyed)
         self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])

@@ -127,10 +127,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
     cpu = nn.Module.cpu
-    cuda = nn.Module.cuda  # type: ignore[assignment]
-    type = nn.Module.type  # type: ignore[assignment]
+    cuda = nn.Module.cuda  # type: ignore[assignment]  # a module's: in place
+    type = nn.Module.type  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
-    zero_grad = nn.Module.zero_grad  # type: ignore[assignment]
+    zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
     state_dict = nn.Module.state_dict
     load_state_dict = nn.Module.load_state_dict
     float = nn.Module.float

@@ -220,7 +220,7 @@ class TensorDictSequential(StepList):
             )
         named = isinstance(self.module, nn.ModuleDict)
         options = {"partial_tolerant": self.partial_tolerant, "inplace": self.inplace}
-        return type(self)(kept if named else list(kept.values()), **options)  # type: ignore[arg-type]
+        return type(self)(kept if named else list(kept.values()), **options)  # type: ignore[arg-type]  # of both
 
     def _graph(self) -> KeyGraph:
         return self._resolve().graph
@@ -232,7 +232,7 @@ class TensorDictSequential(StepList):
             return BUSY
         if args and args[0].__class__ is TensorDict:
             alone = len(args) == 1 and not kwargs and traced.container is not None
-            return traced.container(self, args[0]) if alone else BUSY  # type: ignore[misc]
+            return traced.container(self, args[0]) if alone else BUSY  # type: ignore[misc]  # there if alone
         if traced.tensors is None or len(args) > len(traced.names):
             return BUSY
         # Loops, since a generator costs dynamo a frame for each element.

@@ -58,13 +58,13 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs of the wrapped module, in place."""
-        self.td_module.select_out_keys(*out_keys)  # type: ignore[operator]
+        self.td_module.select_out_keys(*out_keys)  # type: ignore[operator]  # keyed
         self._flag_change()
         return self
 
     def reset_out_keys(self) -> Self:
         """Make all outputs of the wrapped module visible again, in place."""
-        self.td_module.reset_out_keys()  # type: ignore[operator]
+        self.td_module.reset_out_keys()  # type: ignore[operator]  # keyed
         self._flag_change()
         return self
 
@@ -86,16 +86,16 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
             return found
 
     def _own_in_keys(self) -> Keys:
-        return parse_keys(list(self.td_module.in_keys), "in_keys")  # type: ignore[arg-type]
+        return parse_keys(list(self.td_module.in_keys), "in_keys")  # type: ignore[arg-type]  # keyed
 
     def _own_out_keys(self) -> Keys:
-        return parse_keys(list(self.td_module.out_keys), "out_keys")  # type: ignore[arg-type]
+        return parse_keys(list(self.td_module.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
 
     def _set_in_spec(self, spec: InKeySpec) -> None:
-        self.td_module.in_keys = list(spec.keys)  # type: ignore[assignment]
+        self.td_module.in_keys = list(spec.keys)  # type: ignore[assignment]  # keyed
 
     def _set_out_keys_source(self, keys: Keys) -> None:
-        self.td_module.out_keys = list(keys)  # type: ignore[assignment]
+        self.td_module.out_keys = list(keys)  # type: ignore[assignment]  # keyed
 
 
 class WrapModule(TensorDictModuleBase):

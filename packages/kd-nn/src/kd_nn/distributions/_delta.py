@@ -3,8 +3,6 @@
 It lets a deterministic output stand where a distribution is expected (the default of a
 probabilistic module), with the whole interface of `torch.distributions`: shapes, expansion,
 validation, cdf.
-
-The `type: ignore`s stand for functions of torch that carry no annotations.
 """
 
 from collections.abc import Sequence
@@ -47,7 +45,7 @@ class Delta(Distribution):
         torch.Size([5, 2, 2])
     """
 
-    arg_constraints = {"param": constraints.real}  # noqa: RUF012
+    arg_constraints = {"param": constraints.real}  # noqa: RUF012 - as torch declares it
     has_rsample = True
 
     def __init__(
@@ -69,7 +67,7 @@ class Delta(Distribution):
     def support(self) -> constraints.Constraint:
         """The real vectors of the event's shape."""
         rank = len(self.event_shape)
-        return constraints.independent(constraints.real, rank)  # type: ignore[no-untyped-call]
+        return constraints.independent(constraints.real, rank)  # type: ignore[no-untyped-call]  # by torch
 
     @property
     def mean(self) -> Tensor:
@@ -98,7 +96,7 @@ class Delta(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
-        new: Self = self._get_checked_instance(Delta, _instance)  # type: ignore[no-untyped-call]
+        new: Self = self._get_checked_instance(Delta, _instance)  # type: ignore[no-untyped-call]  # by torch
         new.param = self.param.expand((*batch_shape, *self.event_shape))
         new.atol, new.rtol = self.atol, self.rtol
         super(Delta, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
@@ -130,7 +128,7 @@ class Delta(Distribution):
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the point for any probability, shape (*broadcast(value, batch), *event_shape)."""
-        batch = torch.broadcast_shapes(value.shape, self.batch_shape)  # type: ignore[no-untyped-call]
+        batch = torch.broadcast_shapes(value.shape, self.batch_shape)  # type: ignore[no-untyped-call]  # by torch
         return self.param.expand((*batch, *self.event_shape))
 
     def entropy(self) -> Tensor:
