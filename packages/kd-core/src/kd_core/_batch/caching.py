@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
+from types import FunctionType
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar, cast
 
 from torch.compiler import is_compiling
 
@@ -36,17 +37,33 @@ def plan(old: Batch, leaf: LeafFn, new: Batch) -> Plan:
 
 
 def remembered(resolve: Callable[P, R]) -> Callable[P, R]:
-    """Call a function of hashable arguments once for each of them."""
+    """Call a function once for each of its arguments, where these are exactly integers.
+
+    Python takes 2, 2.0 and True for the same key, so what is no plain integer, string, `None`,
+    function or tuple of these is never looked up: it reaches the function, which validates it.
+    """
     known = lru_cache(maxsize=1024)(resolve)
 
     @wraps(resolve)
     def look_up(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_compiling():
             return resolve(*args, **kwargs)
-        try:
-            return known(*args)
-        except TypeError:  # a list, or a symbolic size: it has no hash
-            pass
-        return resolve(*args, **kwargs)
+        for arg in args:
+            kind = arg.__class__
+            if kind is tuple:
+                for each in arg:  # type: ignore[attr-defined]  # a tuple
+                    if each.__class__ is not int and not _is_exact(each):
+                        return resolve(*args, **kwargs)
+            elif kind is not int and not _is_exact(arg):
+                return resolve(*args, **kwargs)
+        return known(*args)
 
     return look_up
+
+
+def _is_exact(arg: object) -> bool:
+    """Whether an argument is equal only to what means the same."""
+    if arg.__class__ is tuple:
+        return all(_is_exact(each) for each in cast("tuple[object, ...]", arg))
+    kind = arg.__class__
+    return arg is None or kind is int or kind is str or kind is FunctionType

@@ -1,13 +1,16 @@
-"""Arithmetic of batch shapes: normalise, infer, and the shape of an index.
+"""Arithmetic of batch shapes: validate, normalise, infer, and the shape of an index.
 
-Knows tuples of integers; must not know containers. Sizes may be symbolic (under `torch.export`),
-so nothing here asks for their type.
+Knows tuples of integers; must not know containers. `as_int` is the one place that decides what an
+integer argument may be. Sizes may be symbolic (under `torch.export`) and stay so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
 
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
@@ -17,23 +20,57 @@ if TYPE_CHECKING:
 Simple: TypeAlias = "int | slice | None"
 
 
+def as_int(value: object) -> int:
+    """Return an integer argument as an `int`.
+
+    As in torch, that is an integer, one of numpy, or a tensor that holds one; never a bool.
+
+    Raises:
+        InvalidArgument: if it is something else.
+    """
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return cast("int", value)
+    if not isinstance(value, bool) and getattr(value, "dtype", None) is not torch.bool:
+        try:
+            return operator.index(value)  # type: ignore[arg-type]  # refused below
+        except TypeError:
+            pass
+    raise InvalidArgument(f"expected an integer, got {value!r} of type `{type(value).__name__}`.")
+
+
+def as_ints(values: Iterable[object]) -> Batch:
+    """Return integer arguments as a tuple; see `as_int`."""
+    ints = tuple(values)
+    for value in ints:
+        if type(value) is not int:
+            return tuple([as_int(each) for each in ints])
+    return cast("Batch", ints)
+
+
+def int_or_ints(value: object) -> int | Batch:
+    """Return an argument that may be one integer, or a sequence of them."""
+    if type(value) is int:
+        return value
+    return as_ints(value) if _is_sequence(value) else as_int(value)  # type: ignore[arg-type]  # iterable
+
+
+def _is_sequence(value: object) -> bool:
+    """Tell whether a value holds others; a tensor of no dimensions can only be one integer."""
+    return hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0
+
+
 def batch_of(batch_size: BatchSize) -> Batch:
-    """A batch size as a tuple.
+    """Return a batch size as a tuple of integers.
 
     Raises:
         InvalidArgument: if it is not an integer or a sequence of integers.
     """
-    if isinstance(batch_size, (tuple, list)):
-        return tuple(batch_size)
-    if isinstance(batch_size, int):
-        return (batch_size,)
+    if not isinstance(batch_size, (tuple, list)) and not _is_sequence(batch_size):
+        batch_size = (cast("int", batch_size),)
     try:
-        return tuple(batch_size)
-    except TypeError:
-        raise InvalidArgument(
-            f"batch_size must be an integer or a sequence of integers, but "
-            f"`{type(batch_size).__name__}` came."
-        ) from None
+        return as_ints(batch_size)  # type: ignore[arg-type]  # a sequence by now
+    except InvalidArgument:
+        raise InvalidArgument(f"batch_size must hold integers, got {batch_size!r}.") from None
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
@@ -41,7 +78,10 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
     Raises:
         OutOfRange: if there is no such dimension.
+        InvalidArgument: if it is not an integer.
     """
+    if type(dim) is not int:
+        dim = as_int(dim)
     if not -ndim <= dim < ndim:
         allowed = f"it must be between {-ndim} and {ndim - 1}" if ndim else "there are none"
         raise OutOfRange(
@@ -84,7 +124,7 @@ def slice_length(index: slice, size: int) -> int:
         stop = _position(stop, size)
     if step is None:
         return stop - start if stop > start else 0
-    if step <= 0:
+    if as_int(step) <= 0:
         raise InvalidValue(
             f"slices need a step of 1 or more, but {step} came. Use `flip` to reverse a dimension."
         )
@@ -94,8 +134,7 @@ def slice_length(index: slice, size: int) -> int:
 
 def _position(bound: object, size: int) -> int:
     """A bound of a slice, counted from the front and kept inside."""
-    if not isinstance(bound, int):  # a tensor or a symbolic size
-        bound = cast("int", bound.item() if hasattr(bound, "item") else bound)
+    bound = as_int(bound)
     if bound < 0:
         bound += size
         return bound if bound > 0 else 0
@@ -130,12 +169,23 @@ def index_simple(
         elif item is not Ellipsis or not all(_is_simple(other) for other in index):
             return None  # a mask may stand for several dimensions, so what is left is not known
         else:
+            check_ellipsis(index)
             rest = ndim - sum(other is not None and other is not Ellipsis for other in index)
             if rest > 0:
                 items.extend([slice(None)] * rest)
                 out.extend(batch[position : position + rest])
                 position += rest
     return tuple(items), (*out, *batch[position:])
+
+
+def check_ellipsis(items: Sequence[object]) -> None:
+    """Refuse more than one `...`.
+
+    Raises:
+        OutOfRange: if there are two.
+    """
+    if sum(item is Ellipsis for item in items) > 1:
+        raise OutOfRange("an index must hold at most one `...`, got several.")
 
 
 def _is_simple(item: object) -> bool:
@@ -148,6 +198,11 @@ def _no_such_row(row: int, dim: int, batch: Batch) -> OutOfRange:
 
 def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:
     """More indices than batch dimensions."""
+    if not batch:
+        return OutOfRange(
+            "a container of batch_size () cannot be indexed by rows: no batch_size was given when "
+            "it was built. Pass `batch_size=`, or call `auto_batch_size_()`, and index then."
+        )
     shown = ", ".join(
         f"a {type(item).__name__}" if hasattr(item, "shape") else repr(item) for item in items
     )
@@ -158,18 +213,10 @@ def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:
 
 
 def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
-    """Sizes or dimensions that were given one by one, or as one sequence."""
-    if len(sizes) == 1 and not isinstance(sizes[0], int):
-        only = sizes[0]
-        if hasattr(only, "__iter__"):
-            sizes = tuple(only)
-    for size in sizes:
-        if not isinstance(size, int) and not hasattr(size, "__index__"):
-            raise InvalidArgument(
-                f"expected integers, or one sequence of integers, but {size!r} of type "
-                f"`{type(size).__name__}` came."
-            )
-    return tuple(sizes)  # type: ignore[arg-type]  # integers, and nothing else
+    """Return sizes or dimensions that were given one by one, or as one sequence."""
+    if len(sizes) == 1 and _is_sequence(sizes[0]):
+        return as_ints(cast("Sequence[int]", sizes[0]))
+    return as_ints(sizes)
 
 
 def numel(batch: Batch) -> int:
@@ -244,6 +291,24 @@ def expanded(batch: Batch, sizes: Batch) -> Batch:
             "-1 keeps a size, and new dimensions come in front."
         )
     return new
+
+
+def check_lines_up(shape: Sequence[int], batch: Batch, what: str) -> None:
+    """Check that a tensor lines up with a batch: with its first dimensions, of size 1 or the same.
+
+    The one rule for masks and operands: what a row is multiplied by does not depend on how many
+    batch dimensions stand behind it, so nested containers with more of them follow it too.
+
+    Raises:
+        ShapeMismatch: if it does not.
+    """
+    if len(shape) <= len(batch) and broadcasts_to(shape, batch[: len(shape)]):
+        return
+    raise ShapeMismatch(
+        f"{what} of shape {tuple(shape)} does not line up with batch_size {batch}: its dimensions "
+        "must be the first ones of the batch, each of the same size or 1. Insert dimensions of "
+        "size 1, as in `x[None]`, or use `apply` to combine it with whole entries."
+    )
 
 
 def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:

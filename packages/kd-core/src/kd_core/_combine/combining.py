@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import Plan, plan, remembered
-from kd_core._batch.shapes import wrap_dim
+from kd_core._batch.caching import plan, remembered
+from kd_core._batch.shapes import as_ints, wrap_dim
 from kd_core._combine.joining import (
     Join,
     batches_differ,
@@ -106,7 +106,13 @@ def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [1, 2])["a"]
         tensor([0., 1., 1., 0., 0.])
     """
-    return map_by(_pad(container._desc.batch, tuple(pad_size), value), container)
+    batch = container._desc.batch
+    new, backwards = _padded_sizes(batch, as_ints(pad_size))
+
+    def pad_leaf(leaf: Tensor) -> Tensor:
+        return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - len(batch)) + backwards, value)
+
+    return map_by(plan(batch, pad_leaf, new), container)
 
 
 def pad_sequence(
@@ -196,7 +202,11 @@ def _concatenating(ndim: int, dim: int) -> Join:
 
 
 @remembered
-def _pad(batch: Batch, pad_size: Batch, value: float) -> Plan:
+def _padded_sizes(batch: Batch, pad_size: Batch) -> tuple[Batch, list[int]]:
+    """The batch size after padding, and the rows to add as torch takes them: last dimension first.
+
+    Without the value that is padded with, because -0.0 equals 0.0.
+    """
     ndim = len(batch)
     if len(pad_size) % 2 or len(pad_size) > 2 * ndim:
         raise InvalidValue(
@@ -210,13 +220,7 @@ def _pad(batch: Batch, pad_size: Batch, value: float) -> Plan:
         raise InvalidValue(
             f"`pad_size` {pad_size} takes more rows away than batch_size {batch} has."
         )
-    # torch counts from the last dimension.
-    backwards = [rows for pair in reversed(pairs) for rows in pair]
-
-    def pad_leaf(leaf: Tensor) -> Tensor:
-        return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - ndim) + backwards, value)
-
-    return plan(batch, pad_leaf, new)
+    return new, [rows for pair in reversed(pairs) for rows in pair]
 
 
 def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDictBase:

@@ -37,9 +37,12 @@ PLAIN: Final[frozenset[type]] = frozenset({Tensor, Parameter})
 _EXACT: Final = frozenset({torch.float32, torch.float64})
 _LARGEST_EXACT: Final = 2**24
 _CONSTANTS_LIMIT: Final = 1024
-_constants: Final[dict[tuple[torch.dtype, float], Tensor]] = {}
-_dtype_of: Final = attrgetter("dtype")
+_constants: Final[dict[tuple[torch.dtype, float, type], Tensor]] = {}
+dtype_of: Final = attrgetter("dtype")
 needs_grad: Final = attrgetter("requires_grad")
+is_meta: Final = attrgetter("is_meta")
+is_contiguous: Final = Tensor.is_contiguous
+is_inference: Final = Tensor.is_inference
 _is_cpu: Final = attrgetter("is_cpu")
 _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -207,12 +210,13 @@ def exact_constant(leaves: list[Tensor], number: object) -> Tensor | None:
             if leaf.dtype is not dtype or leaf.__class__ not in PLAIN or not leaf.is_cpu:
                 return None
     elif (
-        len(set(map(_dtype_of, leaves))) > 1
+        len(set(map(dtype_of, leaves))) > 1
         or not all(map(_is_cpu, leaves))
         or not PLAIN.issuperset(map(type, leaves))
     ):
         return None
-    known = _constants.get((dtype, cast(float, number)))
+    # The type is part of the key: 2**24 + 1 and the same as a float are equal, but round apart.
+    known = _constants.get((dtype, cast(float, number), number.__class__))
     return _new_constant(dtype, cast(float, number)) if known is None else known
 
 
@@ -225,7 +229,7 @@ def _new_constant(dtype: torch.dtype, number: float | int) -> Tensor | None:
         _constants.clear()
     with torch.inference_mode(False):  # an inference tensor could not be saved for backward
         constant = torch.tensor(number, dtype=dtype, device="cpu")
-    _constants[dtype, number] = constant
+    _constants[dtype, number, number.__class__] = constant
     return constant
 
 

@@ -147,13 +147,13 @@ def _extreme(
     td: E,
     whole: Callable[..., Tensor],
     along: Callable[..., tuple[Tensor, Tensor]],
-    dim: int | None,
+    dim: Dim,
     keepdim: bool,
     reduce: bool,
 ) -> E | Tensor | Extremes[E]:
     if dim is None:
         return reduced(td, whole, None, keepdim, reduce)
-    if reduce or not isinstance(dim, int):
+    if reduce or isinstance(dim, (str, tuple, list)):
         raise InvalidArgument(
             "places exist along one batch dimension: give `dim` as an integer, without `reduce`. "
             "Use `amin` or `amax` for several dimensions, for features, or for all leaves together."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from kd_core._batch.shapes import wrap_dim
+from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._protocol.primitives import Waist
 
@@ -53,7 +53,7 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
     if isinstance(dim, str):
         ndim = feature_start(td, dim)
         return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), _first(ndim))
-    if not keepdim and isinstance(dim, int):
+    if not keepdim and type(dim) is int:
         axis = wrap_dim(dim, td._desc.ndim)
         return td._map_each(
             lambda leaf: fn(leaf, axis), lambda batch: batch[:axis] + batch[axis + 1 :]
@@ -70,12 +70,10 @@ def batch_dims_of(td: Waist, dim: int | Sequence[int]) -> tuple[int, ...]:
         InvalidValue: if there is none, or one twice.
     """
     ndim = td._desc.ndim
-    if isinstance(dim, int):
-        return (wrap_dim(dim, ndim),)
-    dims = tuple(wrap_dim(each, ndim) for each in dim)
+    dims = tuple([wrap_dim(each, ndim) for each in sizes_of([dim])])
     if not dims or len(set(dims)) < len(dims):
         raise InvalidValue(
-            f"dim={tuple(dim)} must name at least one dimension, and each once. Leave `dim` out to "
+            f"dim={dim} must name at least one dimension, and each once. Leave `dim` out to "
             "reduce over everything."
         )
     return dims

@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.caching import Plan, plan, remembered
-from kd_core._batch.shapes import expanded, infer_sizes, numel, sizes_of, wrap_dim, wrap_dims
+from kd_core._batch.shapes import (
+    as_int,
+    expanded,
+    infer_sizes,
+    numel,
+    sizes_of,
+    wrap_dim,
+    wrap_dims,
+)
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._protocol.primitives import Waist, map_by
 
@@ -54,7 +62,7 @@ class Shape(Waist):
             >>> td.view(-1)["a"].shape
             torch.Size([6, 4])
         """
-        how = _resize(self._desc.batch, shape, Tensor.view)
+        how = _resize(self._desc.batch, shape, "view")
         try:
             return map_by(how, self)
         except RuntimeError as error:
@@ -72,7 +80,7 @@ class Shape(Waist):
         Raises:
             ShapeMismatch: if the sizes do not fit the batch size.
         """
-        return map_by(_resize(self._desc.batch, shape, Tensor.reshape), self)
+        return map_by(_resize(self._desc.batch, shape, "reshape"), self)
 
     def view_as(self, other: Waist | Tensor) -> Self:
         """View the batch dimensions in the shape of another container or tensor."""
@@ -137,11 +145,15 @@ class Shape(Waist):
         """
         return map_by(_unsqueeze(self._desc.batch, dim), self)
 
-    def permute(self, *dims: int | Sequence[int]) -> Self:
+    def permute(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
         """Reorder the batch dimensions.
 
         Args:
-            *dims: each batch dimension once.
+            *args: each batch dimension once.
+            dims: the same by keyword.
+
+        Raises:
+            InvalidValue: if a dimension is missing.
 
         Example:
             >>> import torch
@@ -149,7 +161,7 @@ class Shape(Waist):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return map_by(_permute(self._desc.batch, dims), self)
+        return map_by(_permute(self._desc.batch, _sizes_or(args, dims, "dims")), self)
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Exchange two batch dimensions."""
@@ -263,10 +275,19 @@ class Shape(Waist):
         return map_by(_flip(self._desc.batch, dims), self)
 
 
+def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:
+    """Sizes or dimensions given by position, or by keyword as torch names it."""
+    if named is None:
+        return given
+    if given:
+        raise InvalidArgument(f"expected `{name}` once, got it by position and by keyword.")
+    return (named,)
+
+
 @remembered
-def _resize(batch: Batch, shape: Sizes, call: Callable[..., Tensor]) -> Plan:
+def _resize(batch: Batch, shape: Sizes, name: str) -> Plan:
     new = infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
-    return plan(batch, _resized(batch, new, call), new)
+    return plan(batch, _resized(batch, new, getattr(Tensor, name)), new)
 
 
 def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
@@ -402,7 +423,9 @@ def _repeat(batch: Batch, counts: Batch) -> Plan:
 
 def _interleave(batch: Batch, repeats: int | Tensor, dim: int, output_size: int | None) -> Plan:
     at = wrap_dim(dim, len(batch))
-    size = _repeated_size(repeats, batch[at]) if output_size is None else output_size
+    if not isinstance(repeats, Tensor) or not repeats.ndim:
+        repeats = as_int(repeats)
+    size = _repeated_size(repeats, batch[at]) if output_size is None else as_int(output_size)
     new = (*batch[:at], size, *batch[at + 1 :])
     return plan(batch, lambda leaf: leaf.repeat_interleave(repeats, at, output_size=size), new)
 
@@ -422,7 +445,8 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
 
 @remembered
 def _roll(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Plan:
-    by, along = sizes_of([shifts]), wrap_dims(sizes_of([dims]), len(batch))
+    by = sizes_of([shifts])
+    along = tuple(wrap_dim(dim, len(batch)) for dim in sizes_of([dims]))  # torch adds repeated ones
     if len(by) != len(along):
         raise InvalidValue(f"`roll` takes one shift for each dimension, but {by} and {along} came.")
     return plan(batch, lambda leaf: leaf.roll(by, along), batch)
