@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kd_core._ops.table import BinaryRow, CastRow, ReductionRow, UnaryRow
+    from kd_core._ops.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
 
 OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops"
 WIDTH = 100
@@ -44,7 +44,16 @@ from kd_core._leaves.foreach import (
     sub_tensor,
     sub_tensor_,
 )
-from kd_core._ops.operands import binary, binary_, cast_leaves, is_operand, reflected, unary, unary_
+from kd_core._ops.operands import (
+    as_tensor,
+    binary,
+    binary_,
+    cast_leaves,
+    is_operand,
+    reflected,
+    unary,
+    unary_,
+)
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -200,57 +209,88 @@ def class_of(name: str, methods: Iterator[str]) -> str:
 
 
 def method(name: str, arguments: str, text: str, *body: str, ignore: str = "") -> str:
-    """Write one method, its docstring being one line (none for an operator)."""
-    head = f"\n    def {name}(self{arguments}) -> Self:{ignore}\n"
-    doc = f'        """{text}"""\n' if text else ""
-    return head + doc + "".join(f"{wrapped(line)}\n" for line in body)
+    """Write one method; its docstring says what it does and names the function (none: no text)."""
+    head = wrapped(f"def {name}(self{arguments}) -> Self:{ignore}", 4)
+    doc = f"{docstring(text)}\n" if text else ""
+    return f"\n{head}\n{doc}" + "".join(f"{wrapped(line)}\n" for line in body)
 
 
-def wrapped(line: str) -> str:
-    """Indent a line of a body as the formatter does, its arguments below it if it is too long."""
+def docstring(text: str) -> str:
+    """Write a docstring of one sentence, what stands behind its colon below it if it is too long.
+
+    Raises:
+        ValueError: if that is too long too: the text of the row is then.
+    """
     indent = " " * 8
-    if line.startswith("    "):
-        indent, line = " " * 12, line.strip()
+    line = f'{indent}"""{text}"""'
+    if len(line) <= WIDTH:
+        return line
+    first, _, rest = text.partition(": ")
+    first = f'{indent}"""{first.rstrip(".")}.'
+    if not rest or len(first) > WIDTH:
+        raise ValueError(f"the text of a row makes a line of more than {WIDTH} characters: {text}")
+    return f'{first}\n\n{indent}See {rest}\n{indent}"""'
+
+
+def wrapped(line: str, spaces: int = 8) -> str:
+    """Indent a line as the formatter does, its arguments below it if it is too long."""
+    indent = " " * (spaces + len(line) - len(line.lstrip()))
+    line = line.lstrip()
     if len(indent + line) <= WIDTH:
         return indent + line
     head, rest = line.split("(", 1)
+    inside, _, tail = rest.rpartition(")")
     inner = f"\n{indent}    "
-    if len(indent + rest) + 3 <= WIDTH:
-        return f"{indent}{head}({inner}{rest[:-1]}\n{indent})"
-    each = "".join(f"{inner}{argument}," for argument in rest[:-1].split(", "))
-    return f"{indent}{head}({each}\n{indent})"
+    if len(inner + inside) - 1 <= WIDTH:
+        return f"{indent}{head}({inner}{inside}\n{indent}){tail}"
+    each = "".join(f"{inner}{argument}," for argument in split_arguments(inside))
+    return f"{indent}{head}({each}\n{indent}){tail}"
+
+
+def split_arguments(text: str) -> Iterator[str]:
+    """Split arguments at their commas, but for those inside of brackets."""
+    depth = start = 0
+    for position, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if character == "," and not depth:
+            yield text[start:position].strip()
+            start = position + 1
+    yield text[start:].strip()
 
 
 def unary(rows: Sequence["UnaryRow"]) -> Iterator[str]:
     """Write the functions of one tensor, and their operators."""
     for row in rows:
         kernel = f", torch._foreach_{row.name}" if row.kernel else ""
-        body = f"return unary(self, torch.{row.name}{kernel})"
-        yield method(row.name, "", f"Give {row.text} of every leaf: `torch.{row.name}`.", body)
+        text = f"Return {row.text} of every leaf: `torch.{row.name}`."
+        call = f"unary(self, torch.{row.name}{kernel})"
+        bound = f"unary(self, {partial_of(f'torch.{row.name}', row.options)})"
+        yield method(row.name, options(row.options), text, *with_options(row.options, bound, call))
         if row.operator:
-            yield method(row.operator, "", "", body)
+            yield method(row.operator, "", "", f"return {call}")
 
 
 def unary_in_place(rows: Sequence["UnaryRow"]) -> Iterator[str]:
     """Write the functions of one tensor that have an in-place form."""
     for row in rows:
         name = f"{row.name}_"
+        function = f"torch.Tensor.{name}"
         kernel = f", torch._foreach_{name}" if row.kernel else ""
-        floats = ", floats=True" if row.floats else ""
         text = f"Write {row.text} into every leaf; return self."
-        body = f"return unary_(self, torch.Tensor.{name}{kernel}{floats})"
+        call = f"unary_(self, {function}{kernel})"
+        bound = f"unary_(self, {partial_of(function, row.options)})"
         if row.in_place:
-            yield method(name, "", text, body)
+            yield method(name, options(row.options), text, *with_options(row.options, bound, call))
 
 
 def binary(rows: Sequence["BinaryRow"]) -> Iterator[str]:
     """Write the functions of two, and their operators on both sides."""
     for row in rows:
-        call = f"binary(self, other, torch.{row.name}{kernels(row)})"
-        text = f"Give {row.text}, leaf by leaf: `torch.{row.name}`."
-        yield method(row.name, arguments(row), text, *with_option(row, call))
+        function = f"torch.{row.name}"
+        text = f"Return {row.text}, leaf by leaf: `{function}`."
+        yield method(row.name, arguments(row), text, *binary_body(row, "", function))
         if row.operator:
-            yield from operators(row, call)
+            yield from operators(row, f"binary(self, other, {function}{kernels(row)})")
 
 
 def binary_in_place(rows: Sequence["BinaryRow"]) -> Iterator[str]:
@@ -258,12 +298,20 @@ def binary_in_place(rows: Sequence["BinaryRow"]) -> Iterator[str]:
     for row in rows:
         if not row.in_place:
             continue
-        floats = ", floats=True" if row.floats else ""
-        call = f"binary_(self, other, torch.Tensor.{row.name}_{kernels(row, '_')}{floats})"
+        function = f"torch.Tensor.{row.name}_"
         text = f"Write {row.text} into every leaf; return self."
-        yield method(f"{row.name}_", arguments(row), text, *with_option(row, call, "_"))
+        yield method(f"{row.name}_", arguments(row), text, *binary_body(row, "_", function))
         if row.operator:
+            call = f"binary_(self, other, {function}{kernels(row, '_')})"
             yield method(f"__i{row.operator}__", ", other: Operand", "", f"return {call}")
+
+
+def binary_body(row: "BinaryRow", suffix: str, function: str) -> tuple[str, ...]:
+    """Write the body of a function of two."""
+    operand = row.other if row.numbers else f"as_tensor({row.other})"
+    call = f"binary{suffix}(self, {operand}, {function}{kernels(row, suffix)})"
+    bound = f"binary{suffix}(self, {operand}, {partial_of(function, row.options)})"
+    return with_options(row.options, bound, call)
 
 
 def operators(row: "BinaryRow", call: str) -> Iterator[str]:
@@ -288,25 +336,37 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
 
 def arguments(row: "BinaryRow") -> str:
     """The arguments after `self`."""
-    if row.option is None:
-        return ", other: Operand"
-    name, kind, default = row.option
-    return f", other: Operand, *, {name}: {kind} = {default}"
+    return f", {row.other}: Operand{options(row.options)}"
 
 
-def with_option(row: "BinaryRow", call: str, suffix: str = "") -> tuple[str, ...]:
-    """Write the body: the option, where one is given, is bound to the function of one leaf."""
-    if row.option is None:
+def options(given: Sequence["Option"]) -> str:
+    """The further arguments of a function, those by keyword last."""
+    text, star = "", False
+    for option in given:
+        text += ", *" if option.keyword and not star else ""
+        star = star or option.keyword
+        text += f", {option.name}: {option.kind} = {option.default}"
+    return text
+
+
+def partial_of(function: str, given: Sequence["Option"]) -> str:
+    """A function that the options are bound to."""
+    return f"partial({function}, {', '.join(f'{each.name}={each.name}' for each in given)})"
+
+
+def with_options(given: Sequence["Option"], bound: str, call: str) -> tuple[str, ...]:
+    """Write a body: where an option is given, what is called has the options bound."""
+    if not given:
         return (f"return {call}",)
-    name, _, default = row.option
-    test = "is not None" if default == "None" else f"!= {default}"
-    space = "torch.Tensor" if suffix else "torch"
-    bound = f"partial({space}.{row.name}{suffix}, {name}={name})"
-    return (
-        f"if {name} {test}:",
-        f"    return binary{suffix}(self, other, {bound})",
-        f"return {call}",
-    )
+    test = " or ".join(map(differs, given))
+    return (f"if {test}:", f"    return {bound}", f"return {call}")
+
+
+def differs(option: "Option") -> str:
+    """The test that an option was given. `True` and 1.0 equal 1: torch is to judge them."""
+    if option.default == "None":
+        return f"{option.name} is not None"
+    return f"type({option.name}) is not int or {option.name} != {option.default}"
 
 
 def kernels(row: "BinaryRow", suffix: str = "") -> str:
@@ -328,22 +388,16 @@ def reductions(rows: Sequence["ReductionRow"]) -> Iterator[str]:
     """Write the reductions: `reduce` tells whether a container or a tensor comes out."""
     for row in rows:
         function = row.function or f"torch.{row.name}"
-        option, body = "", [f"return reduced(self, {function}, dim, keepdim, reduce)"]
-        if row.option is not None:
-            name, kind, default = row.option
-            option = f"        {name}: {kind} = {default},\n"
-            test = "is not None" if default == "None" else f"!= {default}"
-            bound = f"partial({function}, {name}={name})"
-            body[:0] = [
-                f"if {name} {test}:",
-                f"    return reduced(self, {bound}, dim, keepdim, reduce)",
-            ]
+        rest = "dim, keepdim, reduce)"
+        bound = f"reduced(self, {partial_of(function, row.options)}, {rest}"
+        body = with_options(row.options, bound, f"reduced(self, {function}, {rest}")
+        option = "".join(f"        {o.name}: {o.kind} = {o.default},\n" for o in row.options)
         for reduce, result in (("[False] = False", "Self"), ("[True]", "Tensor")):
             yield "\n    @overload" + signature(
                 row.name, option, f"Literal{reduce}", result, " ..."
             )
         yield signature(row.name, option, "bool = False", "Self | Tensor", "")
-        yield f'        """Give {row.text}: `torch.{row.name}`."""\n'
+        yield docstring(f"Return {row.text}: `torch.{row.name}`.") + "\n"
         yield "".join(f"{wrapped(line)}\n" for line in body)
 
 

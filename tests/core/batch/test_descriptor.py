@@ -32,7 +32,7 @@ def test_sizes_are_not_negative() -> None:
 
 @pytest.mark.parametrize("batch_size", [object(), 1.5])
 def test_a_batch_size_is_an_integer_or_a_sequence(batch_size: int) -> None:
-    with pytest.raises(InvalidArgument, match="an integer or a sequence of integers"):
+    with pytest.raises(InvalidArgument, match="batch_size must hold integers, got"):
         TensorDict({}, batch_size)
 
 

@@ -348,9 +348,9 @@ def test_a_result_that_leaves_the_batch_is_refused() -> None:
 
 def test_a_tensor_with_more_than_the_batch_is_refused() -> None:
     td = nested(tensors(3))
-    with pytest.raises(ShapeMismatch, match=r"shape \(3, 2\) does not broadcast.* \(3,\)"):
+    with pytest.raises(ShapeMismatch, match=r"shape \(3, 2\) does not line up.* \(3,\)"):
         td + torch.ones(3, 2)
-    with pytest.raises(ShapeMismatch, match=r"shape \(4,\) does not broadcast"):
+    with pytest.raises(ShapeMismatch, match=r"shape \(4,\) does not line up"):
         td * torch.ones(4)
 
 
@@ -367,9 +367,9 @@ def test_foreign_operands_are_refused() -> None:
 @pytest.mark.parametrize(
     ("act", "match"),
     [
-        (lambda td: td.exp_(), r"`\('rest', 'i'\)` of torch.int64 cannot take results of torch.fl"),
-        (lambda td: td.add_(0.5), r"`\('rest', 'i'\)` of torch.int64 cannot take"),
-        (lambda td: td.div_(td), "torch.int64 cannot take"),
+        (lambda td: td.exp_(), r"`\('rest', 'i'\)` of torch.int64 cannot be written in place: res"),
+        (lambda td: td.add_(0.5), r"`\('rest', 'i'\)` of torch.int64 cannot be written in place"),
+        (lambda td: td.div_(td), "torch.int64 cannot be written in place"),
         (lambda td: td.add_(TensorDict({"f": torch.ones(1, 3), "rest": {"i": 1}})), "broadcast"),
     ],
 )
@@ -382,7 +382,7 @@ def test_a_failing_write_changes_nothing(act: Callable[[TensorDict], object], ma
 
 def test_a_parameter_is_not_written_with_gradients_on() -> None:
     td = TensorDict({"a": torch.zeros(2), "w": torch.nn.Parameter(torch.ones(2))})
-    with pytest.raises(ValueError, match=r"entry `w` requires grad.*no_grad"):
+    with pytest.raises(ValueError, match=r"entry `w` of torch.float32.*requires grad.*no_grad"):
         td += 1
     assert td["a"].tolist() == [0, 0]
     with torch.no_grad():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from torch.compiler import is_compiling
 
@@ -49,12 +49,7 @@ def remembered(resolve: Callable[P, R]) -> Callable[P, R]:
         if is_compiling():
             return resolve(*args, **kwargs)
         for arg in args:
-            kind = arg.__class__
-            if kind is tuple:
-                for each in arg:  # type: ignore[attr-defined]  # a tuple
-                    if each.__class__ is not int and not _is_exact(each):
-                        return resolve(*args, **kwargs)
-            elif kind is not int and not _is_exact(arg):
+            if arg.__class__ is not int and not _is_exact(arg):
                 return resolve(*args, **kwargs)
         return known(*args)
 
@@ -63,7 +58,10 @@ def remembered(resolve: Callable[P, R]) -> Callable[P, R]:
 
 def _is_exact(arg: object) -> bool:
     """Whether an argument is equal only to what means the same."""
-    if arg.__class__ is tuple:
-        return all(_is_exact(each) for each in cast("tuple[object, ...]", arg))
     kind = arg.__class__
-    return arg is None or kind is int or kind is str or kind is FunctionType
+    if kind is not tuple:
+        return arg is None or kind is int or kind is str or kind is FunctionType
+    for each in arg:  # type: ignore[attr-defined]  # a tuple
+        if each.__class__ is not int and not _is_exact(each):
+            return False
+    return True

@@ -41,9 +41,8 @@ _constants: Final[dict[tuple[torch.dtype, float, type], Tensor]] = {}
 dtype_of: Final = attrgetter("dtype")
 needs_grad: Final = attrgetter("requires_grad")
 is_meta: Final = attrgetter("is_meta")
-is_contiguous: Final = Tensor.is_contiguous
+is_cpu: Final = attrgetter("is_cpu")
 is_inference: Final = Tensor.is_inference
-_is_cpu: Final = attrgetter("is_cpu")
 _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
@@ -211,7 +210,7 @@ def exact_constant(leaves: list[Tensor], number: object) -> Tensor | None:
                 return None
     elif (
         len(set(map(dtype_of, leaves))) > 1
-        or not all(map(_is_cpu, leaves))
+        or not all(map(is_cpu, leaves))
         or not PLAIN.issuperset(map(type, leaves))
     ):
         return None

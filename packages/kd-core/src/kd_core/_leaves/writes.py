@@ -1,23 +1,23 @@
-"""Writing into leaves: what can go wrong is found out before the first of them is written.
+"""Writing into leaves: all of them, or none.
 
-torch refuses a write into an expanded tensor, or into a parameter while gradients are recorded,
-when it comes to it; by then other leaves are written. A single write needs no such question, since
-torch leaves a tensor alone that it refuses to write to; there it is asked afterwards, for the
-message.
+torch refuses a write when it comes to it: into an expanded tensor, into a parameter while gradients
+are recorded, of a dtype that does not fit. By then other leaves are written. So what torch would
+refuse is found out before the first write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._keys import format_key
-from kd_core._leaves.foreach import PLAIN, run_copies
+from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies
 
 if TYPE_CHECKING:
     from kd_core._types import Entry
@@ -80,9 +80,16 @@ def check_write(target: Tensor, source: Tensor, where: Where) -> None:
     Raises:
         InvalidValue: naming the entry and the remedy.
     """
-    reason = _refusal(target, source)
+    reason = _copy_refusal(target, source)
     if reason is not None:
         raise InvalidValue(f"entry {_name(where)} cannot be written in place: {reason}")
+
+
+def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
+    """Return why torch refuses to copy a source into a tensor, or `None`."""
+    if target.layout is not source.layout:
+        return f"its layout is {target.layout}, but that of the value is {source.layout}."
+    return refusal(target, source) or overlap_refusal(target)
 
 
 def _name(where: Where) -> str:
@@ -90,28 +97,68 @@ def _name(where: Where) -> str:
 
 
 def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
-    """Whether torch might refuse the write: the quick question before `_refusal`."""
-    if source.is_meta or (recording and target.requires_grad):
+    """Whether torch might refuse the write: the quick question before `refusal`."""
+    if source.is_meta or target.is_inference() or source.layout is not torch.strided:
         return True
-    return not target.is_contiguous()
+    if recording and (target.requires_grad or source.requires_grad):
+        return True
+    return not is_whole(target)
 
 
-def _refusal(target: Tensor, source: Tensor) -> str | None:
-    if target.requires_grad and torch.is_grad_enabled():
-        base = target._base
-        if target.is_leaf or (base is not None and base.is_leaf):
-            return (
-                "it requires grad and is a leaf of the graph. Do it under `torch.no_grad()`, or "
-                "`set` a new tensor."
-            )
-    if source.is_meta and not target.is_meta:
+def is_whole(tensor: Tensor) -> bool:
+    """Tell whether a tensor is dense, and each of its elements has a place in memory of its own."""
+    try:
+        return tensor.is_contiguous()
+    except RuntimeError:  # compressed sparse tensors
+        return False
+
+
+def refusal(target: Tensor, *sources: object) -> str | None:
+    """Return why torch refuses any write of these sources into a tensor, or `None`."""
+    tensors = [source for source in sources if isinstance(source, Tensor)]
+    if torch.is_grad_enabled() and (target.requires_grad or any(map(needs_grad, tensors))):
+        reason = _graph_refusal(target)
+        if reason is not None:
+            return reason
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        return (
+            "it is an inference tensor. Do it under `torch.inference_mode()`, or `set` a clone of "
+            "it first."
+        )
+    if not target.is_meta and any(source.is_meta for source in tensors):
         return "the value is on the device `meta`, which holds no data."
+    return None
+
+
+def overlap_refusal(target: Tensor) -> str | None:
+    """Return why torch refuses to write several values into a tensor, or `None`."""
     if _may_overlap(target) and torch._debug_has_internal_overlap(target) == 1:
         return (
             "some of its elements share one place in memory, as those of an expanded tensor do. "
             "`set` a clone of it first."
         )
     return None
+
+
+def _graph_refusal(target: Tensor) -> str | None:
+    """Return why autograd refuses to record a write into a tensor, or `None`."""
+    base = target._base
+    if target.requires_grad and (target.is_leaf or (base is not None and base.is_leaf)):
+        return (
+            "it requires grad and is a leaf of the graph. Do it under `torch.no_grad()`, or "
+            "`set` a new tensor."
+        )
+    if base is None or _creation(target) == _PLAIN_VIEW:
+        return None
+    return (
+        "it is a view that was made under `torch.no_grad()`, or one of several that `unbind`, "
+        "`split` or `chunk` made, and gradients do not flow through such a write. `set` a clone "
+        "of it first."
+    )
+
+
+_creation: Final[Callable[[Tensor], object]] = torch._C._autograd._get_creation_meta
+_PLAIN_VIEW: Final[object] = torch._C._autograd.CreationMeta.DEFAULT
 
 
 def _may_overlap(target: Tensor) -> bool:
@@ -128,6 +175,8 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     """Copy each source into its target; `False`, and nothing done, if one needs a closer look."""
     recording, compiling = torch.is_grad_enabled(), is_compiling()
     singly = False
+    if not compiling and any(map(is_inference, targets)):
+        return False
     for target, source in zip(targets, sources):  # noqa: B905  # both of one walk
         if target.shape != source.shape:
             return False
@@ -135,9 +184,9 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
             singly = singly or not PLAIN.issuperset((type(target), type(source)))
         if recording and (target.requires_grad or source.requires_grad):
             singly = True
-        elif target.is_contiguous() and not source.is_meta:
+        elif is_whole(target) and not source.is_meta and (source.layout is torch.strided):
             continue
-        if not compiling and _refusal(target, source) is not None:
+        if not compiling and _copy_refusal(target, source) is not None:
             return False
     try:
         run_copies(targets, sources, singly)
@@ -159,12 +208,7 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
             "place. Use `update_` for a nested container, `set` to replace it."
         )
     source = value if isinstance(value, Tensor) else as_source(where, value)
-    offset = entry.ndim - source.ndim
-    fits = offset >= 0 and all(
-        got in (1, expected)
-        for got, expected in zip(source.shape, entry.shape[offset:], strict=True)
-    )
-    if not fits:
+    if not broadcasts_to(source.shape, entry.shape):
         raise ShapeMismatch(
             f"cannot write a value of shape {tuple(source.shape)} to {_name(where)} in place: "
             f"it must be broadcastable to {tuple(entry.shape)}. Use `set` to replace the entry."

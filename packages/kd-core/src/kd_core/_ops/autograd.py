@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidValue
@@ -50,6 +51,11 @@ class Autograd(Waist):
                     f"{name_in(self, leaf)} of {leaf.dtype} cannot have gradients: only floating "
                     "point and complex numbers can. `exclude` it first, or cast it."
                 )
+            if requires_grad and leaf.is_inference() and not torch.is_inference_mode_enabled():
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} is an inference tensor, which cannot have gradients. "
+                    "`clone` the container first."
+                )
             if not requires_grad and not leaf.is_leaf:
                 raise InvalidValue(
                     f"{name_in(self, leaf)} is a result inside the graph, so it cannot stop "
@@ -64,8 +70,19 @@ class Autograd(Waist):
         return self._map_each(Tensor.detach)
 
     def detach_(self) -> Self:
-        """Take all leaves out of the graph, in place; return self."""
-        for leaf in leaves_of(self):
+        """Take all leaves out of the graph, in place; return self.
+
+        Raises:
+            InvalidValue: if a leaf is a view of another tensor; then nothing is changed.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if leaf._is_view():
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} is a view of another tensor, so it cannot leave the "
+                    "graph in place. Use `detach()`."
+                )
+        for leaf in leaves:
             leaf.detach_()
         return self
 
@@ -91,7 +108,9 @@ class Autograd(Waist):
             if set_to_none:
                 leaf.grad = None
             else:
-                leaf.grad.detach_().zero_()
+                with torch.no_grad():  # as `torch.nn.Module.zero_grad` does
+                    leaf.grad.requires_grad_(False) if leaf.grad.is_leaf else leaf.grad.detach_()
+                    leaf.grad.zero_()
         return self
 
 

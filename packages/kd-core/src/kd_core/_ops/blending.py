@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
-from kd_core._ops.operands import blend, blend_, check_holds, leaves_of
+from kd_core._ops.operands import blend, blend_
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ class Blending(Waist):
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
         """Limit every value to a range, in place; return self."""
         _check_limits(min, max)
-        for bound in (min, max):
-            check_holds(self, leaves_of(self), bound)
         return blend_(self, torch.Tensor.clamp_, min, max)
 
     def clamp_min(self, min: Operand) -> Self:

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import sizes_of
-from kd_core._errors import InvalidArgument
-from kd_core._leaves.foreach import run_
-from kd_core._leaves.loops import finder
-from kd_core._leaves.writes import check_write, copy_over, copy_pairs
-from kd_core._ops.operands import binary_, blend, check_holds, check_writable, leaves_of
+from kd_core._leaves.writes import copy_over, copy_pairs
+from kd_core._ops.operands import binary_, blend, unary_
+from kd_core._ops.rows import check_mask
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -44,10 +42,7 @@ class Filling(Waist):
 
     def zero_(self) -> Self:
         """Write zeros into every leaf; return self."""
-        leaves = leaves_of(self)
-        check_writable(self, leaves, None, floats=False)
-        run_(leaves, Tensor.zero_, torch._foreach_zero_)
-        return self
+        return unary_(self, Tensor.zero_, torch._foreach_zero_, whole=False)
 
     def fill_(self, value: Tensor | complex) -> Self:
         """Write a number, or a 0-d tensor, into every leaf; return self.
@@ -55,8 +50,7 @@ class Filling(Waist):
         Raises:
             InvalidValue: if a leaf cannot hold the number; nothing is written then.
         """
-        check_holds(self, leaves_of(self), value)
-        return binary_(self, value, Tensor.fill_, casts=True)
+        return binary_(self, value, Tensor.fill_, whole=isinstance(value, Tensor))
 
     def copy_(self, source: Waist, non_blocking: bool = False) -> Self:
         """Copy the values of a container of the same keys into the leaves; return self.
@@ -71,15 +65,12 @@ class Filling(Waist):
         theirs: list[Tensor] = []
         self._collect_pair(cast("Entry", source), mine, theirs, ())
         if non_blocking or not copy_pairs(mine, theirs):
-            for leaf, value in zip(mine, theirs, strict=True):
-                check_write(leaf, value, finder(self._entries, leaf))
-            write = _non_blocking_copy if non_blocking else copy_over
-            return binary_(self, source, write, casts=True)
+            return binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
         return self
 
     def masked_fill(self, mask: Tensor, value: float) -> Self:
         """Give the container with a value where a mask over the batch dimensions is true."""
-        _check_mask(mask)
+        check_mask(mask)
         return blend(self, torch.masked_fill, mask, value)
 
     def masked_fill_(self, mask: Tensor, value: float) -> Self:
@@ -89,8 +80,7 @@ class Filling(Waist):
             InvalidValue: if a leaf cannot hold the value, or cannot be written to; nothing is
                 written then.
         """
-        _check_mask(mask)
-        check_holds(self, leaves_of(self), value)
+        check_mask(mask)
         return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
 
     def new_zeros(
@@ -184,9 +174,3 @@ def _fresh(
 
 def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:
     return leaf.copy_(cast(Tensor, source), non_blocking=True)
-
-
-def _check_mask(mask: object) -> None:
-    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-        kind = f"tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise InvalidArgument(f"a mask is a tensor of torch.bool, but a `{kind}` came.")

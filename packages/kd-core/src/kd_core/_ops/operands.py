@@ -4,7 +4,7 @@ The generated methods of `_ops.pointwise` are one call each of a function from h
 operand is
 
 - a number: for every leaf;
-- a tensor: it broadcasts over the *batch* dimensions, so its shape is padded on the right with
+- a tensor: it lines up with the *first* batch dimensions, so its shape is padded on the right with
   ones to the rank of each leaf; it may not enlarge the batch;
 - a container: leaves are matched by key. Both have the same keys, and the same batch size or one
   of them the batch size ().
@@ -15,22 +15,21 @@ first, so an operand that does not fit leaves the container as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.shapes import broadcasts_to
-from kd_core._errors import DeviceMismatch, InvalidArgument, InvalidValue, KdError, ShapeMismatch
+from kd_core._batch.shapes import check_lines_up
+from kd_core._errors import DeviceMismatch, InvalidArgument, KdError, ShapeMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import (
     CONSTANT_FROM,
     Kernel,
     are_mixed,
     exact_constant,
-    needs_grad,
     run,
     run_,
     run_exact,
@@ -40,8 +39,8 @@ from kd_core._leaves.foreach import (
     run_with_,
     use_foreach,
 )
-from kd_core._leaves.loops import few_leaves, finder, name_of_leaf
-from kd_core._leaves.writes import check_write
+from kd_core._leaves.in_place import check_in_place
+from kd_core._leaves.loops import few_leaves, name_of_leaf
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -62,6 +61,11 @@ def is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, _OPERANDS) or _is_array(value)
 
 
+def as_tensor(other: Operand) -> Waist | Tensor:
+    """Return an operand for a function that takes no numbers: a number as a 0-d tensor."""
+    return other if isinstance(other, (Waist, Tensor)) else torch.as_tensor(_as_operand(other))
+
+
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
     if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
@@ -71,11 +75,10 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     return td._rebuild(iter(run(leaves, fn, kernel)))
 
 
-def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, floats: bool = False) -> W:
-    """Apply a function that writes into the storage of each leaf."""
+def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, whole: bool = True) -> W:
+    """Apply a function that writes into the storage of each leaf; see `check_in_place`."""
     leaves = leaves_of(td)
-    _check_whole(td, leaves)
-    check_writable(td, leaves, None, floats)
+    check_in_place(td._entries, leaves, fn, whole=whole)
     run_(leaves, fn, kernel)
     return td
 
@@ -131,8 +134,7 @@ def binary_(
     fn: _LeafOp,
     kernel: Kernel | None = None,
     exact: Kernel | None = None,
-    floats: bool = False,
-    casts: bool = False,
+    whole: bool = True,
 ) -> W:
     """Apply a function that writes into the storage of each leaf; see `binary`.
 
@@ -142,34 +144,38 @@ def binary_(
         fn: for one leaf.
         kernel: the foreach function that writes.
         exact: the same for a 0-dim tensor.
-        floats: whether the function turns integers into floating point.
-        casts: whether it takes values of any dtype, as `copy_` does.
+        whole: see `check_in_place`.
     """
     leaves: list[Tensor] = []
+    theirs: list[Tensor] = []
     if isinstance(other, Waist):
-        theirs: list[Tensor] = []
         td._collect_pair(cast("Entry", other), leaves, theirs, ())
         _check_batches(td._desc.batch, other._desc.batch)
-        _check_whole(td, leaves)
-        check_writable(td, leaves, theirs, floats, casts)
-        run_pairs_(leaves, theirs, fn, kernel)
-        return td
-    td._collect(leaves)
-    operand = _as_operand(other)
-    if isinstance(operand, Tensor) and operand.ndim:
+    else:
+        td._collect(leaves)
+        operand = _as_operand(other)
+        if not isinstance(operand, Tensor) or not operand.ndim:
+            return _write_number(td, leaves, operand, fn, kernel, exact, whole)
         theirs = padded(td, operand, leaves)
-        _check_whole(td, leaves)
-        check_writable(td, leaves, theirs, floats)
-        run_pairs_(leaves, theirs, fn, kernel)
-        return td
-    if not casts:  # a number may be written to many elements in one place
-        _check_whole(td, leaves)
-    constant = None if exact is None else exact_constant(leaves, operand)
-    # Where a constant stands for the number, results are of the dtype of the leaves.
-    column = [operand] * len(leaves) if constant is None else None
-    check_writable(td, leaves, column, floats and constant is None, casts)
+    check_in_place(td._entries, leaves, fn, theirs)
+    run_pairs_(leaves, theirs, fn, kernel)
+    return td
+
+
+def _write_number(
+    td: W,
+    leaves: list[Tensor],
+    number: Tensor | complex,
+    fn: _LeafOp,
+    kernel: Kernel | None,
+    exact: Kernel | None,
+    whole: bool,
+) -> W:
+    """Apply a function of leaves and one number, or a 0-dim tensor, that writes into the leaves."""
+    check_in_place(td._entries, leaves, fn, [number] * len(leaves), whole=whole)
+    constant = None if exact is None else exact_constant(leaves, number)
     if constant is None:
-        run_with_(leaves, operand, fn, kernel)
+        run_with_(leaves, number, fn, kernel)
     elif len(leaves) < CONSTANT_FROM or exact is None or are_mixed(leaves):
         run_with_(leaves, constant, fn, None)
     else:
@@ -220,9 +226,7 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
 def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
     """Apply a function of three that writes into the storage of each leaf; see `blend`."""
     leaves, columns = _columns(td, first, second)
-    _check_whole(td, leaves)
-    for column in columns:
-        check_writable(td, leaves, column, False)
+    check_in_place(td._entries, leaves, fn, *columns)
     _run_columns(leaves, columns, fn, kernel)
     return td
 
@@ -296,19 +300,14 @@ def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
-    """A tensor over the batch dimensions, made broadcastable to each leaf.
+    """A tensor that lines up with the first batch dimensions, made broadcastable to each leaf.
 
     Raises:
-        ShapeMismatch: if it has more dimensions than the batch, or would enlarge it.
+        ShapeMismatch: if it does not line up, or would enlarge the batch.
     """
     shape = tuple(operand.shape)
-    if not broadcasts_to(shape, batch):
-        raise ShapeMismatch(
-            f"a tensor of shape {shape} does not broadcast over batch_size {batch}: a tensor "
-            "operand covers batch dimensions only, the same value for all that lies behind them. "
-            "Use `apply` to combine it with whole entries."
-        )
-    ndim = len(batch)
+    check_lines_up(shape, batch, "a tensor")
+    ndim = operand.ndim
     made: dict[int, Tensor] = {}
     for leaf in leaves:
         extra = leaf.ndim - ndim
@@ -371,80 +370,6 @@ def _check_batches(mine: Batch, theirs: Batch) -> None:
             f"the containers have different batch sizes, {mine} and {theirs}: they must be equal, "
             "or one of them (). Use `expand` or `reshape` first."
         )
-
-
-def _has_tensors(operands: Sequence[object]) -> bool:
-    return any(isinstance(operand, Tensor) for operand in operands)
-
-
-def check_writable(
-    td: Waist,
-    leaves: list[Tensor],
-    operands: Sequence[object] | None,
-    floats: bool,
-    casts: bool = False,
-) -> None:
-    """Refuse what would fail for one leaf after others were written; tracing writes nothing."""
-    if is_compiling():
-        return
-    grad = torch.is_grad_enabled() and any(map(needs_grad, leaves))
-    if not grad and not floats and (operands is None or (casts and not _has_tensors(operands))):
-        return
-    for position, leaf in enumerate(leaves):
-        if grad and leaf.requires_grad and leaf.is_leaf:
-            raise InvalidValue(
-                f"{name_in(td, leaf)} requires grad and is a leaf of the graph, so it cannot be "
-                "written in place. Do it under `torch.no_grad()`, or use the form without `_`."
-            )
-        dtype, operand = leaf.dtype, None if operands is None else operands[position]
-        if operand.__class__ is Tensor and _is_like(operand, leaf, floats):
-            continue
-        if isinstance(operand, Tensor) and not broadcasts_to(operand.shape, leaf.shape):
-            raise ShapeMismatch(
-                f"a value of shape {tuple(operand.shape)} cannot be broadcast to "
-                f"{name_in(td, leaf)} of shape {tuple(leaf.shape)}, which is written in place. Use "
-                "the form without `_`."
-            )
-        if operand is not None and not casts:
-            dtype = torch.result_type(leaf, cast(Tensor, operand))
-        if floats and not (dtype.is_floating_point or dtype.is_complex):
-            dtype = torch.get_default_dtype()
-        if not torch.can_cast(dtype, leaf.dtype):
-            raise InvalidValue(
-                f"{name_in(td, leaf)} of {leaf.dtype} cannot take results of {dtype} in place. Use "
-                "the form without `_`, or cast the container first."
-            )
-
-
-def check_holds(td: Waist, leaves: list[Tensor], value: object) -> None:
-    """Refuse a number that torch would refuse for one leaf after it was written to others."""
-    if is_compiling() or not isinstance(value, (int, float, complex)):
-        return
-    first = {leaf.dtype: leaf for leaf in reversed(leaves)}
-    for dtype, leaf in first.items():
-        try:
-            torch.zeros((), dtype=dtype).fill_(value)
-        except RuntimeError:
-            raise InvalidValue(
-                f"{name_in(td, leaf)} of {dtype} cannot hold {value!r}. Cast it, or leave "
-                "it out with `exclude`."
-            ) from None
-
-
-def _check_whole(td: Waist, leaves: list[Tensor]) -> None:
-    """Refuse leaves that are expanded, which torch would find out after others were written."""
-    if not is_compiling() and len(leaves) > 1:
-        for leaf in leaves:
-            if not leaf.is_contiguous():
-                check_write(leaf, leaf, finder(td._entries, leaf))
-
-
-def _is_like(operand: Tensor, leaf: Tensor, floats: bool) -> bool:
-    """Whether an operand fits as most do; what torch says of two dtypes costs 2 us a leaf."""
-    dtype = leaf.dtype
-    if operand.dtype is not dtype or operand.shape != leaf.shape:
-        return False
-    return not floats or dtype.is_floating_point
 
 
 def leaves_of(td: Waist) -> list[Tensor]:

@@ -22,7 +22,16 @@ from kd_core._leaves.foreach import (
     sub_tensor,
     sub_tensor_,
 )
-from kd_core._ops.operands import binary, binary_, cast_leaves, is_operand, reflected, unary, unary_
+from kd_core._ops.operands import (
+    as_tensor,
+    binary,
+    binary_,
+    cast_leaves,
+    is_operand,
+    reflected,
+    unary,
+    unary_,
+)
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -45,231 +54,239 @@ class Unary(Waist):
     __slots__ = ()
 
     def abs(self) -> Self:
-        """Give the absolute value of every leaf: `torch.abs`."""
+        """Return the absolute value of every leaf: `torch.abs`."""
         return unary(self, torch.abs, torch._foreach_abs)
 
     def __abs__(self) -> Self:
         return unary(self, torch.abs, torch._foreach_abs)
 
     def neg(self) -> Self:
-        """Give the negative of every leaf: `torch.neg`."""
+        """Return the negative of every leaf: `torch.neg`."""
         return unary(self, torch.neg, torch._foreach_neg)
 
     def __neg__(self) -> Self:
         return unary(self, torch.neg, torch._foreach_neg)
 
     def positive(self) -> Self:
-        """Give the value itself of every leaf: `torch.positive`."""
+        """Return the value itself of every leaf: `torch.positive`."""
         return unary(self, torch.positive)
 
     def __pos__(self) -> Self:
         return unary(self, torch.positive)
 
     def bitwise_not(self) -> Self:
-        """Give the bitwise negation of every leaf: `torch.bitwise_not`."""
+        """Return the bitwise negation of every leaf: `torch.bitwise_not`."""
         return unary(self, torch.bitwise_not)
 
     def __invert__(self) -> Self:
         return unary(self, torch.bitwise_not)
 
     def acos(self) -> Self:
-        """Give the inverse cosine of every leaf: `torch.acos`."""
+        """Return the inverse cosine of every leaf: `torch.acos`."""
         return unary(self, torch.acos, torch._foreach_acos)
 
     def asin(self) -> Self:
-        """Give the inverse sine of every leaf: `torch.asin`."""
+        """Return the inverse sine of every leaf: `torch.asin`."""
         return unary(self, torch.asin, torch._foreach_asin)
 
     def atan(self) -> Self:
-        """Give the inverse tangent of every leaf: `torch.atan`."""
+        """Return the inverse tangent of every leaf: `torch.atan`."""
         return unary(self, torch.atan, torch._foreach_atan)
 
     def cos(self) -> Self:
-        """Give the cosine of every leaf: `torch.cos`."""
+        """Return the cosine of every leaf: `torch.cos`."""
         return unary(self, torch.cos, torch._foreach_cos)
 
     def cosh(self) -> Self:
-        """Give the hyperbolic cosine of every leaf: `torch.cosh`."""
+        """Return the hyperbolic cosine of every leaf: `torch.cosh`."""
         return unary(self, torch.cosh, torch._foreach_cosh)
 
     def erf(self) -> Self:
-        """Give the error function of every leaf: `torch.erf`."""
+        """Return the error function of every leaf: `torch.erf`."""
         return unary(self, torch.erf, torch._foreach_erf)
 
     def frac(self) -> Self:
-        """Give the fractional part of every leaf: `torch.frac`."""
+        """Return the fractional part of every leaf: `torch.frac`."""
         return unary(self, torch.frac, torch._foreach_frac)
 
     def erfc(self) -> Self:
-        """Give the complementary error function of every leaf: `torch.erfc`."""
+        """Return the complementary error function of every leaf: `torch.erfc`."""
         return unary(self, torch.erfc, torch._foreach_erfc)
 
     def exp(self) -> Self:
-        """Give the exponential of every leaf: `torch.exp`."""
+        """Return the exponential of every leaf: `torch.exp`."""
         return unary(self, torch.exp, torch._foreach_exp)
 
     def expm1(self) -> Self:
-        """Give the exponential minus one of every leaf: `torch.expm1`."""
+        """Return the exponential minus one of every leaf: `torch.expm1`."""
         return unary(self, torch.expm1, torch._foreach_expm1)
 
     def lgamma(self) -> Self:
-        """Give the logarithm of the absolute gamma function of every leaf: `torch.lgamma`."""
+        """Return the logarithm of the absolute gamma function of every leaf: `torch.lgamma`."""
         return unary(self, torch.lgamma, torch._foreach_lgamma)
 
     def log(self) -> Self:
-        """Give the natural logarithm of every leaf: `torch.log`."""
+        """Return the natural logarithm of every leaf: `torch.log`."""
         return unary(self, torch.log, torch._foreach_log)
 
     def log10(self) -> Self:
-        """Give the logarithm to base 10 of every leaf: `torch.log10`."""
+        """Return the logarithm to base 10 of every leaf: `torch.log10`."""
         return unary(self, torch.log10, torch._foreach_log10)
 
     def log1p(self) -> Self:
-        """Give the natural logarithm of one plus the value of every leaf: `torch.log1p`."""
+        """Return the natural logarithm of one plus the value of every leaf: `torch.log1p`."""
         return unary(self, torch.log1p, torch._foreach_log1p)
 
     def log2(self) -> Self:
-        """Give the logarithm to base 2 of every leaf: `torch.log2`."""
+        """Return the logarithm to base 2 of every leaf: `torch.log2`."""
         return unary(self, torch.log2, torch._foreach_log2)
 
     def reciprocal(self) -> Self:
-        """Give the reciprocal of every leaf: `torch.reciprocal`."""
+        """Return the reciprocal of every leaf: `torch.reciprocal`."""
         return unary(self, torch.reciprocal, torch._foreach_reciprocal)
 
     def rsqrt(self) -> Self:
-        """Give the reciprocal of the square root of every leaf: `torch.rsqrt`."""
+        """Return the reciprocal of the square root of every leaf: `torch.rsqrt`."""
         return unary(self, torch.rsqrt, torch._foreach_rsqrt)
 
     def sigmoid(self) -> Self:
-        """Give the logistic sigmoid of every leaf: `torch.sigmoid`."""
+        """Return the logistic sigmoid of every leaf: `torch.sigmoid`."""
         return unary(self, torch.sigmoid, torch._foreach_sigmoid)
 
     def sin(self) -> Self:
-        """Give the sine of every leaf: `torch.sin`."""
+        """Return the sine of every leaf: `torch.sin`."""
         return unary(self, torch.sin, torch._foreach_sin)
 
     def sinh(self) -> Self:
-        """Give the hyperbolic sine of every leaf: `torch.sinh`."""
+        """Return the hyperbolic sine of every leaf: `torch.sinh`."""
         return unary(self, torch.sinh, torch._foreach_sinh)
 
     def sqrt(self) -> Self:
-        """Give the square root of every leaf: `torch.sqrt`."""
+        """Return the square root of every leaf: `torch.sqrt`."""
         return unary(self, torch.sqrt, torch._foreach_sqrt)
 
     def tan(self) -> Self:
-        """Give the tangent of every leaf: `torch.tan`."""
+        """Return the tangent of every leaf: `torch.tan`."""
         return unary(self, torch.tan, torch._foreach_tan)
 
     def tanh(self) -> Self:
-        """Give the hyperbolic tangent of every leaf: `torch.tanh`."""
+        """Return the hyperbolic tangent of every leaf: `torch.tanh`."""
         return unary(self, torch.tanh, torch._foreach_tanh)
 
     def acosh(self) -> Self:
-        """Give the inverse hyperbolic cosine of every leaf: `torch.acosh`."""
+        """Return the inverse hyperbolic cosine of every leaf: `torch.acosh`."""
         return unary(self, torch.acosh)
 
     def asinh(self) -> Self:
-        """Give the inverse hyperbolic sine of every leaf: `torch.asinh`."""
+        """Return the inverse hyperbolic sine of every leaf: `torch.asinh`."""
         return unary(self, torch.asinh)
 
     def atanh(self) -> Self:
-        """Give the inverse hyperbolic tangent of every leaf: `torch.atanh`."""
+        """Return the inverse hyperbolic tangent of every leaf: `torch.atanh`."""
         return unary(self, torch.atanh)
 
     def deg2rad(self) -> Self:
-        """Give radians from degrees of every leaf: `torch.deg2rad`."""
+        """Return radians from degrees of every leaf: `torch.deg2rad`."""
         return unary(self, torch.deg2rad)
 
     def digamma(self) -> Self:
-        """Give the digamma function of every leaf: `torch.digamma`."""
+        """Return the digamma function of every leaf: `torch.digamma`."""
         return unary(self, torch.digamma)
 
     def erfinv(self) -> Self:
-        """Give the inverse error function of every leaf: `torch.erfinv`."""
+        """Return the inverse error function of every leaf: `torch.erfinv`."""
         return unary(self, torch.erfinv)
 
     def exp2(self) -> Self:
-        """Give the power of two of every leaf: `torch.exp2`."""
+        """Return the power of two of every leaf: `torch.exp2`."""
         return unary(self, torch.exp2)
 
-    def logit(self) -> Self:
-        """Give the log-odds of every leaf: `torch.logit`."""
-        return unary(self, torch.logit)
-
     def rad2deg(self) -> Self:
-        """Give degrees from radians of every leaf: `torch.rad2deg`."""
+        """Return degrees from radians of every leaf: `torch.rad2deg`."""
         return unary(self, torch.rad2deg)
 
     def sinc(self) -> Self:
-        """Give the normalised sinc of every leaf: `torch.sinc`."""
+        """Return the normalised sinc of every leaf: `torch.sinc`."""
         return unary(self, torch.sinc)
 
+    def logit(self, eps: float | None = None) -> Self:
+        """Return the log-odds of every leaf: `torch.logit`."""
+        if eps is not None:
+            return unary(self, partial(torch.logit, eps=eps))
+        return unary(self, torch.logit)
+
     def ceil(self) -> Self:
-        """Give the smallest integer that is not less of every leaf: `torch.ceil`."""
+        """Return the smallest integer that is not less of every leaf: `torch.ceil`."""
         return unary(self, torch.ceil, torch._foreach_ceil)
 
     def floor(self) -> Self:
-        """Give the largest integer that is not greater of every leaf: `torch.floor`."""
+        """Return the largest integer that is not greater of every leaf: `torch.floor`."""
         return unary(self, torch.floor, torch._foreach_floor)
 
-    def round(self) -> Self:
-        """Give the nearest integer of every leaf: `torch.round`."""
-        return unary(self, torch.round, torch._foreach_round)
-
     def sign(self) -> Self:
-        """Give the sign of every leaf: `torch.sign`."""
+        """Return the sign of every leaf: `torch.sign`."""
         return unary(self, torch.sign, torch._foreach_sign)
 
     def trunc(self) -> Self:
-        """Give the integer part of every leaf: `torch.trunc`."""
+        """Return the integer part of every leaf: `torch.trunc`."""
         return unary(self, torch.trunc, torch._foreach_trunc)
 
+    def round(self, *, decimals: int = 0) -> Self:
+        """Return the nearest integer of every leaf: `torch.round`."""
+        if type(decimals) is not int or decimals != 0:
+            return unary(self, partial(torch.round, decimals=decimals))
+        return unary(self, torch.round, torch._foreach_round)
+
     def logical_not(self) -> Self:
-        """Give the logical negation of every leaf: `torch.logical_not`."""
+        """Return the logical negation of every leaf: `torch.logical_not`."""
         return unary(self, torch.logical_not)
 
-    def nan_to_num(self) -> Self:
-        """Give finite numbers in place of NaN and infinities of every leaf: `torch.nan_to_num`."""
-        return unary(self, torch.nan_to_num)
-
     def relu(self) -> Self:
-        """Give the positive part of every leaf: `torch.relu`."""
+        """Return the positive part of every leaf: `torch.relu`."""
         return unary(self, torch.relu)
 
     def sgn(self) -> Self:
-        """Give the sign (for complex numbers the unit phase) of every leaf: `torch.sgn`."""
+        """Return the sign (for complex numbers the unit phase) of every leaf: `torch.sgn`."""
         return unary(self, torch.sgn)
 
     def square(self) -> Self:
-        """Give the square of every leaf: `torch.square`."""
+        """Return the square of every leaf: `torch.square`."""
         return unary(self, torch.square)
 
+    def nan_to_num(
+        self, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+    ) -> Self:
+        """Return finite numbers for NaN and infinities of every leaf: `torch.nan_to_num`."""
+        if nan is not None or posinf is not None or neginf is not None:
+            return unary(self, partial(torch.nan_to_num, nan=nan, posinf=posinf, neginf=neginf))
+        return unary(self, torch.nan_to_num)
+
     def isfinite(self) -> Self:
-        """Give whether a value is finite of every leaf: `torch.isfinite`."""
+        """Return whether a value is finite of every leaf: `torch.isfinite`."""
         return unary(self, torch.isfinite)
 
     def isinf(self) -> Self:
-        """Give whether a value is infinite of every leaf: `torch.isinf`."""
+        """Return whether a value is infinite of every leaf: `torch.isinf`."""
         return unary(self, torch.isinf)
 
     def isnan(self) -> Self:
-        """Give whether a value is NaN of every leaf: `torch.isnan`."""
+        """Return whether a value is NaN of every leaf: `torch.isnan`."""
         return unary(self, torch.isnan)
 
     def isneginf(self) -> Self:
-        """Give whether a value is negative infinity of every leaf: `torch.isneginf`."""
+        """Return whether a value is negative infinity of every leaf: `torch.isneginf`."""
         return unary(self, torch.isneginf)
 
     def isposinf(self) -> Self:
-        """Give whether a value is positive infinity of every leaf: `torch.isposinf`."""
+        """Return whether a value is positive infinity of every leaf: `torch.isposinf`."""
         return unary(self, torch.isposinf)
 
     def isreal(self) -> Self:
-        """Give whether a value is real of every leaf: `torch.isreal`."""
+        """Return whether a value is real of every leaf: `torch.isreal`."""
         return unary(self, torch.isreal)
 
     def signbit(self) -> Self:
-        """Give whether the sign bit is set of every leaf: `torch.signbit`."""
+        """Return whether the sign bit is set of every leaf: `torch.signbit`."""
         return unary(self, torch.signbit)
 
 
@@ -303,135 +320,137 @@ class UnaryInPlace(Waist):
 
     def acos_(self) -> Self:
         """Write the inverse cosine into every leaf; return self."""
-        return unary_(self, torch.Tensor.acos_, torch._foreach_acos_, floats=True)
+        return unary_(self, torch.Tensor.acos_, torch._foreach_acos_)
 
     def asin_(self) -> Self:
         """Write the inverse sine into every leaf; return self."""
-        return unary_(self, torch.Tensor.asin_, torch._foreach_asin_, floats=True)
+        return unary_(self, torch.Tensor.asin_, torch._foreach_asin_)
 
     def atan_(self) -> Self:
         """Write the inverse tangent into every leaf; return self."""
-        return unary_(self, torch.Tensor.atan_, torch._foreach_atan_, floats=True)
+        return unary_(self, torch.Tensor.atan_, torch._foreach_atan_)
 
     def cos_(self) -> Self:
         """Write the cosine into every leaf; return self."""
-        return unary_(self, torch.Tensor.cos_, torch._foreach_cos_, floats=True)
+        return unary_(self, torch.Tensor.cos_, torch._foreach_cos_)
 
     def cosh_(self) -> Self:
         """Write the hyperbolic cosine into every leaf; return self."""
-        return unary_(self, torch.Tensor.cosh_, torch._foreach_cosh_, floats=True)
+        return unary_(self, torch.Tensor.cosh_, torch._foreach_cosh_)
 
     def erf_(self) -> Self:
         """Write the error function into every leaf; return self."""
-        return unary_(self, torch.Tensor.erf_, torch._foreach_erf_, floats=True)
+        return unary_(self, torch.Tensor.erf_, torch._foreach_erf_)
 
     def frac_(self) -> Self:
         """Write the fractional part into every leaf; return self."""
-        return unary_(self, torch.Tensor.frac_, torch._foreach_frac_, floats=True)
+        return unary_(self, torch.Tensor.frac_, torch._foreach_frac_)
 
     def erfc_(self) -> Self:
         """Write the complementary error function into every leaf; return self."""
-        return unary_(self, torch.Tensor.erfc_, torch._foreach_erfc_, floats=True)
+        return unary_(self, torch.Tensor.erfc_, torch._foreach_erfc_)
 
     def exp_(self) -> Self:
         """Write the exponential into every leaf; return self."""
-        return unary_(self, torch.Tensor.exp_, torch._foreach_exp_, floats=True)
+        return unary_(self, torch.Tensor.exp_, torch._foreach_exp_)
 
     def expm1_(self) -> Self:
         """Write the exponential minus one into every leaf; return self."""
-        return unary_(self, torch.Tensor.expm1_, torch._foreach_expm1_, floats=True)
+        return unary_(self, torch.Tensor.expm1_, torch._foreach_expm1_)
 
     def lgamma_(self) -> Self:
         """Write the logarithm of the absolute gamma function into every leaf; return self."""
-        return unary_(self, torch.Tensor.lgamma_, torch._foreach_lgamma_, floats=True)
+        return unary_(self, torch.Tensor.lgamma_, torch._foreach_lgamma_)
 
     def log_(self) -> Self:
         """Write the natural logarithm into every leaf; return self."""
-        return unary_(self, torch.Tensor.log_, torch._foreach_log_, floats=True)
+        return unary_(self, torch.Tensor.log_, torch._foreach_log_)
 
     def log10_(self) -> Self:
         """Write the logarithm to base 10 into every leaf; return self."""
-        return unary_(self, torch.Tensor.log10_, torch._foreach_log10_, floats=True)
+        return unary_(self, torch.Tensor.log10_, torch._foreach_log10_)
 
     def log1p_(self) -> Self:
         """Write the natural logarithm of one plus the value into every leaf; return self."""
-        return unary_(self, torch.Tensor.log1p_, torch._foreach_log1p_, floats=True)
+        return unary_(self, torch.Tensor.log1p_, torch._foreach_log1p_)
 
     def log2_(self) -> Self:
         """Write the logarithm to base 2 into every leaf; return self."""
-        return unary_(self, torch.Tensor.log2_, torch._foreach_log2_, floats=True)
+        return unary_(self, torch.Tensor.log2_, torch._foreach_log2_)
 
     def reciprocal_(self) -> Self:
         """Write the reciprocal into every leaf; return self."""
-        return unary_(self, torch.Tensor.reciprocal_, torch._foreach_reciprocal_, floats=True)
+        return unary_(self, torch.Tensor.reciprocal_, torch._foreach_reciprocal_)
 
     def rsqrt_(self) -> Self:
         """Write the reciprocal of the square root into every leaf; return self."""
-        return unary_(self, torch.Tensor.rsqrt_, torch._foreach_rsqrt_, floats=True)
+        return unary_(self, torch.Tensor.rsqrt_, torch._foreach_rsqrt_)
 
     def sigmoid_(self) -> Self:
         """Write the logistic sigmoid into every leaf; return self."""
-        return unary_(self, torch.Tensor.sigmoid_, torch._foreach_sigmoid_, floats=True)
+        return unary_(self, torch.Tensor.sigmoid_, torch._foreach_sigmoid_)
 
     def sin_(self) -> Self:
         """Write the sine into every leaf; return self."""
-        return unary_(self, torch.Tensor.sin_, torch._foreach_sin_, floats=True)
+        return unary_(self, torch.Tensor.sin_, torch._foreach_sin_)
 
     def sinh_(self) -> Self:
         """Write the hyperbolic sine into every leaf; return self."""
-        return unary_(self, torch.Tensor.sinh_, torch._foreach_sinh_, floats=True)
+        return unary_(self, torch.Tensor.sinh_, torch._foreach_sinh_)
 
     def sqrt_(self) -> Self:
         """Write the square root into every leaf; return self."""
-        return unary_(self, torch.Tensor.sqrt_, torch._foreach_sqrt_, floats=True)
+        return unary_(self, torch.Tensor.sqrt_, torch._foreach_sqrt_)
 
     def tan_(self) -> Self:
         """Write the tangent into every leaf; return self."""
-        return unary_(self, torch.Tensor.tan_, torch._foreach_tan_, floats=True)
+        return unary_(self, torch.Tensor.tan_, torch._foreach_tan_)
 
     def tanh_(self) -> Self:
         """Write the hyperbolic tangent into every leaf; return self."""
-        return unary_(self, torch.Tensor.tanh_, torch._foreach_tanh_, floats=True)
+        return unary_(self, torch.Tensor.tanh_, torch._foreach_tanh_)
 
     def acosh_(self) -> Self:
         """Write the inverse hyperbolic cosine into every leaf; return self."""
-        return unary_(self, torch.Tensor.acosh_, floats=True)
+        return unary_(self, torch.Tensor.acosh_)
 
     def asinh_(self) -> Self:
         """Write the inverse hyperbolic sine into every leaf; return self."""
-        return unary_(self, torch.Tensor.asinh_, floats=True)
+        return unary_(self, torch.Tensor.asinh_)
 
     def atanh_(self) -> Self:
         """Write the inverse hyperbolic tangent into every leaf; return self."""
-        return unary_(self, torch.Tensor.atanh_, floats=True)
+        return unary_(self, torch.Tensor.atanh_)
 
     def deg2rad_(self) -> Self:
         """Write radians from degrees into every leaf; return self."""
-        return unary_(self, torch.Tensor.deg2rad_, floats=True)
+        return unary_(self, torch.Tensor.deg2rad_)
 
     def digamma_(self) -> Self:
         """Write the digamma function into every leaf; return self."""
-        return unary_(self, torch.Tensor.digamma_, floats=True)
+        return unary_(self, torch.Tensor.digamma_)
 
     def erfinv_(self) -> Self:
         """Write the inverse error function into every leaf; return self."""
-        return unary_(self, torch.Tensor.erfinv_, floats=True)
+        return unary_(self, torch.Tensor.erfinv_)
 
     def exp2_(self) -> Self:
         """Write the power of two into every leaf; return self."""
-        return unary_(self, torch.Tensor.exp2_, floats=True)
-
-    def logit_(self) -> Self:
-        """Write the log-odds into every leaf; return self."""
-        return unary_(self, torch.Tensor.logit_, floats=True)
+        return unary_(self, torch.Tensor.exp2_)
 
     def rad2deg_(self) -> Self:
         """Write degrees from radians into every leaf; return self."""
-        return unary_(self, torch.Tensor.rad2deg_, floats=True)
+        return unary_(self, torch.Tensor.rad2deg_)
 
     def sinc_(self) -> Self:
         """Write the normalised sinc into every leaf; return self."""
-        return unary_(self, torch.Tensor.sinc_, floats=True)
+        return unary_(self, torch.Tensor.sinc_)
+
+    def logit_(self, eps: float | None = None) -> Self:
+        """Write the log-odds into every leaf; return self."""
+        if eps is not None:
+            return unary_(self, partial(torch.Tensor.logit_, eps=eps))
+        return unary_(self, torch.Tensor.logit_)
 
     def ceil_(self) -> Self:
         """Write the smallest integer that is not less into every leaf; return self."""
@@ -441,10 +460,6 @@ class UnaryInPlace(Waist):
         """Write the largest integer that is not greater into every leaf; return self."""
         return unary_(self, torch.Tensor.floor_, torch._foreach_floor_)
 
-    def round_(self) -> Self:
-        """Write the nearest integer into every leaf; return self."""
-        return unary_(self, torch.Tensor.round_, torch._foreach_round_)
-
     def sign_(self) -> Self:
         """Write the sign into every leaf; return self."""
         return unary_(self, torch.Tensor.sign_, torch._foreach_sign_)
@@ -453,13 +468,15 @@ class UnaryInPlace(Waist):
         """Write the integer part into every leaf; return self."""
         return unary_(self, torch.Tensor.trunc_, torch._foreach_trunc_)
 
+    def round_(self, *, decimals: int = 0) -> Self:
+        """Write the nearest integer into every leaf; return self."""
+        if type(decimals) is not int or decimals != 0:
+            return unary_(self, partial(torch.Tensor.round_, decimals=decimals))
+        return unary_(self, torch.Tensor.round_, torch._foreach_round_)
+
     def logical_not_(self) -> Self:
         """Write the logical negation into every leaf; return self."""
         return unary_(self, torch.Tensor.logical_not_)
-
-    def nan_to_num_(self) -> Self:
-        """Write finite numbers in place of NaN and infinities into every leaf; return self."""
-        return unary_(self, torch.Tensor.nan_to_num_)
 
     def relu_(self) -> Self:
         """Write the positive part into every leaf; return self."""
@@ -472,6 +489,16 @@ class UnaryInPlace(Waist):
     def square_(self) -> Self:
         """Write the square into every leaf; return self."""
         return unary_(self, torch.Tensor.square_)
+
+    def nan_to_num_(
+        self, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+    ) -> Self:
+        """Write finite numbers for NaN and infinities into every leaf; return self."""
+        if nan is not None or posinf is not None or neginf is not None:
+            return unary_(
+                self, partial(torch.Tensor.nan_to_num_, nan=nan, posinf=posinf, neginf=neginf)
+            )
+        return unary_(self, torch.Tensor.nan_to_num_)
 
 
 class Arithmetic(Waist):
@@ -493,8 +520,8 @@ class Arithmetic(Waist):
     __slots__ = ()
 
     def add(self, other: Operand, *, alpha: float = 1) -> Self:
-        """Give the sum, leaf by leaf: `torch.add`."""
-        if alpha != 1:
+        """Return the sum, leaf by leaf: `torch.add`."""
+        if type(alpha) is not int or alpha != 1:
             return binary(self, other, partial(torch.add, alpha=alpha))
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
@@ -505,8 +532,8 @@ class Arithmetic(Waist):
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def sub(self, other: Operand, *, alpha: float = 1) -> Self:
-        """Give the difference, leaf by leaf: `torch.sub`."""
-        if alpha != 1:
+        """Return the difference, leaf by leaf: `torch.sub`."""
+        if type(alpha) is not int or alpha != 1:
             return binary(self, other, partial(torch.sub, alpha=alpha))
         return binary(self, other, torch.sub, torch._foreach_sub, sub_tensor)
 
@@ -517,7 +544,7 @@ class Arithmetic(Waist):
         return reflected(self, other, operator.sub, exact=True)
 
     def mul(self, other: Operand) -> Self:
-        """Give the product, leaf by leaf: `torch.mul`."""
+        """Return the product, leaf by leaf: `torch.mul`."""
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def __mul__(self, other: Operand) -> Self:
@@ -527,7 +554,7 @@ class Arithmetic(Waist):
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
-        """Give the quotient, leaf by leaf: `torch.div`."""
+        """Return the quotient, leaf by leaf: `torch.div`."""
         if rounding_mode is not None:
             return binary(self, other, partial(torch.div, rounding_mode=rounding_mode))
         return binary(self, other, torch.div, torch._foreach_div, div_tensor)
@@ -538,9 +565,9 @@ class Arithmetic(Waist):
     def __rtruediv__(self, other: Operand) -> Self:
         return reflected(self, other, operator.truediv)
 
-    def pow(self, other: Operand) -> Self:
-        """Give the power, leaf by leaf: `torch.pow`."""
-        return binary(self, other, torch.pow, torch._foreach_pow)
+    def pow(self, exponent: Operand) -> Self:
+        """Return the power, leaf by leaf: `torch.pow`."""
+        return binary(self, exponent, torch.pow, torch._foreach_pow)
 
     def __pow__(self, other: Operand) -> Self:
         return binary(self, other, torch.pow, torch._foreach_pow)
@@ -549,7 +576,7 @@ class Arithmetic(Waist):
         return reflected(self, other, operator.pow)
 
     def floor_divide(self, other: Operand) -> Self:
-        """Give the floor of the quotient, leaf by leaf: `torch.floor_divide`."""
+        """Return the floor of the quotient, leaf by leaf: `torch.floor_divide`."""
         return binary(self, other, torch.floor_divide)
 
     def __floordiv__(self, other: Operand) -> Self:
@@ -559,7 +586,7 @@ class Arithmetic(Waist):
         return reflected(self, other, operator.floordiv)
 
     def remainder(self, other: Operand) -> Self:
-        """Give the remainder, with the sign of the divisor, leaf by leaf: `torch.remainder`."""
+        """Return the remainder, with the sign of the divisor, leaf by leaf: `torch.remainder`."""
         return binary(self, other, torch.remainder)
 
     def __mod__(self, other: Operand) -> Self:
@@ -569,43 +596,43 @@ class Arithmetic(Waist):
         return reflected(self, other, operator.mod)
 
     def fmod(self, other: Operand) -> Self:
-        """Give the remainder, with the sign of the dividend, leaf by leaf: `torch.fmod`."""
+        """Return the remainder, with the sign of the dividend, leaf by leaf: `torch.fmod`."""
         return binary(self, other, torch.fmod)
 
     def maximum(self, other: Operand) -> Self:
-        """Give the larger value, leaf by leaf: `torch.maximum`."""
-        return binary(self, other, torch.maximum, torch._foreach_maximum)
+        """Return the larger value, leaf by leaf: `torch.maximum`."""
+        return binary(self, as_tensor(other), torch.maximum, torch._foreach_maximum)
 
     def minimum(self, other: Operand) -> Self:
-        """Give the smaller value, leaf by leaf: `torch.minimum`."""
-        return binary(self, other, torch.minimum, torch._foreach_minimum)
+        """Return the smaller value, leaf by leaf: `torch.minimum`."""
+        return binary(self, as_tensor(other), torch.minimum, torch._foreach_minimum)
 
     def fmax(self, other: Operand) -> Self:
-        """Give the larger value, ignoring NaN, leaf by leaf: `torch.fmax`."""
-        return binary(self, other, torch.fmax)
+        """Return the larger value, ignoring NaN, leaf by leaf: `torch.fmax`."""
+        return binary(self, as_tensor(other), torch.fmax)
 
     def fmin(self, other: Operand) -> Self:
-        """Give the smaller value, ignoring NaN, leaf by leaf: `torch.fmin`."""
-        return binary(self, other, torch.fmin)
+        """Return the smaller value, ignoring NaN, leaf by leaf: `torch.fmin`."""
+        return binary(self, as_tensor(other), torch.fmin)
 
     def atan2(self, other: Operand) -> Self:
-        """Give the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
-        return binary(self, other, torch.atan2)
+        """Return the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
+        return binary(self, as_tensor(other), torch.atan2)
 
     def copysign(self, other: Operand) -> Self:
-        """Give the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
+        """Return the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
         return binary(self, other, torch.copysign)
 
     def hypot(self, other: Operand) -> Self:
-        """Give the length of the hypotenuse, leaf by leaf: `torch.hypot`."""
-        return binary(self, other, torch.hypot)
+        """Return the length of the hypotenuse, leaf by leaf: `torch.hypot`."""
+        return binary(self, as_tensor(other), torch.hypot)
 
     def logaddexp(self, other: Operand) -> Self:
-        """Give the logarithm of the sum of exponentials, leaf by leaf: `torch.logaddexp`."""
-        return binary(self, other, torch.logaddexp)
+        """Return the logarithm of the sum of exponentials, leaf by leaf: `torch.logaddexp`."""
+        return binary(self, as_tensor(other), torch.logaddexp)
 
     def xlogy(self, other: Operand) -> Self:
-        """Give the value times the logarithm of the operand, leaf by leaf: `torch.xlogy`."""
+        """Return the value times the logarithm of the operand, leaf by leaf: `torch.xlogy`."""
         return binary(self, other, torch.xlogy)
 
 
@@ -628,7 +655,7 @@ class ArithmeticInPlace(Waist):
 
     def add_(self, other: Operand, *, alpha: float = 1) -> Self:
         """Write the sum into every leaf; return self."""
-        if alpha != 1:
+        if type(alpha) is not int or alpha != 1:
             return binary_(self, other, partial(torch.Tensor.add_, alpha=alpha))
         return binary_(self, other, torch.Tensor.add_, torch._foreach_add_, add_tensor_)
 
@@ -637,7 +664,7 @@ class ArithmeticInPlace(Waist):
 
     def sub_(self, other: Operand, *, alpha: float = 1) -> Self:
         """Write the difference into every leaf; return self."""
-        if alpha != 1:
+        if type(alpha) is not int or alpha != 1:
             return binary_(self, other, partial(torch.Tensor.sub_, alpha=alpha))
         return binary_(self, other, torch.Tensor.sub_, torch._foreach_sub_, sub_tensor_)
 
@@ -655,18 +682,14 @@ class ArithmeticInPlace(Waist):
         """Write the quotient into every leaf; return self."""
         if rounding_mode is not None:
             return binary_(self, other, partial(torch.Tensor.div_, rounding_mode=rounding_mode))
-        return binary_(
-            self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_, floats=True
-        )
+        return binary_(self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_)
 
     def __itruediv__(self, other: Operand) -> Self:
-        return binary_(
-            self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_, floats=True
-        )
+        return binary_(self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_)
 
-    def pow_(self, other: Operand) -> Self:
+    def pow_(self, exponent: Operand) -> Self:
         """Write the power into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)
+        return binary_(self, exponent, torch.Tensor.pow_, torch._foreach_pow_)
 
     def __ipow__(self, other: Operand) -> Self:
         return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)
@@ -691,19 +714,19 @@ class ArithmeticInPlace(Waist):
 
     def atan2_(self, other: Operand) -> Self:
         """Write the angle of the point (other, value) into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.atan2_, floats=True)
+        return binary_(self, as_tensor(other), torch.Tensor.atan2_)
 
     def copysign_(self, other: Operand) -> Self:
         """Write the magnitude with the sign of the operand into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.copysign_, floats=True)
+        return binary_(self, other, torch.Tensor.copysign_)
 
     def hypot_(self, other: Operand) -> Self:
         """Write the length of the hypotenuse into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.hypot_)
+        return binary_(self, as_tensor(other), torch.Tensor.hypot_)
 
     def xlogy_(self, other: Operand) -> Self:
         """Write the value times the logarithm of the operand into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.xlogy_, floats=True)
+        return binary_(self, other, torch.Tensor.xlogy_)
 
 
 class Logic(Waist):
@@ -720,7 +743,7 @@ class Logic(Waist):
     __slots__ = ()
 
     def bitwise_and(self, other: Operand) -> Self:
-        """Give the bitwise and, leaf by leaf: `torch.bitwise_and`."""
+        """Return the bitwise and, leaf by leaf: `torch.bitwise_and`."""
         return binary(self, other, torch.bitwise_and)
 
     def __and__(self, other: Operand) -> Self:
@@ -730,7 +753,7 @@ class Logic(Waist):
         return binary(self, other, torch.bitwise_and)
 
     def bitwise_or(self, other: Operand) -> Self:
-        """Give the bitwise or, leaf by leaf: `torch.bitwise_or`."""
+        """Return the bitwise or, leaf by leaf: `torch.bitwise_or`."""
         return binary(self, other, torch.bitwise_or)
 
     def __or__(self, other: Operand) -> Self:
@@ -740,7 +763,7 @@ class Logic(Waist):
         return binary(self, other, torch.bitwise_or)
 
     def bitwise_xor(self, other: Operand) -> Self:
-        """Give the bitwise exclusive or, leaf by leaf: `torch.bitwise_xor`."""
+        """Return the bitwise exclusive or, leaf by leaf: `torch.bitwise_xor`."""
         return binary(self, other, torch.bitwise_xor)
 
     def __xor__(self, other: Operand) -> Self:
@@ -750,7 +773,7 @@ class Logic(Waist):
         return binary(self, other, torch.bitwise_xor)
 
     def bitwise_left_shift(self, other: Operand) -> Self:
-        """Give the bits shifted to the left, leaf by leaf: `torch.bitwise_left_shift`."""
+        """Return the bits shifted to the left, leaf by leaf: `torch.bitwise_left_shift`."""
         return binary(self, other, torch.bitwise_left_shift)
 
     def __lshift__(self, other: Operand) -> Self:
@@ -760,7 +783,7 @@ class Logic(Waist):
         return reflected(self, other, operator.lshift)
 
     def bitwise_right_shift(self, other: Operand) -> Self:
-        """Give the bits shifted to the right, leaf by leaf: `torch.bitwise_right_shift`."""
+        """Return the bits shifted to the right, leaf by leaf: `torch.bitwise_right_shift`."""
         return binary(self, other, torch.bitwise_right_shift)
 
     def __rshift__(self, other: Operand) -> Self:
@@ -770,16 +793,16 @@ class Logic(Waist):
         return reflected(self, other, operator.rshift)
 
     def logical_and(self, other: Operand) -> Self:
-        """Give the logical and, leaf by leaf: `torch.logical_and`."""
-        return binary(self, other, torch.logical_and)
+        """Return the logical and, leaf by leaf: `torch.logical_and`."""
+        return binary(self, as_tensor(other), torch.logical_and)
 
     def logical_or(self, other: Operand) -> Self:
-        """Give the logical or, leaf by leaf: `torch.logical_or`."""
-        return binary(self, other, torch.logical_or)
+        """Return the logical or, leaf by leaf: `torch.logical_or`."""
+        return binary(self, as_tensor(other), torch.logical_or)
 
     def logical_xor(self, other: Operand) -> Self:
-        """Give the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
-        return binary(self, other, torch.logical_xor)
+        """Return the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
+        return binary(self, as_tensor(other), torch.logical_xor)
 
 
 class LogicInPlace(Waist):
@@ -832,15 +855,15 @@ class LogicInPlace(Waist):
 
     def logical_and_(self, other: Operand) -> Self:
         """Write the logical and into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.logical_and_)
+        return binary_(self, as_tensor(other), torch.Tensor.logical_and_)
 
     def logical_or_(self, other: Operand) -> Self:
         """Write the logical or into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.logical_or_)
+        return binary_(self, as_tensor(other), torch.Tensor.logical_or_)
 
     def logical_xor_(self, other: Operand) -> Self:
         """Write the logical exclusive or into every leaf; return self."""
-        return binary_(self, other, torch.Tensor.logical_xor_)
+        return binary_(self, as_tensor(other), torch.Tensor.logical_xor_)
 
 
 class Comparisons(Waist):
@@ -857,7 +880,7 @@ class Comparisons(Waist):
     __slots__ = ()
 
     def eq(self, other: Operand) -> Self:
-        """Give whether values are equal, leaf by leaf: `torch.eq`."""
+        """Return whether values are equal, leaf by leaf: `torch.eq`."""
         return binary(self, other, torch.eq)
 
     def __eq__(self, other: Operand) -> Self:  # type: ignore[override]
@@ -866,7 +889,7 @@ class Comparisons(Waist):
         return NotImplemented
 
     def ne(self, other: Operand) -> Self:
-        """Give whether values differ, leaf by leaf: `torch.ne`."""
+        """Return whether values differ, leaf by leaf: `torch.ne`."""
         return binary(self, other, torch.ne)
 
     def __ne__(self, other: Operand) -> Self:  # type: ignore[override]
@@ -875,28 +898,28 @@ class Comparisons(Waist):
         return NotImplemented
 
     def lt(self, other: Operand) -> Self:
-        """Give whether values are less, leaf by leaf: `torch.lt`."""
+        """Return whether values are less, leaf by leaf: `torch.lt`."""
         return binary(self, other, torch.lt)
 
     def __lt__(self, other: Operand) -> Self:
         return binary(self, other, torch.lt)
 
     def le(self, other: Operand) -> Self:
-        """Give whether values are less or equal, leaf by leaf: `torch.le`."""
+        """Return whether values are less or equal, leaf by leaf: `torch.le`."""
         return binary(self, other, torch.le)
 
     def __le__(self, other: Operand) -> Self:
         return binary(self, other, torch.le)
 
     def gt(self, other: Operand) -> Self:
-        """Give whether values are greater, leaf by leaf: `torch.gt`."""
+        """Return whether values are greater, leaf by leaf: `torch.gt`."""
         return binary(self, other, torch.gt)
 
     def __gt__(self, other: Operand) -> Self:
         return binary(self, other, torch.gt)
 
     def ge(self, other: Operand) -> Self:
-        """Give whether values are greater or equal, leaf by leaf: `torch.ge`."""
+        """Return whether values are greater or equal, leaf by leaf: `torch.ge`."""
         return binary(self, other, torch.ge)
 
     def __ge__(self, other: Operand) -> Self:

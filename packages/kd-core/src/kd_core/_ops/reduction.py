@@ -71,7 +71,7 @@ class Reductions(Waist):
         dtype: torch.dtype | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the sum: `torch.sum`."""
+        """Return the sum: `torch.sum`."""
         if dtype is not None:
             return reduced(self, partial(torch.sum, dtype=dtype), dim, keepdim, reduce)
         return reduced(self, torch.sum, dim, keepdim, reduce)
@@ -104,7 +104,7 @@ class Reductions(Waist):
         dtype: torch.dtype | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the sum, NaN taken as zero: `torch.nansum`."""
+        """Return the sum, NaN taken as zero: `torch.nansum`."""
         if dtype is not None:
             return reduced(self, partial(torch.nansum, dtype=dtype), dim, keepdim, reduce)
         return reduced(self, torch.nansum, dim, keepdim, reduce)
@@ -137,7 +137,7 @@ class Reductions(Waist):
         dtype: torch.dtype | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the mean: `torch.mean`."""
+        """Return the mean: `torch.mean`."""
         if dtype is not None:
             return reduced(self, partial(torch.mean, dtype=dtype), dim, keepdim, reduce)
         return reduced(self, torch.mean, dim, keepdim, reduce)
@@ -170,7 +170,7 @@ class Reductions(Waist):
         dtype: torch.dtype | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the mean of what is not NaN: `torch.nanmean`."""
+        """Return the mean of what is not NaN: `torch.nanmean`."""
         if dtype is not None:
             return reduced(self, partial(torch.nanmean, dtype=dtype), dim, keepdim, reduce)
         return reduced(self, torch.nanmean, dim, keepdim, reduce)
@@ -203,7 +203,7 @@ class Reductions(Waist):
         dtype: torch.dtype | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the product: `torch.prod`."""
+        """Return the product: `torch.prod`."""
         if dtype is not None:
             return reduced(self, partial(prod, dtype=dtype), dim, keepdim, reduce)
         return reduced(self, prod, dim, keepdim, reduce)
@@ -236,8 +236,8 @@ class Reductions(Waist):
         correction: float = 1,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the variance: `torch.var`."""
-        if correction != 1:
+        """Return the variance: `torch.var`."""
+        if type(correction) is not int or correction != 1:
             return reduced(self, partial(torch.var, correction=correction), dim, keepdim, reduce)
         return reduced(self, torch.var, dim, keepdim, reduce)
 
@@ -269,8 +269,8 @@ class Reductions(Waist):
         correction: float = 1,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the standard deviation: `torch.std`."""
-        if correction != 1:
+        """Return the standard deviation: `torch.std`."""
+        if type(correction) is not int or correction != 1:
             return reduced(self, partial(torch.std, correction=correction), dim, keepdim, reduce)
         return reduced(self, torch.std, dim, keepdim, reduce)
 
@@ -299,7 +299,7 @@ class Reductions(Waist):
         *,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the smallest value: `torch.amin`."""
+        """Return the smallest value: `torch.amin`."""
         return reduced(self, torch.amin, dim, keepdim, reduce)
 
     @overload
@@ -327,7 +327,7 @@ class Reductions(Waist):
         *,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the largest value: `torch.amax`."""
+        """Return the largest value: `torch.amax`."""
         return reduced(self, torch.amax, dim, keepdim, reduce)
 
     @overload
@@ -355,7 +355,7 @@ class Reductions(Waist):
         *,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the logarithm of the sum of exponentials: `torch.logsumexp`."""
+        """Return the logarithm of the sum of exponentials: `torch.logsumexp`."""
         return reduced(self, logsumexp, dim, keepdim, reduce)
 
     @overload
@@ -386,7 +386,7 @@ class Reductions(Waist):
         ord: float = 2,
         reduce: bool = False,
     ) -> Self | Tensor:
-        """Give the vector norm: `torch.norm`."""
-        if ord != 2:
+        """Return the vector norm: `torch.norm`."""
+        if type(ord) is not int or ord != 2:
             return reduced(self, partial(norm, ord=ord), dim, keepdim, reduce)
         return reduced(self, norm, dim, keepdim, reduce)

@@ -1,8 +1,8 @@
 """The regular operations, one row each: what `tools/generate_ops.py` writes methods from.
 
 A row says what cannot be derived: the words of the docstring, whether torch has a foreach kernel
-and an in-place form, whether integers become floating point. A new pointwise operation is a row
-here and a run of `nox -s generate`; its tests come with the row.
+and an in-place form, which further arguments it takes. A new pointwise operation is a row here and
+a run of `nox -s generate`; its tests come with the row.
 """
 
 from __future__ import annotations
@@ -12,8 +12,24 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """A further argument of a function: its name, type and default, as they stand in Python.
+
+    `keyword` tells whether it is given by keyword only.
+    """
+
+    name: str
+    kind: str
+    default: str
+    keyword: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class UnaryRow:
-    """A function of one tensor: `torch.<name>`, and `torch.Tensor.<name>_`."""
+    """A function of one tensor: `torch.<name>`, and `torch.Tensor.<name>_`.
+
+    `floats` tells whether integers become floating point.
+    """
 
     name: str
     text: str
@@ -21,14 +37,15 @@ class UnaryRow:
     in_place: bool = True
     floats: bool = True
     operator: str | None = None
+    options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BinaryRow:
     """A function of two: `torch.<name>(leaf, other)`, with an operator where Python has one.
 
-    `exact` is the kernel for a 0-dim tensor in place of a number. `option` is a keyword with its
-    type and default.
+    `exact` is the kernel for a 0-dim tensor in place of a number. `numbers` tells whether torch's
+    function takes a number as it is. `other` is the name of the second operand.
     """
 
     name: str
@@ -38,20 +55,19 @@ class BinaryRow:
     operator: str | None = None
     in_place: bool = True
     floats: bool = False
-    option: tuple[str, str, str] | None = None
+    options: tuple[Option, ...] = ()
+    numbers: bool = True
+    other: str = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionRow:
-    """A reduction to one value: `torch.<name>`, or `function` where that says more.
-
-    `option` is a keyword of the function with its type and default.
-    """
+    """A reduction to one value: `torch.<name>`, or `function` where that says more."""
 
     name: str
     text: str
     function: str | None = None
-    option: tuple[str, str, str] | None = None
+    options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +111,17 @@ _LOOPED_FLOATS: Final = {
     "digamma": "the digamma function",
     "erfinv": "the inverse error function",
     "exp2": "the power of two",
-    "logit": "the log-odds",
     "rad2deg": "degrees from radians",
     "sinc": "the normalised sinc",
 }
 _KERNEL_SAME: Final = {
     "ceil": "the smallest integer that is not less",
     "floor": "the largest integer that is not greater",
-    "round": "the nearest integer",
     "sign": "the sign",
     "trunc": "the integer part",
 }
 _LOOPED_SAME: Final = {
     "logical_not": "the logical negation",
-    "nan_to_num": "finite numbers in place of NaN and infinities",
     "relu": "the positive part",
     "sgn": "the sign (for complex numbers the unit phase)",
     "square": "the square",
@@ -123,6 +136,12 @@ _TESTS: Final = {
     "signbit": "whether the sign bit is set",
 }
 
+_NANS: Final = tuple(
+    Option(name, "float | None", "None", keyword=False) for name in ("nan", "posinf", "neginf")
+)
+_EPS: Final = (Option("eps", "float | None", "None", keyword=False),)
+_DECIMALS: Final = (Option("decimals", "int", "0"),)
+
 UNARY: Final = (
     UnaryRow("abs", "the absolute value", True, floats=False, operator="__abs__"),
     UnaryRow("neg", "the negative", True, floats=False, operator="__neg__"),
@@ -130,31 +149,36 @@ UNARY: Final = (
     UnaryRow("bitwise_not", "the bitwise negation", floats=False, operator="__invert__"),
     *(UnaryRow(name, text, True) for name, text in _KERNEL_FLOATS.items()),
     *(UnaryRow(name, text) for name, text in _LOOPED_FLOATS.items()),
+    UnaryRow("logit", "the log-odds", options=_EPS),
     *(UnaryRow(name, text, True, floats=False) for name, text in _KERNEL_SAME.items()),
+    UnaryRow("round", "the nearest integer", True, floats=False, options=_DECIMALS),
     *(UnaryRow(name, text, floats=False) for name, text in _LOOPED_SAME.items()),
+    UnaryRow("nan_to_num", "finite numbers for NaN and infinities", floats=False, options=_NANS),
     *(UnaryRow(name, text, in_place=False) for name, text in _TESTS.items()),
 )
 
-_ALPHA: Final = ("alpha", "float", "1")
-_ROUNDING: Final = ("rounding_mode", "str | None", "None")
+_ALPHA: Final = (Option("alpha", "float", "1"),)
+_ROUNDING: Final = (Option("rounding_mode", "str | None", "None"),)
 
 ARITHMETIC: Final = (
-    BinaryRow("add", "the sum", True, "add_tensor", "add", option=_ALPHA),
-    BinaryRow("sub", "the difference", True, "sub_tensor", "sub", option=_ALPHA),
+    BinaryRow("add", "the sum", True, "add_tensor", "add", options=_ALPHA),
+    BinaryRow("sub", "the difference", True, "sub_tensor", "sub", options=_ALPHA),
     BinaryRow("mul", "the product", True, "mul_tensor", "mul"),
-    BinaryRow("div", "the quotient", True, "div_tensor", "truediv", floats=True, option=_ROUNDING),
-    BinaryRow("pow", "the power", True, operator="pow"),
+    BinaryRow("div", "the quotient", True, "div_tensor", "truediv", floats=True, options=_ROUNDING),
+    BinaryRow("pow", "the power", True, operator="pow", other="exponent"),
     BinaryRow("floor_divide", "the floor of the quotient", operator="floordiv"),
     BinaryRow("remainder", "the remainder, with the sign of the divisor", operator="mod"),
     BinaryRow("fmod", "the remainder, with the sign of the dividend"),
-    BinaryRow("maximum", "the larger value", True, in_place=False),
-    BinaryRow("minimum", "the smaller value", True, in_place=False),
-    BinaryRow("fmax", "the larger value, ignoring NaN", in_place=False),
-    BinaryRow("fmin", "the smaller value, ignoring NaN", in_place=False),
-    BinaryRow("atan2", "the angle of the point (other, value)", floats=True),
+    BinaryRow("maximum", "the larger value", True, in_place=False, numbers=False),
+    BinaryRow("minimum", "the smaller value", True, in_place=False, numbers=False),
+    BinaryRow("fmax", "the larger value, ignoring NaN", in_place=False, numbers=False),
+    BinaryRow("fmin", "the smaller value, ignoring NaN", in_place=False, numbers=False),
+    BinaryRow("atan2", "the angle of the point (other, value)", floats=True, numbers=False),
     BinaryRow("copysign", "the magnitude with the sign of the operand", floats=True),
-    BinaryRow("hypot", "the length of the hypotenuse"),
-    BinaryRow("logaddexp", "the logarithm of the sum of exponentials", in_place=False),
+    BinaryRow("hypot", "the length of the hypotenuse", numbers=False),
+    BinaryRow(
+        "logaddexp", "the logarithm of the sum of exponentials", in_place=False, numbers=False
+    ),
     BinaryRow("xlogy", "the value times the logarithm of the operand", floats=True),
 )
 
@@ -164,9 +188,9 @@ LOGIC: Final = (
     BinaryRow("bitwise_xor", "the bitwise exclusive or", operator="xor"),
     BinaryRow("bitwise_left_shift", "the bits shifted to the left", operator="lshift"),
     BinaryRow("bitwise_right_shift", "the bits shifted to the right", operator="rshift"),
-    BinaryRow("logical_and", "the logical and"),
-    BinaryRow("logical_or", "the logical or"),
-    BinaryRow("logical_xor", "the logical exclusive or"),
+    BinaryRow("logical_and", "the logical and", numbers=False),
+    BinaryRow("logical_or", "the logical or", numbers=False),
+    BinaryRow("logical_xor", "the logical exclusive or", numbers=False),
 )
 
 COMPARISONS: Final = (
@@ -178,21 +202,21 @@ COMPARISONS: Final = (
     BinaryRow("ge", "whether values are greater or equal", operator="ge", in_place=False),
 )
 
-_DTYPE: Final = ("dtype", "torch.dtype | None", "None")
-_CORRECTION: Final = ("correction", "float", "1")
+_DTYPE: Final = (Option("dtype", "torch.dtype | None", "None"),)
+_CORRECTION: Final = (Option("correction", "float", "1"),)
 
 REDUCTIONS: Final = (
-    ReductionRow("sum", "the sum", option=_DTYPE),
-    ReductionRow("nansum", "the sum, NaN taken as zero", option=_DTYPE),
-    ReductionRow("mean", "the mean", option=_DTYPE),
-    ReductionRow("nanmean", "the mean of what is not NaN", option=_DTYPE),
-    ReductionRow("prod", "the product", "prod", option=_DTYPE),
-    ReductionRow("var", "the variance", option=_CORRECTION),
-    ReductionRow("std", "the standard deviation", option=_CORRECTION),
+    ReductionRow("sum", "the sum", options=_DTYPE),
+    ReductionRow("nansum", "the sum, NaN taken as zero", options=_DTYPE),
+    ReductionRow("mean", "the mean", options=_DTYPE),
+    ReductionRow("nanmean", "the mean of what is not NaN", options=_DTYPE),
+    ReductionRow("prod", "the product", "prod", options=_DTYPE),
+    ReductionRow("var", "the variance", options=_CORRECTION),
+    ReductionRow("std", "the standard deviation", options=_CORRECTION),
     ReductionRow("amin", "the smallest value"),
     ReductionRow("amax", "the largest value"),
     ReductionRow("logsumexp", "the logarithm of the sum of exponentials", "logsumexp"),
-    ReductionRow("norm", "the vector norm", "norm", option=("ord", "float", "2")),
+    ReductionRow("norm", "the vector norm", "norm", options=(Option("ord", "float", "2"),)),
 )
 
 CASTS: Final = (

@@ -1,0 +1,166 @@
+"""In-place functions of all leaves: what torch would refuse is found out before the first write.
+
+The state of each leaf is looked at, and the function is rehearsed on one element of each kind of
+leaf and operand, which tells whether torch takes their dtypes. Leaves of one floating dtype, which
+no gradient is recorded of, need neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core._batch.shapes import broadcasts_to
+from kd_core._errors import InvalidValue, ShapeMismatch
+from kd_core._keys import format_key
+from kd_core._leaves.foreach import dtype_of, is_cpu, is_inference, is_meta, needs_grad
+from kd_core._leaves.loops import finder
+from kd_core._leaves.writes import overlap_refusal, refusal
+
+if TYPE_CHECKING:
+    from kd_core._types import Entries
+
+Column: TypeAlias = Sequence[object]
+"""What stands for an operand at each leaf: tensors all, or the same number for each."""
+
+_USUAL: Final = frozenset({torch.float32, torch.float64})
+"""The dtypes whose in-place functions also take numbers, and tensors of the same dtype."""
+
+_LARGEST: Final = 1e30
+"""Each of these dtypes can hold numbers up to here."""
+
+_DIVIDES: Final = (Tensor.div_, Tensor.floor_divide_, Tensor.remainder_, Tensor.fmod_)
+"""Functions that raise where an integer is divided by zero."""
+
+
+def check_in_place(
+    entries: Entries,
+    leaves: list[Tensor],
+    fn: Callable[..., object],
+    *columns: Column,
+    whole: bool = True,
+) -> None:
+    """Refuse what torch would refuse for one leaf after others were written.
+
+    Args:
+        entries: where the leaves stand, for messages.
+        leaves: what is written.
+        fn: called with a leaf, and what stands for each operand there.
+        *columns: for each operand, what stands for it at each leaf.
+        whole: whether torch refuses leaves whose elements share one place in memory.
+
+    Raises:
+        InvalidValue: if torch refuses to write into a leaf.
+        ShapeMismatch: if an operand would enlarge a leaf.
+    """
+    if not leaves or is_compiling():  # tracing writes nothing
+        return
+    tensors = [cast("list[Tensor]", each) for each in columns if isinstance(each[0], Tensor)]
+    for column in tensors:
+        for leaf, operand in zip(leaves, column, strict=True):
+            if operand.shape != leaf.shape and not broadcasts_to(operand.shape, leaf.shape):
+                raise _enlarges(entries, leaf, operand)
+    doubtful = _is_doubtful(leaves, tensors)
+    if doubtful:
+        for leaf, *operands in zip(leaves, *columns, strict=True):
+            reason = refusal(leaf, *operands) or (overlap_refusal(leaf) if whole else None)
+            if reason is not None:
+                raise _cannot_write(entries, leaf, reason)
+    if not _are_usual(leaves, columns) or (doubtful and not all(map(_is_strided, leaves))):
+        _rehearse(entries, leaves, fn, columns)
+
+
+def _is_strided(leaf: Tensor) -> bool:
+    return leaf.layout is torch.strided
+
+
+def _is_doubtful(leaves: list[Tensor], tensors: list[list[Tensor]]) -> bool:
+    """Whether the state of a leaf or operand may keep torch from writing."""
+    try:
+        if not all(map(Tensor.is_contiguous, leaves)) or any(map(is_inference, leaves)):
+            return True
+    except RuntimeError:  # compressed sparse tensors
+        return True
+    recording = torch.is_grad_enabled()
+    if recording and any(map(needs_grad, leaves)):
+        return True
+    return any(
+        any(map(is_meta, column)) or (recording and any(map(needs_grad, column)))
+        for column in tensors
+    )
+
+
+def _are_usual(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
+    """Whether all leaves and operands are of one dtype that functions take."""
+    dtype = leaves[0].dtype
+    if dtype not in _USUAL or len(set(map(dtype_of, leaves))) > 1:
+        return False
+    for column in columns:
+        first = column[0]
+        if isinstance(first, Tensor):
+            operands = cast("list[Tensor]", column)
+            if set(map(dtype_of, operands)) != {dtype}:
+                return False
+            if len({*map(is_cpu, leaves), *map(is_cpu, operands)}) > 1:
+                return False
+        elif first is not None and not (
+            isinstance(first, (int, float)) and -_LARGEST < first < _LARGEST
+        ):
+            return False
+    return True
+
+
+def _rehearse(
+    entries: Entries, leaves: list[Tensor], fn: Callable[..., object], columns: Sequence[Column]
+) -> None:
+    """Call a function with one element in place of each kind of leaf and operands."""
+    divides = getattr(fn, "func", fn) in _DIVIDES
+    seen: set[tuple[object, ...]] = set()
+    for leaf, *operands in zip(leaves, *columns, strict=True):
+        integers = divides and not (leaf.is_floating_point() or leaf.is_complex())
+        kind = (leaf.layout, *[_kind(value, integers) for value in (leaf, *operands)])
+        if kind in seen:
+            continue
+        seen.add(kind)
+        if _is_strided(leaf):
+            values = [_stand_in(leaf), *[_stand_in(operand, integers) for operand in operands]]
+        else:  # no one element stands for it
+            values = [leaf.detach().clone(), *operands]
+        try:
+            fn(*values)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            remedy = "Use the form without `_`, or cast the entry first."
+            raise _cannot_write(entries, leaf, f"{reason}. {remedy}") from None
+
+
+def _kind(value: object, divisor: bool = False) -> object:
+    """What a function can tell apart of values: of tensors, all but the values."""
+    if not isinstance(value, Tensor):
+        return None  # the same number at each leaf
+    return value.dtype, value.device, not value.ndim, divisor and bool(value.all())
+
+
+def _stand_in(value: object, divisor: bool = False) -> object:
+    """One element of the kind of a tensor; a divisor is zero if any of its elements is."""
+    if not isinstance(value, Tensor):
+        return value
+    one = torch.ones((1,) if value.ndim else (), dtype=value.dtype, device=value.device)
+    return one.logical_and_(value.all()) if divisor else one
+
+
+def _enlarges(entries: Entries, leaf: Tensor, operand: Tensor) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"a value of shape {tuple(operand.shape)} cannot be broadcast to entry "
+        f"{format_key(finder(entries, leaf)())} of shape {tuple(leaf.shape)}, which is written in "
+        "place. Use the form without `_`."
+    )
+
+
+def _cannot_write(entries: Entries, leaf: Tensor, reason: str) -> InvalidValue:
+    name = format_key(finder(entries, leaf)())
+    return InvalidValue(f"entry {name} of {leaf.dtype} cannot be written in place: {reason}")

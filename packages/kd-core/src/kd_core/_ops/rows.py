@@ -1,0 +1,64 @@
+"""Choosing rows of leaves: by a mask, or by their numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, ShapeMismatch
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch, LeafFn
+
+
+def check_mask(mask: object) -> Tensor:
+    """Return a mask.
+
+    Raises:
+        InvalidArgument: if it is not a tensor of booleans.
+    """
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool:
+        return mask
+    kind = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"`{type(mask).__name__}`"
+    raise InvalidArgument(f"a mask must be a tensor of torch.bool, got {kind}.")
+
+
+def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
+    """Return what takes the rows of a leaf where a mask is true, and the batch size after it.
+
+    The rows are found once, then taken from each leaf.
+
+    Raises:
+        ShapeMismatch: if the mask does not have the first dimensions of the batch.
+    """
+    ndim = mask.ndim
+    if mask.shape != batch[:ndim]:
+        raise ShapeMismatch(
+            f"a mask of shape {tuple(mask.shape)} does not fit batch_size {batch}: its shape must "
+            "be the leading dimensions of the batch size."
+        )
+    if not ndim:  # as in torch, a new dimension in front
+        return lambda leaf: leaf[beside(mask, leaf)], (int(mask), *batch)
+    rows = (mask if ndim == 1 else mask.flatten()).nonzero().view(-1)
+    shape = (rows.shape[0], *batch[ndim:])
+    if ndim == 1:
+        return lambda leaf: take_rows(leaf, rows), shape
+    return lambda leaf: take_rows(leaf.flatten(0, ndim - 1), rows), shape
+
+
+def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """Copy numbered rows along a dimension."""
+    there = beside(rows, leaf)
+    try:
+        return leaf.index_select(dim, there)
+    except NotImplementedError:  # unsigned integers of several bytes
+        return leaf.movedim(dim, 0)[there].movedim(0, dim)
+
+
+def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor on the device of a leaf."""
+    if tensor.is_cpu and leaf.is_cpu:
+        return tensor
+    return tensor if tensor.device == leaf.device else tensor.to(leaf.device)

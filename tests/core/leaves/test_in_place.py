@@ -1,0 +1,123 @@
+"""In-place functions of all leaves: refused before the first leaf is written, or done to all."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import InvalidValue, TensorDict
+from kd_core._ops.table import ARITHMETIC, LOGIC, UNARY
+
+
+def inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.ones(4)
+
+
+LEAVES: dict[str, Callable[[], Tensor]] = {
+    "bool": lambda: torch.ones(4, dtype=torch.bool),
+    "int64": lambda: torch.ones(4, dtype=torch.int64),
+    "uint16": lambda: torch.ones(4, dtype=torch.uint16),
+    "half": lambda: torch.ones(4, dtype=torch.half),
+    "complex64": lambda: torch.ones(4, dtype=torch.complex64),
+    "parameter": lambda: torch.ones(4, requires_grad=True),
+    "view of a parameter": lambda: torch.ones(8, requires_grad=True)[:4],
+    "one of several views": lambda: torch.ones(2, 4, requires_grad=True).clone().unbind()[0],
+    "expanded": lambda: torch.ones(1).expand(4),
+    "inference": inference,
+    "0-d": lambda: torch.ones(()),
+    "sparse": lambda: torch.ones(4).to_sparse(),
+}
+FUNCTIONS = [f"{row.name}_" for row in UNARY if row.in_place]
+OPERATIONS = [f"{row.name}_" for row in (*ARITHMETIC, *LOGIC) if row.in_place]
+CALLS: dict[str, Callable[[TensorDict], object]] = {
+    "clamp": lambda td: td.clamp_(0, 300),
+    "lerp": lambda td: td.lerp_(like(td, 2.0), 0.5),
+    "addcmul": lambda td: td.addcmul_(like(td, 2.0), like(td, 2.0), value=0.5),
+    "addcdiv": lambda td: td.addcdiv_(like(td, 2.0), like(td, 2.0)),
+    "zero": lambda td: td.zero_(),
+    "fill": lambda td: td.fill_(300),
+    "fill, tensor": lambda td: td.fill_(torch.tensor(2.5)),
+    "masked_fill": lambda td: td.masked_fill_(torch.tensor(True), 300.5),
+    "copy": lambda td: td.copy_(like(td, 2.0, requires_grad=True)),
+    "update": lambda td: td.update_(like(td, 2.0, requires_grad=True)),
+    "apply": lambda td: td.apply_(lambda leaf: torch.full((4,), 2.0)),
+    "detach": lambda td: td.detach_(),
+    "requires_grad": lambda td: td.requires_grad_(),
+}
+
+
+def with_zeros(td: TensorDict, name: str) -> object:
+    return getattr(td, name)(like(td, 0.0))
+
+
+def calls() -> Iterator[tuple[str, Callable[[TensorDict], object]]]:
+    yield from CALLS.items()
+    for name in FUNCTIONS:
+        yield name, methodcaller(name)
+    for name in OPERATIONS:
+        for number in (0.5, 300, 1j):
+            yield f"{name}({number})", methodcaller(name, number)
+        yield f"{name}(zeros)", partial(with_zeros, name=name)
+
+
+def like(td: TensorDict, value: float, requires_grad: bool = False) -> TensorDict:
+    return td.apply(lambda leaf: torch.full((4,), value, requires_grad=requires_grad))
+
+
+def state(td: TensorDict) -> list[tuple[object, ...]]:
+    return [
+        (leaf.to_dense().tolist(), leaf.dtype, leaf.requires_grad)
+        for leaf in (each.detach() if each.is_sparse else each for each in td.values())
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("others", [1, 10])
+@pytest.mark.parametrize("recording", [True, False])
+def test_what_a_later_leaf_refuses_changes_no_leaf(leaf: str, others: int, recording: bool) -> None:
+    refused = 0
+    for name, call in calls():
+        td = TensorDict({f"a{i}": torch.ones(4) for i in range(others)})
+        td["z"], td["last"] = LEAVES[leaf](), torch.ones(4)
+        before = state(td)
+        try:
+            with torch.set_grad_enabled(recording):
+                call(td)
+        except (RuntimeError, ValueError, TypeError):
+            refused += 1
+            assert state(td) == before, name
+    assert refused
+
+
+def test_integers_divided_by_zero_change_no_leaf() -> None:
+    td = TensorDict({"a": torch.ones(2), "i": torch.tensor([4, 4])}, [2])
+    divisor = TensorDict({"a": torch.ones(2) * 2, "i": torch.tensor([2, 0])}, [2])
+    for name in ("floor_divide_", "remainder_", "fmod_"):
+        with pytest.raises(InvalidValue, match=r"`i` of torch.int64 cannot be .*: ZeroD"):
+            getattr(td, name)(divisor)
+    assert td["a"].tolist() == [1, 1]
+    assert td.floor_divide_(divisor.clamp(min=2))["i"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("index", [[0, 1], torch.tensor([0, 1]), (slice(None), [0, 1])])
+def test_an_indexed_write_of_another_dtype_changes_no_leaf(index: Any) -> None:
+    td = TensorDict({"a": torch.ones(2, 2), "i": torch.ones(2, 2, dtype=torch.int64)}, [2, 2])
+    value = TensorDict({"a": torch.zeros(2, 2), "i": torch.zeros(2, 2)}, [2, 2])
+    with pytest.raises(InvalidValue, match=r"value of torch.float32 to rows of `i` of torch.int64"):
+        td[index] = value
+    assert td["a"].tolist() == [[1, 1], [1, 1]]
+    td[index] = value.apply(lambda leaf: leaf.long(), batch_size=[2, 2]).update({"a": value["a"]})
+    assert td["i"].tolist() == [[0, 0], [0, 0]]
+
+
+def test_leaves_of_one_dtype_are_written_whatever_it_is() -> None:
+    td = TensorDict({"a": torch.ones(2).long(), "b": torch.ones(2).long()}, [2])
+    assert td.add_(2).mul_(td)["b"].tolist() == [9, 9]
+    with pytest.raises(InvalidValue, match=r"`a` of torch.int64 cannot .*: result"):
+        td.add_(0.5)
