@@ -183,7 +183,7 @@ ERRORS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("gather", (0, torch.zeros(1, 4).long()), ShapeMismatch, r"its shape is \(1, 4\)"),
     ("gather", (0, torch.zeros(5, 3)), InvalidArgument, r"torch\.float32 came"),
     ("masked_select", (MASK[:4],), ShapeMismatch, r"a mask of shape \(4,\) does not fit"),
-    ("masked_select", (ROWS,), InvalidArgument, "a tensor of booleans"),
+    ("masked_select", (ROWS,), InvalidArgument, "a tensor of torch.bool"),
     ("where", (MASK, TensorDict({}, [5, 3])), KeySetMismatch, "`bare`"),
     ("where", (MASK, TensorDict({}, [5])), ShapeMismatch, "the same batch_size"),
     ("where", (MASK, torch.zeros(3)), ShapeMismatch, r"a tensor of shape \(3,\)"),

@@ -14,12 +14,27 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.shapes import index_int, index_simple, index_slice, too_many_indices
-from kd_core._errors import InvalidArgument, KeySetMismatch, OutOfRange, ShapeMismatch, listed
+from kd_core._batch.shapes import (
+    broadcasts_to,
+    check_ellipsis,
+    index_int,
+    index_simple,
+    index_slice,
+    too_many_indices,
+)
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    KeySetMismatch,
+    OutOfRange,
+    ShapeMismatch,
+    listed,
+)
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
 from kd_core._leaves.loops import find_entry, missing_key, same_data
 from kd_core._leaves.writes import Write, as_source, commit, copy_pairs, write_all
+from kd_core._ops.rows import rows_where, take_rows
 from kd_core._protocol.primitives import Waist, level_at
 
 if TYPE_CHECKING:
@@ -164,7 +179,7 @@ def _taken(container: W, index: object) -> W:
     if index.__class__ is Tensor and batch and _are_rows(index):
         try:
             return _rows_taken(container, index)
-        except IndexError:  # one counts from the end, or is out of range
+        except (IndexError, RuntimeError):  # one counts from the end, or is out of range
             pass
     fn, after = resolve(index, batch)
     ndim = desc.ndim
@@ -194,25 +209,22 @@ def resolve(index: object, batch: Batch) -> Resolved:
         if len(index) == 2 and index[0] is Ellipsis and index[1] is None:
             return lambda leaf: leaf.unsqueeze(ndim), (*batch, 1)
         return _resolve_items(index, batch)
-    if isinstance(index, int):
-        if isinstance(index, bool):
-            raise InvalidArgument(f"a batch is not indexed by a single bool: {index}. Use a mask.")
+    if isinstance(index, int) and not isinstance(index, bool):
         return lambda leaf: leaf[index], index_int(batch, index)
     if isinstance(index, Tensor):
         if index.dtype is torch.bool:
-            return _by_mask(index, batch)
+            return rows_where(index, batch)
         if batch and index.dtype is torch.int64:
             return lambda leaf: leaf[index], (*index.shape, *batch[1:])
     return _resolve_items(index if isinstance(index, tuple) else (index,), batch)
 
 
 def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
-    ndim = len(batch)
     simple = index_simple(batch, index)
     if simple is not None:
         where, shape = simple
         return _reading(where), shape
-    items = plain_index(index, ndim)
+    items = plain_index(index, batch)
     try:
         shape = tuple(torch.empty(()).expand(batch)[items].shape)
     except IndexError as error:
@@ -233,7 +245,7 @@ def _rows_taken(container: W, rows: Tensor) -> W:
     """
 
     def take(leaf: Tensor) -> Tensor:
-        return _rows_of(leaf, rows) if leaf.is_cpu else leaf[rows]
+        return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
 
     count = rows.shape[0]
     return container._map_each(take, lambda batch: (count, *batch[1:]))
@@ -250,71 +262,56 @@ def _leading(old: Batch, new: Batch) -> BatchFn:
     return lambda batch: new + batch[ndim:]
 
 
-def _by_mask(mask: Tensor, batch: Batch) -> Resolved:
-    """Find the rows of a mask once, then take them from each leaf."""
-    if mask.shape != batch[: mask.ndim] or mask.ndim == 0:
-        raise ShapeMismatch(
-            f"a mask of shape {tuple(mask.shape)} does not fit batch_size {batch}: its shape must "
-            "be the leading dimensions of the batch size."
-        )
-    if mask.ndim == 1:
-        rows = mask.nonzero().view(-1)
-        shape = (rows.shape[0], *batch[1:])
-        if rows.is_cpu:
-            return lambda leaf: _rows_of(leaf, rows), shape
-        return lambda leaf: leaf.index_select(0, rows.to(leaf.device)), shape
-    where = mask.nonzero(as_tuple=True)
-    shape = (where[0].shape[0], *batch[mask.ndim :])
-    return lambda leaf: leaf[where], shape
-
-
-def _rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
-    try:
-        return leaf.index_select(0, rows if leaf.is_cpu else rows.to(leaf.device))
-    except NotImplementedError:  # unsigned integers of several bytes
-        return leaf[rows]
-
-
-def plain_index(index: object, ndim: int) -> tuple[IndexItem, ...]:
-    """An index as a tuple without an ellipsis, lists and arrays as tensors.
+def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
+    """An index as a tuple without an ellipsis, lists, arrays and booleans as tensors.
 
     Raises:
         OutOfRange: if it has more items than there are batch dimensions.
     """
     items = index if isinstance(index, tuple) else (index,)
+    check_ellipsis(items)
     used = 0
     converted: list[IndexItem] = []
     for item in items:
-        if item is None or item is Ellipsis or isinstance(item, (int, slice)):
+        if item is None or item is Ellipsis or _is_position(item):
             used += item is not None and item is not Ellipsis
         else:
             rows = _index_tensor(item)
             used += rows.ndim if rows.dtype is torch.bool else 1
             item = rows
         converted.append(item)
-    if used > ndim:
-        raise too_many_indices(items, (0,) * ndim)
-    dots = [i for i, item in enumerate(converted) if item is Ellipsis]
-    if len(dots) > 1:
-        raise InvalidArgument("an index holds at most one `...`.")
-    if dots:
-        fill = [slice(None)] * (ndim - used)
-        converted[dots[0] : dots[0] + 1] = fill
+    if used > len(batch):
+        raise too_many_indices(items, batch)
+    for at, item in enumerate(converted):
+        if item is Ellipsis:
+            converted[at : at + 1] = [slice(None)] * (len(batch) - used)
+            break
     return tuple(converted)
 
 
+def _is_position(item: object) -> bool:
+    """Whether an item of an index is one row or a slice; a bool is a mask of no dimensions."""
+    return isinstance(item, (int, slice)) and not isinstance(item, bool)
+
+
 def _index_tensor(item: object) -> Tensor:
-    if isinstance(item, Tensor) and not (item.is_floating_point() or item.is_complex()):
-        return item
     try:
         tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
     except (TypeError, ValueError, RuntimeError):
         raise _no_index(item) from None
-    if tensor.is_floating_point() or tensor.is_complex():
-        if tensor.numel():
-            raise _no_index(item)
-        tensor = tensor.long()
-    return tensor
+    if tensor.dtype in (torch.int64, torch.int32, torch.bool):
+        return tensor
+    if tensor.dtype is torch.uint8:  # a mask, as in torch
+        return tensor.bool()
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if not isinstance(item, Tensor) and (is_integer or not tensor.numel()):
+        return tensor.long()  # of numpy, or an empty list
+    if not isinstance(item, Tensor) and not tensor.ndim:
+        raise _no_index(item)
+    raise OutOfRange(
+        "a tensor that indexes rows must be of torch.int64, torch.int32 or torch.bool, got "
+        f"{tensor.dtype}. Cast it with `index.long()`, or compare it to make a mask."
+    )
 
 
 def _no_index(item: object) -> InvalidArgument:
@@ -333,7 +330,7 @@ class _Rows:
         self.fn, after = resolve(index, batch)
         self.batch_fn = _leading(batch, after)
         self.batch, self.ndim = batch, len(batch)
-        self.where = None if _gives_views(index) else plain_index(index, self.ndim)
+        self.where = None if _gives_views(index) else plain_index(index, batch)
         self.lent: list[tuple[Waist, dict[str, Tensor]]] = []
 
     def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
@@ -349,7 +346,20 @@ class _Rows:
             source = as_source(path, value, leaf.dtype)
         if source.shape != shape:
             _check_broadcast(source, shape, path)
+        if self.where is not None and source.dtype is not leaf.dtype and not is_compiling():
+            self._check_dtype(leaf, source, path)
         return target, source, path
+
+    def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
+        """Refuse a dtype that torch does not convert at this index: tried out on a copy."""
+        with torch.no_grad():
+            try:
+                leaf.clone()[self.where] = source
+            except RuntimeError as error:
+                raise InvalidValue(
+                    f"cannot write a value of {source.dtype} to rows of {format_key(path)} of "
+                    f"{leaf.dtype} at this index: {str(error).rstrip('.')}. Cast the value first."
+                ) from None
 
     def commit(self, writes: list[Write]) -> None:
         """Do what was noted down."""
@@ -405,14 +415,11 @@ def _gives_views(index: object) -> bool:
     if index.__class__ is int or index.__class__ is slice:
         return True
     items = index if isinstance(index, tuple) else (index,)
-    return all(item is None or item is Ellipsis or isinstance(item, (int, slice)) for item in items)
+    return all(item is None or item is Ellipsis or _is_position(item) for item in items)
 
 
 def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
-    offset = len(shape) - source.ndim
-    if offset < 0 or any(
-        got not in (1, expected) for got, expected in zip(source.shape, shape[offset:], strict=True)
-    ):
+    if not broadcasts_to(source.shape, shape):
         raise ShapeMismatch(
             f"cannot write a value of shape {tuple(source.shape)} to rows of {format_key(path)}: "
             f"it must be broadcastable to {tuple(shape)}."

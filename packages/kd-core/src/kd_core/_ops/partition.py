@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.caching import Plan, plan, remembered
-from kd_core._batch.shapes import slice_length, wrap_dim
+from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
 from kd_core._protocol.primitives import Waist, map_by
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ class Partition(Waist):
             >>> [piece["a"] for piece in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
             [tensor([0, 1]), tensor([2])]
         """
-        if not isinstance(split_size, int):
-            split_size = tuple(split_size)
-        return _dealt(self, _split(self._desc.batch, split_size, dim))
+        return _dealt(self, _split(self._desc.batch, int_or_ints(split_size), dim))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
@@ -71,9 +70,7 @@ class Partition(Waist):
             indices_or_sections: how many pieces, or the rows where a new one begins.
             dim: along which batch dimension.
         """
-        where = indices_or_sections
-        if not isinstance(where, int):
-            where = tuple(int(row) for row in where)
+        where = int_or_ints(indices_or_sections)
         return _dealt(self, _tensor_split(self._desc.batch, where, dim))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
@@ -114,8 +111,7 @@ class Partition(Waist):
                 "came. Use `gather`, or `td[index]`."
             )
         new = (*batch[:at], index.numel(), *batch[at + 1 :])
-        how = plan(batch, lambda leaf: leaf.index_select(at, _beside(index, leaf)), new)
-        return map_by(how, self)
+        return map_by(plan(batch, lambda leaf: take_rows(leaf, index, at), new), self)
 
     def gather(self, dim: int, index: Tensor) -> Self:
         """Copy rows by number along one batch dimension, as `torch.gather` does.
@@ -136,7 +132,7 @@ class Partition(Waist):
         batch = self._desc.batch
         at = _check_index(index, batch, dim, "gather")
         if len(batch) == 1:
-            how = plan(batch, lambda leaf: leaf.index_select(0, _beside(index, leaf)), batch)
+            how = plan(batch, lambda leaf: take_rows(leaf, index), batch)
         else:
             ndim = len(batch)
             how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
@@ -180,22 +176,16 @@ class Partition(Waist):
             mask: booleans; its shape is that of the leading batch dimensions.
         """
         batch = self._desc.batch
-        _check_mask(mask, batch)
-        last = mask.ndim - 1
-        rows = mask.flatten().nonzero().squeeze(1)
-        new = (rows.shape[0], *batch[mask.ndim :])
-        how = plan(
-            batch, lambda leaf: leaf.flatten(0, last).index_select(0, _beside(rows, leaf)), new
-        )
-        return map_by(how, self)
+        return map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
 
     def where(self, condition: Tensor, other: Waist | Tensor | float) -> Self:
         """Keep the rows where a condition is true, and take those of another elsewhere.
 
         Args:
-            condition: booleans; its shape is that of the leading batch dimensions.
-            other: a container of the same keys, a number, or a tensor of the shape of the leading
-                batch dimensions.
+            condition: booleans that line up with the first batch dimensions, each dimension of
+                the same size or 1.
+            other: a container of the same keys, a number, or a tensor that lines up as `condition`
+                does.
 
         Raises:
             KeySetMismatch: if the keys of `other` differ.
@@ -209,8 +199,7 @@ class Partition(Waist):
                     [0., 0.]])
         """
         batch = self._desc.batch
-        _check_mask(condition, batch)
-        chosen = _spread(condition)
+        chosen = _spread(check_mask(condition), batch, "a condition")
         if isinstance(other, Waist):
             if other._desc.batch != batch:
                 raise ShapeMismatch(
@@ -220,10 +209,9 @@ class Partition(Waist):
             return self._zip_each(
                 cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
             )
-        if not isinstance(other, Tensor):
+        if not isinstance(other, Tensor) or not other.ndim:
             return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other))
-        _check_leading(other, batch, "a tensor")
-        new = _spread(other)
+        new = _spread(other, batch, "a tensor")
         return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)))
 
 
@@ -276,7 +264,7 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
 
 @remembered
 def _chunk(batch: Batch, chunks: int, dim: int) -> DealPlan:
-    at = wrap_dim(dim, len(batch))
+    at, chunks = wrap_dim(dim, len(batch)), as_int(chunks)
     if chunks < 1:
         raise InvalidValue(f"`chunks` must be 1 or more, but {chunks} came.")
     size = batch[at]
@@ -322,7 +310,7 @@ def _unbind(batch: Batch, dim: int) -> DealPlan:
 
 @remembered
 def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
-    at = wrap_dim(dim, len(batch))
+    at, start, length = wrap_dim(dim, len(batch)), as_int(start), as_int(length)
     size = batch[at]
     first = start + size if start < 0 else start
     if length < 0 or first < 0 or first + length > size:
@@ -341,17 +329,21 @@ def _leading(index: Tensor, batch: Batch) -> BatchFn:
 
 def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
     """An index of rows, expanded over the trailing dimensions of a leaf."""
-    return _behind(_beside(index, leaf), leaf).expand(*index.shape, *leaf.shape[ndim:])
+    return _behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
 
 
 def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
     """A tensor of leading dimensions, with dimensions behind to broadcast over those of a leaf."""
-    beside = _beside(tensor, leaf)
-    return beside.reshape(*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+    return beside(tensor, leaf).reshape(*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
 
 
-def _spread(tensor: Tensor) -> LeafFn:
-    """`_behind` for many leaves, worked out once for each number of dimensions."""
+def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
+    """`_behind` for many leaves, worked out once for each number of dimensions.
+
+    Raises:
+        ShapeMismatch: if the tensor does not line up with the batch.
+    """
+    check_lines_up(tensor.shape, batch, what)
     made: dict[int, Tensor] = {}
     on_cpu = tensor.is_cpu
 
@@ -364,10 +356,6 @@ def _spread(tensor: Tensor) -> LeafFn:
         return made[ndim]
 
     return spread
-
-
-def _beside(tensor: Tensor, leaf: Tensor) -> Tensor:
-    return tensor if tensor.device == leaf.device else tensor.to(leaf.device)
 
 
 def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
@@ -391,18 +379,3 @@ def _check_integers(index: object) -> None:
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise InvalidArgument(f"rows are numbered by a tensor of int64 or int32, but {kind} came.")
-
-
-def _check_mask(mask: object, batch: Batch) -> None:
-    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise InvalidArgument(f"rows are chosen by a tensor of booleans, but {kind} came.")
-    _check_leading(mask, batch, "a mask")
-
-
-def _check_leading(tensor: Tensor, batch: Batch, what: str) -> None:
-    if tensor.ndim == 0 or tuple(tensor.shape) != batch[: tensor.ndim]:
-        raise ShapeMismatch(
-            f"{what} of shape {tuple(tensor.shape)} does not fit batch_size {batch}: its shape "
-            "must be the leading dimensions of the batch size."
-        )
