@@ -40,7 +40,7 @@ def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train, export and verify the digits example; writes its report picture."""
+    """Train, export and verify the digits example, and draw its report picture."""
     install(session, "example")
     session.run("python", "examples/digits")
 

@@ -403,7 +403,7 @@ def write(root: Path) -> None:
 
 
 def main() -> None:
-    """Store, write or compare."""
+    """Run the command: store, write or compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

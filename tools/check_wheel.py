@@ -53,7 +53,7 @@ def import_name(distribution: str) -> str:
 
 
 def complaints(distribution: str) -> list[str]:
-    """Return what is wrong with the installed `distribution`, in sentences."""
+    """Return what is wrong with the installed `distribution`, as sentences."""
     found = []
     module = importlib.import_module(import_name(distribution))
     home = Path(str(module.__file__)).parent
@@ -74,7 +74,7 @@ def complaints(distribution: str) -> list[str]:
 
 
 def unhelpful(distribution: str) -> list[str]:
-    """Return where asking for what is not installed is not answered with the install line."""
+    """Return where a missing dependency is not answered with the install line."""
     if distribution not in REMEDIES:
         return []
     program, remedy = REMEDIES[distribution]
@@ -83,7 +83,7 @@ def unhelpful(distribution: str) -> list[str]:
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode and remedy in result.stderr:
         return []
-    return [f"expected an error that says `{remedy}`, but this came:\n{result.stderr}"]
+    return [f"expected an error that says `{remedy}`, got:\n{result.stderr}"]
 
 
 if __name__ == "__main__":

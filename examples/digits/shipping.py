@@ -1,4 +1,4 @@
-"""Shipping: export to every format, verify each file in its own runtime, score it unaided."""
+"""Export to every format, verify each file in its own runtime, score it without kd."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def score_eager(network: TensorDictModuleBase, scans: TensorDict) -> Shipped:
 def ship(
     network: TensorDictModuleBase, scans: TensorDict, eager: Shipped, path: Path
 ) -> tuple[Shipped, str]:
-    """Export the network to `path`, verify it, and score it in a process without the library.
+    """Export the network to `path`, verify it, and score it in a process without kd.
 
     Returns:
         The row of the table, and the report of the verification.
@@ -86,5 +86,5 @@ def ship(
 
 
 def accuracy(logits: np.ndarray, scans: TensorDict) -> float:
-    """The share of scans whose digit is found."""
+    """Return the share of scans whose digit is found."""
     return float((logits.argmax(-1) == scans["label"].numpy()).mean())

@@ -15,7 +15,7 @@ PICTURE_WEIGHT = 0.5
 
 
 def loss_of(scored: TensorDict) -> torch.Tensor:
-    """The loss of a batch that went through the network, a scalar.
+    """Return the loss of a batch that went through the network, a scalar.
 
     The prior is the KL divergence of N(loc, scale) from N(0, 1): Kingma and Welling 2013,
     appendix B.

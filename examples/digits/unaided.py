@@ -21,7 +21,7 @@ KD = {"kd_core", "kd_nn", "kd_probabilistic", "kd_export"}
 
 
 class Blocked(importlib.abc.MetaPathFinder):
-    """Makes the named packages impossible to import."""
+    """A finder that makes the named packages impossible to import."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
@@ -33,7 +33,7 @@ class Blocked(importlib.abc.MetaPathFinder):
 
 
 def runner_of(path: Path) -> Runner:
-    """A function from images (n, 8, 8) to logits (n, 10) and reconstructions (n, 8, 8)."""
+    """Return a function from images (n, 8, 8) to logits (n, 10) and reconstructions (n, 8, 8)."""
     if path.suffix == ".onnx":
         sys.meta_path.insert(0, Blocked(KD | {"torch"}))
         import onnxruntime
@@ -55,7 +55,7 @@ def runner_of(path: Path) -> Runner:
 
 
 def time_of_call(run: Runner, image: np.ndarray) -> float:
-    """Median seconds of a call with one scan."""
+    """Return the median seconds of a call with one scan."""
     times = []
     for _ in range(200):
         start = time.perf_counter()
@@ -65,7 +65,7 @@ def time_of_call(run: Runner, image: np.ndarray) -> float:
 
 
 def main(program: str, scans: str, scores: str) -> None:
-    """Score all scans and say how long one call takes."""
+    """Score all scans and print how long one call takes."""
     run = runner_of(Path(program))
     images = np.load(scans)["image"]
     logits, pictures = run(images)
