@@ -317,7 +317,7 @@ def readme_line(label: str, row: Row) -> str:
 def readme_figure(row: Row, contender: str) -> str:
     """Return a figure with three digits, or nothing where raw has no such work."""
     result = row["results"].get(contender)
-    if not result:
+    if not result or not result["min"]:
         return ""
     value = result["min"]
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
