@@ -299,9 +299,9 @@ def page(figures: Figures) -> str:
     text = HEAD.format(machine=machine, versions=versions) + "\n".join(table_of_means(peer)) + "\n"
     text += DESIGNS_HEAD + "\n".join(table_of_designs(peer)) + "\n"
     text += COSTS_HEAD + "\n".join(table_of_costs(costs)) + "\n"
-    lines = ["", "# All rows", "", ROWS_NOTE]
+    lines = ["", "## All rows", "", ROWS_NOTE]
     for area, rows in area_rows(peer).items():
-        lines += ["", f"## {area}", ""]
+        lines += ["", f"### {area}", ""]
         lines.append("| row | raw | peer | kd | peer/raw | kd/raw | kd/peer | |")
         lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
         lines += [row_line(row) for row in rows]

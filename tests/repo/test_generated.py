@@ -42,5 +42,5 @@ def test_a_run_without_some_rows_still_makes_pages() -> None:
     few = figures()
     few["peer"]["rows"] = [row for row in few["peer"]["rows"] if row["area"] == "construct"]
     few["peer"]["geomeans"] = {"construct": few["peer"]["geomeans"]["construct"]}
-    assert "## construct" in page(few)
+    assert "### construct" in page(few)
     assert "build a container" in readme((ROOT / "README.md").read_text("utf-8"), few["peer"])
