@@ -47,7 +47,7 @@ class Overriding:
 
     @classmethod
     def __torch_function__(cls, *args: object, **kwargs: object) -> None:
-        """Answer at once."""
+        """Return nothing, whatever the function is."""
 
 
 CHOICES = (
