@@ -65,8 +65,8 @@ def test_every_distribution_ships_its_type_marker_and_licence() -> None:
 def test_every_fragment_has_a_package_a_kind_and_one_line() -> None:
     shape = re.compile(r"(core|nn|probabilistic|export)/[\w-]+\.(added|changed|fixed)\.md")
     folder = ROOT / "changelog.d"
+    # Right after a release there are none.
     fragments = [path for path in tracked_files() if path.parent.parent == folder]
-    assert fragments
     for path in fragments:
         assert shape.fullmatch(path.relative_to(folder).as_posix()), path
         assert len(path.read_text(encoding="utf-8").splitlines()) == 1, path
