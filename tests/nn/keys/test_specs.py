@@ -2,6 +2,7 @@
 
 import enum
 import inspect
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -61,6 +62,15 @@ def test_odd_strings_run_at_every_call(a: str, b: str) -> None:
         assert same(model(a=X)[1], -1)
         assert same(model(TensorDict({a: X}))["c"], -1)
     assert [name for name, _ in model.named_steps()] == ["a", "b"]
+
+
+def test_names_of_members_may_be_odd_strings() -> None:
+    inner = nn.Sequential(OrderedDict({Loud("first"): nn.Identity(), Mixed.B: nn.ReLU()}))
+    model = TensorDictSequential({"a": TensorDictModule(inner, ["x"], ["y"])})
+    model.module[Loud("b")] = TensorDictModule(torch.neg, ["y"], ["z"])  # type: ignore[index]  # named
+    for _ in range(4):
+        assert same(model(x=X)[1], -1)
+        assert same(model(TensorDict({"x": X}))["z"], -1)
 
 
 def test_a_method_may_be_a_member_of_an_enumeration() -> None:

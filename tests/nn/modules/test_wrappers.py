@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from kd_core import InvalidArgument, TensorDict, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_nn import (
     NotKeyed,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictModuleWrapper,
     TensorDictSequential,
     WrapModule,
@@ -97,6 +98,26 @@ def test_what_a_wrapped_sequence_reads_in_part_is_its_own_affair() -> None:
     assert TensorDictModule(sequence, ["x"], ["y"]).partly_read == []
 
 
+class Doubling(TensorDictModuleBase):
+    """Runs a keyed module on bare values, under its keys."""
+
+    def __init__(self, inner: TensorDictModule) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.inner(tensordict)
+
+    def forward_values(self, *values: object) -> tuple[object, ...]:
+        return self.inner.forward_values(*values)
+
+    def _own_in_keys(self) -> tuple[NestedKey, ...]:
+        return tuple(self.inner.in_keys)
+
+    def _own_out_keys(self) -> tuple[NestedKey, ...]:
+        return tuple(self.inner.out_keys)
+
+
 def test_wrapper_passes_calls_keys_and_attributes_on() -> None:
     inner = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
     wrapper = TensorDictModuleWrapper(inner)
@@ -173,3 +194,17 @@ def test_wrapped_function_that_gives_no_container_is_told(
         InvalidArgument, match=r"`lost` returned .*, but a wrapped function returns"
     ):
         WrapModule(lost, inplace)(TensorDict(x=X))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [TensorDictModuleWrapper, Doubling])
+def test_sequence_follows_the_keys_of_what_a_step_wraps(
+    kind: Callable[[TensorDictModule], TensorDictModuleBase],
+) -> None:
+    inner = TensorDictModule(torch.neg, ["x"], ["y"])
+    model = TensorDictSequential(kind(inner), TensorDictModule(torch.exp, ["a"], ["b"]))
+    for _ in range(3):
+        model(TensorDict(x=X, a=X))
+    inner.in_keys, inner.out_keys = ["u"], ["v"]
+    assert (model.in_keys, model.out_keys) == (["u", "a"], ["v", "b"])
+    for _ in range(3):
+        assert torch.equal(model(TensorDict(u=X, a=X))["v"], -X)

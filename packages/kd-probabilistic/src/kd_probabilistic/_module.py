@@ -123,6 +123,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             keys = getattr(settings, name)
             if before is None or getattr(before, name) != keys:
                 assign(name, keys)
+        self._flag_change()
 
     @property
     def distribution_class(self) -> Callable[..., Distribution]:

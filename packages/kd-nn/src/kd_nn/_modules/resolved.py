@@ -20,6 +20,7 @@ from kd_nn._modules.base import TensorDictModuleBase, key_node
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.codegen import ValuesFunction, values_function
 from kd_nn._plan.dynamo import Traced, traced_functions, watch_function
+from kd_nn._plan.invalidation import flags_of
 from kd_nn._plan.program import Program, resolve
 
 
@@ -113,9 +114,11 @@ class Resolved:
             self.writes = tuple(key for key, _ in self.program.outputs)
 
     def _watch(self, step: nn.Module, path: tuple[str, ...]) -> None:
-        if isinstance(step, TensorDictModuleBase):
+        if isinstance(step, StepList):
             self._flags.append(step.change_flag())
         else:
+            self._flags += flags_of(step)
+        if not isinstance(step, TensorDictModuleBase):
             self._foreign.append((step, list(step.in_keys), list(step.out_keys)))  # type: ignore[arg-type]  # keyed
         if isinstance(step, StepList):
             members = step.named_steps()

@@ -30,7 +30,8 @@ class StepList(TensorDictModuleBase):
     def named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
         # Not `self.module`, which torch looks up in Python, for 0.7 us.
-        return list(self._modules["module"]._modules.items())  # type: ignore[union-attr, arg-type]  # no step is None
+        steps = self._modules["module"]._modules.items()  # type: ignore[union-attr]  # it is there
+        return [(plain_str(name), cast(nn.Module, step)) for name, step in steps]
 
     @property
     def may_skip(self) -> bool:

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import nn
 
+from kd_core.extending import plain_str
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import InKeySpec
 from kd_nn._plan.codegen import Calls, Text, plain_module
 from kd_nn._plan.inlining import CALL, HOOKS, PLACE, Watch
+from kd_nn._plan.invalidation import flags_of
 from kd_nn._plan.program import Program, resolve, runs_on_values
 
 if TYPE_CHECKING:
@@ -235,14 +237,16 @@ class FastCalls(Calls):
             self.checks.append(f"_len({name}) != {len(members)}")
             for idx, (key, member) in enumerate(members.items()):
                 step = self.text.name(f"_L{place}_{idx}", member)
-                self.checks.append(f"{name}[{key!r}] is not {step}")
+                self.checks.append(f"{name}[{plain_str(key)!r}] is not {step}")
                 if member is not None:
                     self._watch(member, step)
 
     def _watch(self, module: nn.Module, name: str) -> None:
-        """Test the hooks and the change flag of a keyed module."""
-        flag = module.change_flag()  # type: ignore[operator]  # every planned module has it
-        self.checks.append(self.text.name(f"{name}_changed", flag))
+        """Test the hooks of a keyed module, its change flag and those of what is inside."""
+        inside = flags_of(module)
+        flags = inside[:1] if hasattr(type(module), "named_steps") else inside
+        for idx, flag in enumerate(flags):
+            self.checks.append(self.text.name(f"{name}_changed{idx}", flag))
         self._watch_hooks(module, name)
 
     def _watch_hooks(self, module: nn.Module, name: str) -> None:

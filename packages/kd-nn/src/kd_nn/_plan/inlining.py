@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
 
+from kd_core.extending import plain_str
 from kd_nn._keys.specs import Keys
 from kd_nn._plan.codegen import Text
 
@@ -99,7 +100,7 @@ class Watch:
         lines: list[str] = []
         for place, (key, member) in enumerate(members.items()):
             inner = self.text.name(f"{name}_{place}", member)
-            self.checks.append(f"{holder}[{key!r}] is not {inner}")
+            self.checks.append(f"{holder}[{plain_str(key)!r}] is not {inner}")
             opens = self.opens(member, inner)
             found = self.lines(member, inner) if opens else None
             call = f"{inner}.forward" if opens else inner

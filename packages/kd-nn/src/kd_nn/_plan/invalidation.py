@@ -34,6 +34,11 @@ _NEVER_COPIED = ("_changed", "_plan", "_plans_made", "_resolved")
 """What belongs to one object alone: the fast calls made for it."""
 
 
+def flags_of(step: nn.Module) -> "list[list[bool]]":
+    """Return the change flags of a step and of the keyed modules inside, whose keys it may take."""
+    return [member.change_flag() for member in step.modules() if isinstance(member, Flagged)]
+
+
 class Flagged(nn.Module):
     """A module that raises its flag when its keys or its structure are assigned."""
 
