@@ -151,9 +151,7 @@ def test_a_key_has_one_normal_form(key: NestedKey, normal: NestedKey) -> None:
 
 @pytest.mark.parametrize("key", [3, None, ["a"], ("a", 3), ("a", None), b"a"])
 def test_what_is_no_key_is_refused(key: NestedKey) -> None:
-    with pytest.raises(
-        InvalidKey, match=r"must be a string or a tuple of strings, but .* is of type"
-    ):
+    with pytest.raises(InvalidKey, match=r"must be a string or a tuple of strings, got .* of type"):
         unravel_key(key)
 
 

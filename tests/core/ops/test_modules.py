@@ -157,10 +157,10 @@ def test_gradients_reach_the_given_parameters() -> None:
     [
         (
             {"0": {"wieght": 1.0}},
-            r"entry `\('0', 'wieght'\)` belongs to no parameter or buffer of `Linear`",
+            r"entry `\('0', 'wieght'\)` not found: `Linear` has no such parameter or buffer",
         ),
-        ({"0": {"wieght": 1.0}}, r"has `weight`, `bias`. Did you mean `weight`\?"),
-        ({"7": {"weight": 1.0}}, r"entry `7` belongs to no sub-module of `Sequential`"),
+        ({"0": {"wieght": 1.0}}, r"available: `weight`, `bias`. Did you mean `weight`\?"),
+        ({"7": {"weight": 1.0}}, r"entry `7` not found: `Sequential` has no such sub-module"),
     ],
 )
 def test_unknown_entry_is_an_error_and_changes_nothing(
@@ -174,7 +174,7 @@ def test_unknown_entry_is_an_error_and_changes_nothing(
 
 
 def test_data_that_is_no_tensor_is_refused() -> None:
-    with pytest.raises(TypeError, match="is not a tensor"):
+    with pytest.raises(TypeError, match="must be a tensor"):
         TensorDict({"weight": "text"}).to_module(nn.Linear(1, 1)).__enter__()
 
 

@@ -1,9 +1,9 @@
 """Nested keys: validate, normalise, join, split, compare, and find the nearest one.
 
-Knows strings and tuples; must not know torch or containers. A *path* is the normal form used
-inside: a flat tuple of strings. The public normal form is a plain string for a path of length one.
-A member of an enumeration of strings, or any other subclass of `str`, becomes a plain `str` here:
-what a key prints as, and how it is written into generated code, must not depend on its class.
+Knows strings and tuples; must not know torch or containers. A *path* is the internal normal form: a
+flat tuple of strings. The public normal form is a plain string for a path of length one. A member
+of an enumeration of strings, or of any other subclass of `str`, becomes a plain `str` here: how a
+key is printed, and how it is written into generated code, must not depend on its class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def path_of(key: NestedKey) -> Path:
     """Flatten a nested key into a tuple of strings.
 
     Raises:
-        InvalidKey: if the key is neither a string nor a non-empty (nested) tuple of strings.
+        InvalidKey: if the key is not a string or a non-empty (nested) tuple of strings.
     """
     if key.__class__ is str:
         return (key,)
@@ -38,11 +38,11 @@ def path_of(key: NestedKey) -> Path:
         if isinstance(key, str):
             return (plain_str(key),)
         raise InvalidKey(
-            f"a key must be a string or a tuple of strings, but {key!r} is of type "
+            f"a key must be a string or a tuple of strings, got {key!r} of type "
             f"`{type(key).__name__}`."
         )
     if not key:
-        raise InvalidKey("a key must have at least one part, but an empty tuple came.")
+        raise InvalidKey("a key must have at least one part, got an empty tuple.")
     for part in key:
         if part.__class__ is not str:
             return tuple(name for part in key for name in path_of(part))
@@ -50,7 +50,7 @@ def path_of(key: NestedKey) -> Path:
 
 
 def is_key(value: object) -> bool:
-    """Tell whether `value` is a string or a non-empty (nested) tuple of strings."""
+    """Return whether `value` is a string or a non-empty (nested) tuple of strings."""
     if not isinstance(value, tuple):
         return isinstance(value, str)
     for part in value:  # a loop, because `all` of a generator takes twice as long
@@ -60,7 +60,7 @@ def is_key(value: object) -> bool:
 
 
 def is_path(index: object) -> TypeGuard[tuple[str, ...]]:
-    """Tell whether a tuple is a key: its first part decides, since keys and indices do not mix."""
+    """Return whether a tuple is a key, by its first part: keys and indices do not mix."""
     first: object = index
     while isinstance(first, tuple):
         if not first:
@@ -70,7 +70,7 @@ def is_path(index: object) -> TypeGuard[tuple[str, ...]]:
 
 
 def unravel_key(key: NestedKey) -> NestedKey:
-    """Bring a key to its normal form: a string, or a flat tuple of two or more strings.
+    """Convert a key to its normal form: a string, or a flat tuple of two or more strings.
 
     Example:
         >>> unravel_key(("a", ("b",)))
@@ -85,7 +85,7 @@ def unravel_key(key: NestedKey) -> NestedKey:
 
 
 def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
-    """Bring a key to a flat tuple of strings.
+    """Convert a key to a flat tuple of strings.
 
     Example:
         >>> unravel_key_to_tuple("a")
@@ -95,7 +95,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
 
 
 def unravel_key_list(keys: Iterable[NestedKey]) -> list[NestedKey]:
-    """Bring each of several keys to its normal form.
+    """Convert each of several keys to its normal form.
 
     Example:
         >>> unravel_key_list(["a", ("b", ("c",))])
@@ -109,7 +109,7 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[NestedKey]:
 
 
 def format_key(key: NestedKey) -> str:
-    """Write a key as messages do: in backticks, a nested one as a tuple.
+    """Return a key as messages show it: in backticks, a nested one as a tuple.
 
     Example:
         >>> format_key(("a", "b"))
@@ -128,8 +128,8 @@ def is_prefix(prefix: NestedKey, key: NestedKey) -> bool:
 def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | None:
     """Find the candidate that looks most like `key`, for "did you mean" messages.
 
-    Nested keys are compared part by part joined with dots; a candidate that ends in the same part
-    counts as near, and so does one that abbreviates the key, or that it abbreviates.
+    Nested keys are compared with their parts joined by dots. A candidate with the same last part is
+    near, and so is one that abbreviates the key, or that the key abbreviates.
 
     Returns:
         The candidate in normal form, or `None` when nothing is near.

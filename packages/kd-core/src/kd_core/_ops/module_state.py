@@ -1,4 +1,4 @@
-"""Parameters of a module as entries of a container, and back for the time of a `with` block.
+"""Parameters of a module as entries of a container, and back inside a `with` block.
 
 A module looks its parameters up in two dicts per level (`_parameters`, `_buffers`), so running it
 with other parameters is exchanging values of these dicts. Which names of which level take which
@@ -46,7 +46,7 @@ _PLAIN: Final = (Tensor, nn.Parameter)
 
 
 class ModuleBusy(KdError, RuntimeError):
-    """A module whose parameters are exchanged is borrowed again where that cannot work."""
+    """A module whose parameters are exchanged cannot be exchanged again here."""
 
 
 def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> dict[str, Entry]:
@@ -128,7 +128,7 @@ class ModuleScope:
 
 
 class _Loan:
-    """What is known of a module: its route, and who has borrowed it."""
+    """The route of a module, its lock, and the exchanges that are active."""
 
     __slots__ = ("lock", "module", "route", "stack")
 
@@ -254,7 +254,7 @@ class _Route:
 
 
 def _restore(taken: Taken) -> None:
-    """Put back what was taken, in the same order."""
+    """Restore the tensors that were replaced, in the same order."""
     stores, tensors, recurrent = taken
     old = iter(tensors)
     for store, names in stores:
@@ -265,7 +265,7 @@ def _restore(taken: Taken) -> None:
 
 
 def _rebuild_weights(module: RNNBase) -> None:
-    """Point the list that a recurrent layer computes with to its present weights."""
+    """Rebuild the list of weights that a recurrent layer computes with."""
     found = [module._parameters.get(name) for name in module._flat_weights_names]
     object.__setattr__(module, "_flat_weights", found)
 
@@ -274,7 +274,7 @@ def _child(module: nn.Module, name: str, entry: Entry, path: Path) -> tuple[Entr
     entries = entries_of(cast("Node", entry))
     if entries is None:
         raise InvalidArgument(
-            f"entry {format_key(path)} is not a tensor: a module takes tensors only."
+            f"entry {format_key(path)} must be a tensor: a module takes tensors only."
         )
     child = module._modules.get(name)
     if child is None:
@@ -295,8 +295,8 @@ def _unknown(path: Path, what: str, module: nn.Module, names: list[str]) -> KeyN
     near = nearest_key(path[-1], names)
     hint = "" if near is None else f" Did you mean {format_key(near)}?"
     return KeyNotFound(
-        f"entry {format_key(path)} belongs to no {what} of `{type(module).__name__}`, which has "
-        f"{listed(names)}.{hint}"
+        f"entry {format_key(path)} not found: `{type(module).__name__}` has no such {what}; "
+        f"available: {listed(names)}.{hint}"
     )
 
 

@@ -14,17 +14,17 @@ class Modules(Waist):
     __slots__ = ()
 
     def to_module(self, module: nn.Module) -> ModuleScope:
-        """A context in which a module computes with the entries of this container.
+        """Return a context in which a module computes with the entries of this container.
 
-        Entries are matched by name with parameters, buffers and sub-modules; a part of them may be
-        given. On exit, also after an error, the module is as it was. Blocks nest. Shared weights
-        take one value, that of their first name. A module that other threads use meanwhile must be
-        copied: a second thread that borrows it gets an error, one that merely calls it sees the
-        exchanged parameters.
+        Entries are matched by name with parameters, buffers and sub-modules; some of them may be
+        left out. On exit, also after an error, the module is as before. Contexts nest. Shared
+        weights take one value, that of their first name. A module that other threads use at the
+        same time must be copied: a second thread that enters a context of it gets an error, one
+        that calls it sees the exchanged parameters.
 
         Raises:
-            KeyNotFound: on entry, if an entry belongs to nothing in the module.
-            ModuleBusy: on entry, if another thread has borrowed the module.
+            KeyNotFound: on entry, if an entry matches nothing in the module.
+            ModuleBusy: on entry, if another thread is in a context of the module.
 
         Example:
             >>> import torch
