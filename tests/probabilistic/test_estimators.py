@@ -84,23 +84,23 @@ def test_weibull_mode_is_zero_where_the_density_falls(concentration: float) -> N
         (
             distributions.Uniform(0.0, 1.0),
             "mode",
-            "`Uniform` has no mode. It offers `mean`, `median`",
+            "`Uniform` has no mode; available: `mean`, `median`",
         ),
         (
             distributions.Cauchy(0.0, 1.0),
             "mean",
-            "`Cauchy` has no mean. It offers `median`, `mode`",
+            "`Cauchy` has no mean; available: `median`, `mode`",
         ),
-        (distributions.Categorical(ONES), "mean", "`Categorical` has no mean. It offers `mode`"),
+        (distributions.Categorical(ONES), "mean", "`Categorical` has no mean; available: `mode`"),
         (
             distributions.Gamma(1.0, 1.0),
             "median",
-            "`Gamma` has no median. It offers `mean`, `mode`",
+            "`Gamma` has no median; available: `mean`, `mode`",
         ),
         (
             distributions.LKJCholesky(3),
             "deterministic",
-            "finite deterministic value. It offers `random`",
+            "finite deterministic value; available: `random`",
         ),
         (distributions.ContinuousBernoulli(0.3), "mode", "`ContinuousBernoulli` has no mode"),
     ],
@@ -165,7 +165,7 @@ def test_registered_estimator_serves_subclasses_and_replaces_the_known_one() -> 
 
 
 def test_random_cannot_be_registered() -> None:
-    with pytest.raises(TypeError, match="RANDOM draws by `rsample` or `sample`"):
+    with pytest.raises(TypeError, match="cannot be RANDOM, which uses `rsample`"):
         register_estimator(distributions.Normal, "random", lambda d: tensor(0.0))
 
 

@@ -14,7 +14,9 @@ def test_members_are_found_by_name_in_any_case(name: str) -> None:
 
 
 def test_unknown_type_lists_the_members() -> None:
-    with pytest.raises(ValueError, match=r"`means` is no interaction type.*`mean`, `random`"):
+    with pytest.raises(
+        ValueError, match=r"`means` is not a valid interaction type.*`mean`, `random`"
+    ):
         set_interaction_type("means")
 
 

@@ -283,7 +283,9 @@ def test_entry_of_the_generator_is_read_like_any_other() -> None:
         one(module, LOC, SCALE, torch.tensor(7)),
     ]
     assert torch.equal(*draws)
-    with pytest.raises(KeyError, match="`Normal` needs `rng`, which the container lacks"):
+    with pytest.raises(
+        KeyError, match="`Normal` reads `rng`, which was not found in the container"
+    ):
         module(params())
     with set_interaction_type("mean"):
         assert torch.equal(module(params())["x"], LOC)
@@ -291,9 +293,9 @@ def test_entry_of_the_generator_is_read_like_any_other() -> None:
 
 def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
     td = TensorDict({"loc": LOC, "scales": SCALE}, [3])
-    with pytest.raises(KeyError, match=r"`Normal` needs `scale`.*Did you mean `scales`\?"):
+    with pytest.raises(KeyError, match=r"`Normal` reads `scale`.*Did you mean `scales`\?"):
         normal()(td)
-    with pytest.raises(KeyError, match="needs `x`"):
+    with pytest.raises(KeyError, match="reads `x`"):
         normal().log_prob(params())
 
 
@@ -301,7 +303,7 @@ def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
     ("options", "message"),
     [
         ({"distribution_class": "Normal"}, "must be a distribution class or a callable.*'Normal'"),
-        ({"distribution_kwargs": {"loc": 0.0}}, "`loc` of `Normal` comes from `in_keys` and"),
+        ({"distribution_kwargs": {"loc": 0.0}}, "`loc` of `Normal` is given by `in_keys` and"),
         ({"out_keys": ["a", "b"]}, "must be the one key of the value, got 2 keys"),
         (
             {"distribution_class": distributions.LogNormal, "distribution_kwargs": {"mean": 0.0}},
@@ -309,7 +311,7 @@ def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
         ),
         (
             {"distribution_class": distributions.StudentT},
-            "`StudentT` needs `df` too, got `loc`, `scale`. Add keys",
+            "`StudentT` also requires `df`, got `loc`, `scale`. Add keys",
         ),
     ],
 )
@@ -333,7 +335,7 @@ def test_callable_that_returns_no_distribution_is_told() -> None:
     def build(loc: Tensor, scale: Tensor) -> Tensor:
         return loc + scale
 
-    with pytest.raises(TypeError, match=r"`build` must return a .*Distribution`, but returned Ten"):
+    with pytest.raises(TypeError, match=r"`build` must return a .*Distribution`, got Ten"):
         normal(distribution_class=build)(LOC, SCALE)
 
 

@@ -142,7 +142,7 @@ def test_slices_and_subsequences_keep_the_kind() -> None:
 
 
 def test_sequence_without_a_distribution_is_refused() -> None:
-    with pytest.raises(TypeError, match="needs a `ProbabilisticTensorDictModule` among its 2"):
+    with pytest.raises(TypeError, match="must have a `ProbabilisticTensorDictModule` among its 2"):
         ProbabilisticTensorDictSequential(*steps()[:2])
 
 

@@ -111,7 +111,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("default_interaction_type", 3, "got 3"),
     ("return_log_prob", "yes", "`return_log_prob` must be True or False, got 'yes'"),
     ("log_prob_key", "x", "cannot have one key, `x`"),
-    ("in_keys", ["loc"], "`Normal` needs `scale` too"),
+    ("in_keys", ["loc"], "`Normal` also requires `scale`"),
     ("in_keys", ["loc", "scael"], "no argument `scael`"),
     ("in_keys", 3, "`in_keys` must be a key or a list of keys, got int: 3"),
     ("in_keys", {3: "loc"}, "names each argument by a str, got 3"),

@@ -1,10 +1,9 @@
 """Building a distribution from its parameters.
 
-Two decisions hold here. Values are checked exactly when torch would check them, but never while a
-graph is captured, nor inside `vmap`: a check ends in a Python branch on data, which neither can
-follow. And a plain `Normal` is built without its constructor: torch spends 16 us on one, most of
-them on its checks, where two reductions tell in 3 us that all is well; where they cannot tell, the
-constructor is called and answers (or raises) as ever.
+Values are checked exactly when torch would check them, but never while a graph is captured, nor
+inside `vmap`: a check is a Python branch on data, which neither can trace. A plain `Normal` is
+built without its constructor, which spends most of its time on checks: two reductions show that
+valid parameters are valid. If they do not, the constructor is called, and raises as usual.
 """
 
 import inspect
@@ -33,8 +32,8 @@ class Construction:
         settings: Further keyword arguments.
 
     Raises:
-        InvalidArgument: If `distribution` cannot be called, an argument is given twice, or it takes
-            no such argument, or needs another one.
+        InvalidArgument: If `distribution` is not callable, an argument is given twice, or the
+            arguments are not those that it takes.
     """
 
     __slots__ = ("_quick", "_unchecked", "distribution", "names", "settings")
@@ -53,15 +52,15 @@ class Construction:
         twice = [name for name in names if name in settings]
         if twice:
             raise InvalidArgument(
-                f"the argument `{twice[0]}` of `{name_of(distribution)}` comes from `in_keys` and "
-                "from `distribution_kwargs`: give it once."
+                f"the argument `{twice[0]}` of `{name_of(distribution)}` is given by `in_keys` and "
+                "by `distribution_kwargs`. Give it once."
             )
         _check_arguments(distribution, names, settings)
         self.distribution = distribution
         self.names = tuple(names)
         self.settings = dict(settings)
-        # dynamo cannot trace a change of torch's default, so there each class is told; but for one
-        # that checks for any value which is not None.
+        # dynamo cannot trace a change of torch's default, so each class gets the argument; except
+        # one that checks for any value which is not None.
         told = distribution is not ContinuousBernoulli and _accepts(distribution, "validate_args")
         self._unchecked: dict[str, object] = {"validate_args": False} if told else {}
         self._quick = _NORMAL_IS_PLAIN and distribution is Normal and not settings
@@ -82,15 +81,15 @@ class Construction:
         if not isinstance(found, Distribution):
             raise InvalidArgument(
                 f"`{name_of(self.distribution)}` must return a `torch.distributions.Distribution`, "
-                f"but returned {type(found).__name__}."
+                f"got {type(found).__name__}."
             )
         return found
 
 
 def must_not_look(values: Sequence[object]) -> bool:
-    """Return whether the values are not there to look at: while capturing, or under `vmap`."""
+    """Return whether values cannot be read: while capturing, or under `vmap`."""
     if torch.compiler.is_compiling():
-        # dynamo has switched checks off for good, and could not trace that we do.
+        # dynamo has disabled checks already, and cannot trace the change.
         return not torch.compiler.is_dynamo_compiling()
     if _functorch_level() is None:
         return False
@@ -99,7 +98,7 @@ def must_not_look(values: Sequence[object]) -> bool:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Switch torch's own default for checking off, which reaches distributions inside others."""
+    """Disable torch's default of checking values, also for distributions inside others."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -114,7 +113,7 @@ def name_of(distribution: Callable[..., object]) -> str:
 
 
 def _normal(values: Sequence[object]) -> Normal | None:
-    """Build a `Normal` if it is certain that its constructor would accept the values."""
+    """Build a `Normal` without its constructor; None if the values may be invalid."""
     loc, scale = values
     if loc.__class__ is not Tensor or scale.__class__ is not Tensor:
         return None
@@ -132,7 +131,7 @@ def _normal(values: Sequence[object]) -> Normal | None:
 
 
 def _surely_valid(loc: Tensor, scale: Tensor) -> bool:
-    """Return whether no location is NaN and all scales are positive; False may mean unknown.
+    """Return whether no location is NaN and all scales are positive; False if it is unknown.
 
     The minimum of a NaN is NaN, and so is the sum, which is also NaN for opposite infinities.
     """
@@ -145,7 +144,7 @@ def _surely_valid(loc: Tensor, scale: Tensor) -> bool:
 def _check_arguments(
     function: Callable[..., object], names: Sequence[str], settings: Mapping[str, object]
 ) -> None:
-    """Raise unless a callable takes these arguments and needs no others."""
+    """Raise unless a callable takes these arguments and requires no others."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -166,8 +165,8 @@ def _check_arguments(
     needed = [p.name for p in taken if p.default is p.empty and p.name not in given]
     if needed:
         raise InvalidArgument(
-            f"`{name_of(function)}` needs {_listed(needed)} too, got {_listed(given)}. Add keys to "
-            "`in_keys`, or values to `distribution_kwargs`."
+            f"`{name_of(function)}` also requires {_listed(needed)}, got {_listed(given)}. Add "
+            "keys to `in_keys`, or values to `distribution_kwargs`."
         )
 
 
@@ -184,7 +183,7 @@ def _accepts(function: Callable[..., object], name: str) -> bool:
 
 
 def _normal_is_plain() -> bool:
-    """Return whether this torch keeps in a `Normal` what `_normal` fills in, and nothing else."""
+    """Return whether a `Normal` has exactly the attributes that `_normal` sets."""
     known = {"loc", "scale", "_batch_shape", "_event_shape"}
     return set(vars(Normal(torch.zeros(1), torch.ones(1)))) == known
 

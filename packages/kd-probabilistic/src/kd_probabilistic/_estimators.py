@@ -1,9 +1,9 @@
-"""How each interaction type is taken from each distribution.
+"""How the value of each interaction type is computed for each distribution.
 
-A row of the registry belongs to a distribution class and an interaction type; a subclass inherits
-it. Rows stand where the general rule would be wrong (torch answers NaN where an estimate does not
-exist), undefined (torch has no formula but there is one) or needlessly slow (the general rule looks
-at the values to make sure that they are finite). The general rules stand next to it.
+An entry of the registry belongs to a distribution class and an interaction type; a subclass
+inherits it. An entry is needed if the general rule would be wrong (torch returns NaN if an estimate
+does not exist), undefined (torch has no formula but there is one) or slow (the general rule checks
+that the values are finite). The general rules are defined here too.
 
 Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributions, 2nd ed., 1994;
 C. Maddison, A. Mnih, Y. W. Teh, The Concrete Distribution, 2017, https://arxiv.org/abs/1611.00712.
@@ -24,21 +24,21 @@ from kd_probabilistic._interaction import InteractionType, as_interaction_type
 Estimator: TypeAlias = Callable[[Distribution], Tensor]
 
 KEPT = 256
-"""For how many classes of each interaction type the estimator is kept once found."""
+"""How many classes the cache of each interaction type holds."""
 
 
 class EstimateNotOffered(KdError, NotImplementedError):
-    """A distribution has no such estimate; the message lists those that it has."""
+    """A distribution does not offer an estimate; the message lists those that it offers."""
 
 
 def register_estimator(
     distribution: type[Distribution], interaction: InteractionType | str, estimator: Estimator
 ) -> None:
-    """Say how an estimate is taken from a class of distributions and its subclasses.
+    """Register how an estimate is computed for a class of distributions and its subclasses.
 
     Args:
         distribution: The class.
-        interaction: Any interaction type but RANDOM: a draw is `rsample` or `sample`.
+        interaction: An interaction type other than RANDOM, which uses `rsample` or `sample`.
         estimator: A function from the distribution to a value, shape (*batch_shape, *event_shape).
 
     Raises:
@@ -53,23 +53,26 @@ def register_estimator(
     """
     member = as_interaction_type(interaction)
     if member is InteractionType.RANDOM:
-        raise InvalidArgument("RANDOM draws by `rsample` or `sample`: override these instead.")
+        raise InvalidArgument(
+            "`interaction` cannot be RANDOM, which uses `rsample` or `sample`. Override these in "
+            "the distribution."
+        )
     _REGISTRY[member][distribution] = estimator
     _RESOLVED[member].clear()
 
 
 def estimate(distribution: Distribution, interaction: InteractionType) -> Tensor:
-    """Take the mode, median, mean or deterministic value of a distribution.
+    """Compute the mode, median, mean or deterministic value of a distribution.
 
     Args:
         distribution: The distribution.
-        interaction: Any member but RANDOM.
+        interaction: An interaction type other than RANDOM.
 
     Returns:
         A value of shape (*batch_shape, *event_shape).
 
     Raises:
-        EstimateNotOffered: If the distribution has no such value.
+        EstimateNotOffered: If the distribution does not offer this value.
 
     Example:
         >>> estimate(distributions.Cauchy(0.0, 1.0), InteractionType.DETERMINISTIC)
@@ -83,14 +86,14 @@ def estimate(distribution: Distribution, interaction: InteractionType) -> Tensor
 
 
 def draw(distribution: Distribution, sample_shape: torch.Size) -> Tensor:
-    """Draw at random, along a path that carries gradients where there is one."""
+    """Draw at random, with gradients if the distribution supports them."""
     if distribution.has_rsample:
         return distribution.rsample(sample_shape)
     return distribution.sample(sample_shape)
 
 
 def mean_or_empirical(distribution: Distribution, count: int) -> Tensor:
-    """Return the mean, or that of `count` draws where no closed form is known."""
+    """Return the mean, or the mean of `count` draws if there is no closed form."""
     try:
         return estimate(distribution, InteractionType.MEAN)
     except EstimateNotOffered as error:
@@ -104,7 +107,7 @@ def mean_or_empirical(distribution: Distribution, count: int) -> Tensor:
 
 
 def _resolve(kind: type[Distribution], interaction: InteractionType) -> Estimator:
-    """Find the estimator of a class: its own method, the nearest row, else the general rule."""
+    """Find the estimator of a class: its own method, the nearest entry, else the general rule."""
     if interaction is InteractionType.DETERMINISTIC and hasattr(kind, "deterministic_sample"):
         found: Estimator = _own_deterministic_sample
     else:
@@ -118,7 +121,7 @@ def _resolve(kind: type[Distribution], interaction: InteractionType) -> Estimato
 
 
 def _row(kind: type[Distribution], interaction: InteractionType) -> Estimator | None:
-    """Find the row of a class or of its nearest base."""
+    """Find the entry of a class or of its nearest base."""
     rows = _REGISTRY[interaction]
     for base in kind.__mro__:
         if base in rows:
@@ -127,7 +130,7 @@ def _row(kind: type[Distribution], interaction: InteractionType) -> Estimator | 
 
 
 def _own_deterministic_sample(distribution: Distribution) -> Tensor:
-    value = getattr(distribution, "deterministic_sample")  # noqa: B009 - no attribute of the base
+    value = getattr(distribution, "deterministic_sample")  # noqa: B009 - not an attribute of the base
     result: Tensor = value() if callable(value) else value
     return result
 
@@ -141,7 +144,7 @@ def _mode(distribution: Distribution) -> Tensor:
 
 
 def _try(distribution: Distribution, name: str) -> Tensor | None:
-    """Read an estimate that torch may not have."""
+    """Return an estimate of torch, or None if it has none."""
     try:
         value: Tensor = getattr(distribution, name)
     except (NotImplementedError, AttributeError):
@@ -174,7 +177,7 @@ def _general_median(distribution: Distribution) -> Tensor:
 
 
 def _half_quantile(distribution: Distribution) -> Tensor | None:
-    """Return the inverse cdf at one half, if the events are single numbers and it has a formula."""
+    """Return the inverse cdf at one half, if events are scalars and there is a formula."""
     if distribution.event_shape:
         return None
     try:
@@ -185,7 +188,7 @@ def _half_quantile(distribution: Distribution) -> Tensor | None:
 
 
 def _general_deterministic(distribution: Distribution) -> Tensor:
-    """Take the mode of a discrete distribution, else the mean; never one that is not finite."""
+    """Compute the mode of a discrete distribution, else the mean; the value is always finite."""
     order = [_mean_or_none, _mode_or_none, _median_or_none]
     if _is_discrete(distribution):
         order = [_mode_or_none, _mean_or_none]
@@ -220,16 +223,16 @@ def _is_discrete(distribution: Distribution) -> bool:
 
 
 def _finite_mean_or_mode(distribution: Distribution) -> Tensor:
-    """Choose by element: the mean diverges for a part of the parameters only."""
+    """Choose by element: the mean diverges for some parameters only."""
     mean = distribution.mean
     mode = estimate(distribution, InteractionType.MODE)
     return torch.where(mean.isfinite(), mean, mode)
 
 
 def _transformed(distribution: Distribution) -> Tensor:
-    """Use a formula if the class has one, else map the base distribution's value.
+    """Use a formula if the class has one, else transform the value of the base distribution.
 
-    For monotone transforms of single numbers and a symmetric base this is the median.
+    For monotone transforms of scalars and a symmetric base this is the median.
     """
     assert isinstance(distribution, distributions.TransformedDistribution)
     for take in (_mean_or_none, _mode_or_none):
@@ -243,7 +246,7 @@ def _transformed(distribution: Distribution) -> Tensor:
 
 
 def _of_base(interaction: InteractionType) -> Estimator:
-    """Ask the distribution inside of `Independent`."""
+    """Build an estimator that delegates to the distribution inside `Independent`."""
 
     def take(distribution: Distribution) -> Tensor:
         assert isinstance(distribution, distributions.Independent)
@@ -253,7 +256,7 @@ def _of_base(interaction: InteractionType) -> Estimator:
 
 
 def _absent(name: str) -> Estimator:
-    """Refuse an estimate for which torch answers NaN because it does not exist."""
+    """Build an estimator that raises, where torch returns NaN for what does not exist."""
 
     def refuse(distribution: Distribution) -> Tensor:
         raise _not_offered(distribution, name)
@@ -262,14 +265,14 @@ def _absent(name: str) -> Estimator:
 
 
 def _not_offered(distribution: Distribution, name: str) -> EstimateNotOffered:
-    """Name the distribution and what it does offer."""
+    """Build the error with the estimates that the distribution offers."""
     offers = ["random"]
     for member in (InteractionType.MODE, InteractionType.MEDIAN, InteractionType.MEAN):
         if member.value != name and _offers(distribution, member):
             offers.append(member.value)
     listed = ", ".join(f"`{offer}`" for offer in sorted(offers))
     return EstimateNotOffered(
-        f"`{type(distribution).__name__}` has no {name}. It offers {listed}; choose one "
+        f"`{type(distribution).__name__}` has no {name}; available: {listed}. Choose one "
         "with `set_interaction_type` or `default_interaction_type`, or add one with "
         "`register_estimator`."
     )
@@ -285,7 +288,7 @@ def _offers(distribution: Distribution, interaction: InteractionType) -> bool:
 
 
 def _location(name: str) -> Estimator:
-    """Read a parameter that is the estimate."""
+    """Build an estimator that returns a parameter of the distribution."""
 
     def read(distribution: Distribution) -> Tensor:
         value: Tensor = getattr(distribution, name)
@@ -295,25 +298,25 @@ def _location(name: str) -> Estimator:
 
 
 def _logit_location(distribution: Distribution) -> Tensor:
-    """Return the middle of `(logits + logistic noise) / temperature`; the noise is symmetric."""
+    """Return the median of `(logits + logistic noise) / temperature`; the noise is symmetric."""
     assert isinstance(distribution, LogitRelaxedBernoulli)
     return distribution.logits / distribution.temperature
 
 
 def _concrete_location(distribution: Distribution) -> Tensor:
-    """Return the value of a concrete variable, on the log scale, whose noises are all equal."""
+    """Return the value of a concrete variable, on the log scale, for equal noise."""
     assert isinstance(distribution, ExpRelaxedCategorical)
     return torch.log_softmax(distribution.logits / distribution.temperature, -1)
 
 
 def _likelier_outcome(distribution: Distribution) -> Tensor:
-    """Return the mode of a coin; 1 for a fair one, where torch says NaN."""
+    """Return the mode of a Bernoulli; 1 for probability one half, where torch returns NaN."""
     assert isinstance(distribution, distributions.Bernoulli)
     return (distribution.probs >= 0.5).to(distribution.probs)
 
 
 def _zero_where_degenerate(parameter: str, bound: float) -> Estimator:
-    """Return the mode, which is zero where the density falls from the start."""
+    """Build an estimator of the mode, which is zero where the density only decreases."""
 
     def take(distribution: Distribution) -> Tensor:
         mode = distribution.mode

@@ -1,8 +1,8 @@
-"""Drawing from a generator of one's own.
+"""Drawing from a given generator.
 
-torch's distributions draw from the global generator of a device and take no other. While a draw is
-made, the global generator therefore carries the state of the given one; afterwards each has its own
-state back, the given one advanced.
+The distributions of torch draw from the global generator of a device and cannot use another one.
+During a draw the global generator therefore has the state of the given one; afterwards its own
+state is restored, and the given generator has advanced.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Let everything that draws in this block draw from `generator`.
+    """Redirect all draws inside the context to `generator`.
 
     Args:
         generator: A generator on the device of the draws.

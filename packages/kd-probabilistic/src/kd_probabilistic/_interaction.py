@@ -1,8 +1,8 @@
 """Which value of a distribution a probabilistic module returns, and the scope that overrides it.
 
-The scope is a ContextVar, so neither another thread nor another task sees it. dynamo cannot read a
+The scope is a ContextVar, so it holds for the current thread or task only. dynamo cannot read a
 ContextVar, but it can read, guard and write the attributes of a `threading.local`: entering a scope
-therefore sets both, and a compiled call looks at the second. A change of scope recompiles once.
+therefore sets both, and compiled code reads the second. A change of scope recompiles once.
 """
 
 import threading
@@ -19,9 +19,9 @@ from kd_core import InvalidArgument, InvalidValue
 class InteractionType(Enum):
     """How a value is taken from a distribution.
 
-    `MODE`, `MEDIAN` and `MEAN` are what they say, `RANDOM` draws (with gradients where the
-    distribution has them), `DETERMINISTIC` is the natural single value: the mode on a discrete
-    support, else the mean, and where the mean is not finite the mode or the median.
+    `MODE`, `MEDIAN` and `MEAN` are these estimates. `RANDOM` draws (with gradients if the
+    distribution supports them). `DETERMINISTIC` is the mode on a discrete support, else the mean,
+    and if the mean is not finite the mode or the median.
 
     Example:
         >>> InteractionType("Mean")
@@ -36,20 +36,20 @@ class InteractionType(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> "InteractionType":
-        """Find a member by a name in any case, or explain what there is."""
+        """Find a member by a name in any case, or raise with the valid names."""
         if isinstance(value, str):
             member = cls.__members__.get(value.upper())
             if member is not None:
                 return member
         names = ", ".join(f"`{member.value}`" for member in cls)
-        raise InvalidValue(f"`{value}` is no interaction type: expected one of {names}.")
+        raise InvalidValue(f"`{value}` is not a valid interaction type; available: {names}.")
 
 
 class _Mirror(threading.local):
     """The innermost scope of this thread, for compiled code."""
 
     def __init__(self) -> None:
-        # Set on the instance: dynamo does not notice that a class default gets hidden later.
+        # Set on the instance: dynamo does not guard that an attribute hides a class default later.
         self.current: InteractionType | None = None
 
 
@@ -68,16 +68,17 @@ def interaction_type() -> InteractionType | None:
     return _MIRROR.current if torch.compiler.is_compiling() else _SCOPE.get()
 
 
-class set_interaction_type(ContextDecorator):  # noqa: N801 - a context manager, named as one
-    """Make probabilistic modules take this value, in a `with` block or a decorated function.
+class set_interaction_type(ContextDecorator):  # noqa: N801 - named as a context manager
+    """Set which value probabilistic modules take, in a `with` block or a decorated function.
 
-    It beats the modules' own default. Other threads and tasks do not see it; scopes nest.
+    It takes precedence over the default of each module. It holds for the current thread or task;
+    scopes nest.
 
     Args:
-        type: A member of `InteractionType` or its name in any case; None lifts an outer scope.
+        type: A member of `InteractionType` or its name in any case; None cancels an outer scope.
 
     Raises:
-        InvalidValue: If there is no such interaction type.
+        InvalidValue: If it is not a valid interaction type.
 
     Example:
         >>> with set_interaction_type("mean"), set_interaction_type(None):
@@ -100,7 +101,7 @@ class set_interaction_type(ContextDecorator):  # noqa: N801 - a context manager,
             _SCOPE.reset(token)
 
     def _recreate_cm(self) -> Self:
-        """Give every call of a decorated function its own scope: threads must not share one."""
+        """Create a scope for each call of a decorated function: threads must not share one."""
         return type(self)(self.type)
 
 
@@ -110,6 +111,6 @@ def as_interaction_type(value: object) -> InteractionType:
         return value
     if not isinstance(value, str):
         raise InvalidArgument(
-            f"an interaction type is a member of `InteractionType` or its name, got {value!r}."
+            f"an interaction type must be a member of `InteractionType` or its name, got {value!r}."
         )
     return InteractionType(value)

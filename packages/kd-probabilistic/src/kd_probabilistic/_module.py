@@ -1,4 +1,4 @@
-"""`ProbabilisticTensorDictModule`: a distribution between keys."""
+"""`ProbabilisticTensorDictModule`: a distribution that reads and writes keys."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from kd_probabilistic._settings import DISCARD, NAMES, Generator, InKeys, Settin
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
     """Build a distribution from entries of a container and write a value of it.
 
-    Which value is written (a draw, the mean, ...) is the module's `default_interaction_type`,
-    unless `set_interaction_type` says otherwise around the call.
+    The module's `default_interaction_type` decides which value is written (a draw, the mean, ...),
+    unless the call is inside `set_interaction_type`.
 
     Args:
         in_keys: The parameters: keys whose last part names the distribution's argument, or a
             mapping `{argument: key}`.
         out_keys: The key of the value; None discards it, which leaves its log-probability.
-        default_interaction_type: Which value to take outside of `set_interaction_type`.
+        default_interaction_type: Which value to take outside `set_interaction_type`.
         distribution_class: A distribution class, or a callable that returns a distribution.
-        distribution_kwargs: Further arguments of the distribution. Without `validate_args` among
-            them, values are checked as torch does by default; never while compiling or exporting.
+        distribution_kwargs: Further arguments of the distribution. Unless `validate_args` is given,
+            values are checked as torch does by default; never while compiling or exporting.
         return_log_prob: Whether to write the log-probability of the value too.
         log_prob_key: Where to; by default the key of the value with `_log_prob` at its end.
-        n_empirical_estimate: Draws to average for a mean that has no formula.
+        n_empirical_estimate: Number of draws to average for a mean without a formula.
         num_samples: Number of values, in a new first dimension. The result is then a new container
             with that dimension in front of its batch size.
-        generator: What random draws come from: a generator, a seed for one of this module's own,
-            or the key of an entry that holds a generator or a seed, which is then read too and may
-            be missing where nothing is drawn. By default torch's global one.
+        generator: The source of random draws: a generator, a seed for a generator of this module,
+            or the key of an entry that holds a generator or a seed. This entry is read too, and
+            may be missing if nothing is drawn. By default torch's global generator.
 
     Raises:
-        InvalidArgument: If the distribution cannot be called or takes other arguments, an argument
-            is given twice, there is not exactly one out key, or a setting is of another type. All
-            of this holds for settings that are assigned later, too.
+        InvalidArgument: If the distribution is not callable or takes other arguments, an argument
+            is given twice, there is not exactly one out key, or a setting has a wrong type.
+            Settings that are assigned later are checked in the same way.
         InvalidValue: If a number of samples is negative.
 
     Example:
@@ -107,7 +107,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         )
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Assign; a setting is checked first, and what follows from it is made anew."""
+        """Assign; a setting is checked first, and all that depends on it is updated."""
         if name in NAMES:
             self._take_settings(self._settings.changed(name, value))
         else:
@@ -119,7 +119,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         assign("_settings", settings)
         for name in _READ:
             assign(name, getattr(settings, name))
-        for name in ("in_keys", "out_keys"):  # assigned only if new: a selection ends with it
+        for name in ("in_keys", "out_keys"):  # only if new: assigning them resets a selection
             keys = getattr(settings, name)
             if before is None or getattr(before, name) != keys:
                 assign(name, keys)
@@ -162,7 +162,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def has_value_form(self) -> bool:
-        """Whether bare parameters are all it takes: not where a container grows or is asked."""
+        """Whether bare parameters are enough: not for `num_samples` or a generator in an entry."""
         return self.num_samples is None and not isinstance(self.generator, (str, tuple))
 
     @property
@@ -176,7 +176,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return f"{type(self).__name__}({self.node_label})"
 
     def interaction(self, mode: str) -> AbstractContextManager[None]:
-        """Fix which value is taken while the context lasts, for exporters; see the protocol."""
+        """Set which value is taken inside the context, for exporters; see the protocol."""
         return set_interaction_type(mode)
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
@@ -208,7 +208,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
         Args:
             tensordict: Holds the value, and the parameters unless `dist` is given.
-            dist: The distribution, if it is built already.
+            dist: The distribution, if it has been built.
 
         Raises:
             InputMissing: If the value or a parameter is missing.
@@ -227,7 +227,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
         Args:
             tensordict: The container to read.
-            tensordict_out: The container to write, instead of the same.
+            tensordict_out: The container to write, instead of `tensordict`.
 
         Returns:
             The container that was written.
@@ -257,7 +257,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return target.update(written)
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
-        """Take a value of the distribution of bare parameters; see `forward`."""
+        """Compute a value of the distribution of bare parameters; see `forward`."""
         generator = self.generator
         if isinstance(generator, (str, tuple)):
             generator = _as_generator(values[self.in_keys.index(generator)], generator)
@@ -329,8 +329,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         hint = "" if near is None else f" Did you mean {format_key(near)}?"
         there = ", ".join(format_key(k) for k in known) or "none"
         return InputMissing(
-            f"the distribution `{self.node_label}` needs {format_key(key)}, which the container "
-            f"lacks; its keys are {there}.{hint} Write the entry before, or change `in_keys`."
+            f"the distribution `{self.node_label}` reads {format_key(key)}, which was not found in "
+            f"the container; available keys: {there}.{hint} Write the entry before the call, or "
+            "change `in_keys`."
         )
 
     def _is_done(self, tensordict: TensorDictBase) -> bool:

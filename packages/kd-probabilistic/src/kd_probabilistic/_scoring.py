@@ -1,4 +1,4 @@
-"""Scoring: the log-probability of a value that somebody else has produced."""
+"""Scoring: the log-probability of a value that another module has produced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ProbabilisticTensorDictSequential`: keyed modules with distributions among them."""
+"""`ProbabilisticTensorDictSequential`: a sequence with probabilistic modules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """Run keyed modules in order; at least one of them is probabilistic.
 
-    Everything that `TensorDictSequential` offers, and access to the distribution of the last
-    probabilistic module. If a step before that module produces the value that it would write, it
-    scores: it writes the log-probability of that value instead of taking one.
+    It offers everything of `TensorDictSequential`, and access to the distribution of the last
+    probabilistic module. If an earlier step writes the value of that module, the module scores: it
+    writes the log-probability of that value instead of a value of its own.
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
@@ -121,7 +121,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
         Args:
             tensordict: Holds the value, and what the sequence reads unless `dist` is given.
-            dist: The distribution, if it is built already.
+            dist: The distribution, if it has been built.
 
         Raises:
             InputMissing: If the value is missing.
@@ -145,8 +145,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             if isinstance(step, _PROBABILISTIC):
                 return index, step
         raise InvalidArgument(
-            "a `ProbabilisticTensorDictSequential` needs a `ProbabilisticTensorDictModule` among "
-            f"its {len(steps)} steps. Use `TensorDictSequential` for steps without one."
+            "a `ProbabilisticTensorDictSequential` must have a `ProbabilisticTensorDictModule` "
+            f"among its {len(steps)} steps. Use `TensorDictSequential` for steps without one."
         )
 
 
@@ -155,7 +155,7 @@ _PROBABILISTIC = (ProbabilisticTensorDictModule, ScoringModule, ProbabilisticTen
 
 
 def _with_scoring(modules: tuple[Modules, ...]) -> tuple[Modules, ...]:
-    """Replace a last probabilistic module whose value is produced earlier by one that scores."""
+    """Replace the last probabilistic module by a scoring one, if its value is written earlier."""
     first = modules[0] if len(modules) == 1 else None
     if isinstance(first, (dict, nn.ModuleDict)):
         return (dict(zip(first, _scored(list(first.values())), strict=True)),)

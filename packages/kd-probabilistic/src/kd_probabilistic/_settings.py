@@ -1,8 +1,8 @@
-"""The settings of a probabilistic module: what each may be, and what follows from them.
+"""The settings of a probabilistic module: the check of each, and the attributes derived from them.
 
 They are checked together, in one place, whether they are given to the constructor or assigned
 later: an assignment builds a new set of settings, which the module takes as a whole or not at all.
-So nothing that follows from a setting is ever stale.
+So nothing that is derived from a setting can be stale.
 """
 
 from __future__ import annotations
