@@ -112,8 +112,8 @@ def test_names_that_are_no_parameters_stay_callable() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((X,), {}, "misses `in_y`. Accepted: `x`, `in_y`"),
-        ((X, Y, X), {}, "takes 2 tensors .*, got 3"),
+        ((X,), {}, "is missing `in_y`. Accepted: `x`, `in_y`"),
+        ((X, Y, X), {}, "expected at most 2 tensors .*, got 3"),
         ((X,), {"x": X, "in_y": Y}, "got `x` twice"),
         ((X,), {"in_z": Y}, "no argument `in_z`. Accepted: `x`, `in_y`. Did you mean `in_y`"),
         ((X,), {"in": {"z": Y}}, "does not read .*z.*, given inside `in`"),
@@ -136,7 +136,9 @@ def test_colliding_names_are_given_by_position_or_as_nested_dicts() -> None:
     assert same(module(a={"b_c": Y}, a_b={"c": X}), 1)
     with pytest.raises(DispatchError, match=r"cannot tell which key `a_b_c` means.*nested dicts"):
         module(a_b_c=X)
-    with pytest.raises(DispatchError, match=r"misses `\('a_b', 'c'\)`. Accepted: `\('a', 'b_c'\)`"):
+    with pytest.raises(
+        DispatchError, match=r"is missing `\('a_b', 'c'\)`. Accepted: `\('a', 'b_c'\)`"
+    ):
         module(a={"b_c": X})
 
 

@@ -32,7 +32,7 @@ def test_shapes(
 
 def test_shapes_must_make_up_the_parameter() -> None:
     with pytest.raises(
-        ValueError, match=r"batch_shape \(2,\) and event_shape \(2,\) .* is \(3, 2\)"
+        ValueError, match=r"must be the shape of `param`, \(3, 2\), got \(2,\) and \(2,\)"
     ):
         Delta(POINT, batch_shape=(2,), event_shape=(2,))
 

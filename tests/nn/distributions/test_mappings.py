@@ -91,14 +91,14 @@ def test_inv_softplus_refuses_what_softplus_never_returns() -> None:
 
 def test_unknown_mapping_lists_the_names_and_the_nearest() -> None:
     with pytest.raises(
-        ValueError, match=r"`sofplus` names no mapping.*`expln`.*Did you mean `softplus`"
+        ValueError, match=r"`sofplus` is not a valid mapping.*`expln`.*Did you mean `softplus`"
     ):
         mappings("sofplus")
 
 
 @pytest.mark.parametrize("name", ["biased_softplus_", "biased_softplus_a", "biased_softplus_1_2_3"])
 def test_malformed_biased_softplus_is_an_unknown_name(name: str) -> None:
-    with pytest.raises(ValueError, match="names no mapping"):
+    with pytest.raises(ValueError, match="is not a valid mapping"):
         mappings(name)
 
 

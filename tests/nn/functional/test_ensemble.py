@@ -103,7 +103,7 @@ def test_part_that_cannot_be_drawn_again_is_reported() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.factor
 
-    with pytest.warns(UserWarning, match=r"equal values in `module.0`: define `reset_parameters`"):
+    with pytest.warns(UserWarning, match=r"equal values in `module.0`. Define `reset_parameters`"):
         EnsembleModule(nn.Sequential(Scale()), 2)
 
 
@@ -116,12 +116,12 @@ def test_selected_outputs_are_returned() -> None:
 
 def test_input_without_one_part_per_copy_is_told() -> None:
     ensemble = EnsembleModule(keyed(), 3, expand_input=False)
-    with pytest.raises(ValueError, match=r"3 copies and one part of `a` .* got shape \(10, 4\)"):
+    with pytest.raises(ValueError, match=r"first dimension of `a` must be 3.* got shape \(10, 4\)"):
         ensemble(a=X)
 
 
 def test_no_copy_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one copy, got num_copies=0"):
+    with pytest.raises(ValueError, match="`num_copies` must be a positive int, got 0"):
         EnsembleModule(keyed(), 0)
 
 

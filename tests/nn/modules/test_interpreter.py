@@ -138,7 +138,9 @@ def test_declared_output_that_is_not_written_is_told() -> None:
             return tensordict
 
     model = TensorDictSequential(Silent(torch.neg, ["x"], ["y"])).select_out_keys("y")
-    with pytest.raises(InputMissing, match="was to write `y`, but no step did; the keys are `x`"):
+    with pytest.raises(
+        InputMissing, match="must write `y`, but no step wrote it; available keys: `x`"
+    ):
         model(TensorDict(x=X))
 
 

@@ -243,7 +243,8 @@ def test_failing_step_leaves_the_container_and_a_short_note(hook: bool) -> None:
 
 def test_missing_input_names_the_key_and_the_nearest() -> None:
     with pytest.raises(
-        InputMissing, match=r"step `0`, .*, of .* reads `x`.*keys are `xx`. Did you mean `xx`"
+        InputMissing,
+        match=r"step `0`, .*, of .* reads `x`.*available keys: `xx`. Did you mean `xx`",
     ):
         chain()(TensorDict(xx=X))
 

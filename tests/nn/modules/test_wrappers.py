@@ -176,7 +176,7 @@ def test_decorated_function_keeps_its_name_in_messages() -> None:
 
 
 def test_what_is_not_keyed_is_not_wrapped() -> None:
-    with pytest.raises(NotKeyed, match=r"`Linear` has no in_keys .* Wrap it first"):
+    with pytest.raises(NotKeyed, match=r"got `Linear` without in_keys .* Wrap it first"):
         TensorDictModuleWrapper(nn.Linear(2, 2))
     with pytest.raises(InvalidArgument, match="`func` must be a function of a container, got int"):
         WrapModule(3)  # type: ignore[arg-type]
@@ -190,9 +190,7 @@ def test_wrapped_function_that_gives_no_container_is_told(
     def lost(tensordict: TensorDictBase) -> object:
         return result
 
-    with pytest.raises(
-        InvalidArgument, match=r"`lost` returned .*, but a wrapped function returns"
-    ):
+    with pytest.raises(InvalidArgument, match=r"`lost` must return a container, got"):
         WrapModule(lost, inplace)(TensorDict(x=X))  # type: ignore[arg-type]
 
 

@@ -3,14 +3,14 @@
     KdError
     +-- KeysNotDeclared     (AttributeError)   a module has no in_keys or out_keys
     +-- NotKeyed            (TypeError)        something in a sequence is not a keyed module
-    +-- DispatchError       (TypeError)        a call with tensors misses, doubles or invents one
-    +-- OutputMismatch      (ValueError)       a module returned another number of outputs
-    +-- InputMissing        (KeyNotFound)      the container lacks what a module reads
-    +-- OutKeyUnknown       (KeyNotFound)      a selection names a key that nobody writes
+    +-- DispatchError       (TypeError)        a call with tensors does not fit the keys
+    +-- OutputMismatch      (ValueError)       a module returned a wrong number of outputs
+    +-- InputMissing        (KeyNotFound)      an entry that a module reads was not found
+    +-- OutKeyUnknown       (KeyNotFound)      a selected key is not written by any step
     +-- EmptySubsequence    (ValueError)       no step is left after a selection
 
-Messages say what was expected, what came and what to do. Those that more than one module raises
-are built here.
+Messages say what was expected, what was found instead and what to do. Those that more than one
+module raises are built here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class KeysNotDeclared(KdError, AttributeError):
 
 
 class NotKeyed(KdError, TypeError):
-    """An object that is not a keyed module stands where one is needed."""
+    """An object that is not a keyed module is given where one is expected."""
 
 
 class DispatchError(KdError, TypeError):
@@ -31,11 +31,11 @@ class DispatchError(KdError, TypeError):
 
 
 class OutputMismatch(KdError, ValueError):
-    """A module returned another number of outputs than its `out_keys`."""
+    """A module returned a number of outputs that is not that of its `out_keys`."""
 
 
 class InputMissing(KeyNotFound):
-    """The container lacks an entry that a module reads."""
+    """An entry that a module reads was not found in the container."""
 
 
 class OutKeyUnknown(KeyNotFound):
@@ -47,7 +47,7 @@ class EmptySubsequence(KdError, ValueError):
 
 
 class KeyGraphWarning(UserWarning):
-    """A step of a sequence computes something that nobody can read."""
+    """A step of a sequence computes something that no later step or output uses."""
 
 
 def list_keys(keys: Iterable[NestedKey]) -> str:
@@ -62,9 +62,9 @@ def suggest(key: NestedKey, known: Sequence[NestedKey]) -> str:
 
 
 def input_missing(key: NestedKey, who: str, present: Sequence[NestedKey]) -> InputMissing:
-    """Build the error for an entry that `who` reads and the container lacks."""
-    says = f"{who} reads {format_key(key)}, which the container lacks; "
-    says += f"its keys are {list_keys(present)}."
+    """Build the error for an entry that `who` reads and that is not in the container."""
+    says = f"{who} reads {format_key(key)}, which was not found in the container; "
+    says += f"available keys: {list_keys(present)}."
     if isinstance(key, tuple) and all(part in present for part in key):
         several = ", ".join(f'"{part}"' for part in key)
         return InputMissing(f"{says} A tuple is one nested key; for several write [{several}].")
@@ -76,23 +76,24 @@ def input_missing(key: NestedKey, who: str, present: Sequence[NestedKey]) -> Inp
 def not_written(key: NestedKey, who: str, present: Sequence[NestedKey]) -> InputMissing:
     """Build the error for an entry that no step of `who` has written although one declares it."""
     return InputMissing(
-        f"{who} was to write {format_key(key)}, but no step did; "
-        f"the keys are {list_keys(present)}.{suggest(key, present)} "
-        "Let the step that has it among its `out_keys` write it, or do not select it."
+        f"{who} must write {format_key(key)}, but no step wrote it; "
+        f"available keys: {list_keys(present)}.{suggest(key, present)} "
+        "Write it in the step that has it in its `out_keys`, or do not select it."
     )
 
 
 def output_mismatch(who: str, out_keys: Sequence[NestedKey], got: str) -> OutputMismatch:
     """Build the error for outputs that do not match `out_keys`."""
     return OutputMismatch(
-        f"{who} has {len(out_keys)} out_keys ({list_keys(out_keys)}) but returned {got}. "
+        f"{who} must return one output for each of its {len(out_keys)} out_keys "
+        f"({list_keys(out_keys)}), got {got}. "
         'Give one key per output; `"_"` discards one.'
     )
 
 
 def out_key_unknown(key: NestedKey, who: str, known: Sequence[NestedKey]) -> OutKeyUnknown:
-    """Build the error for a selection of a key that nobody writes."""
+    """Build the error for a selected key that is not written."""
     return OutKeyUnknown(
-        f"{who} does not write {format_key(key)}; it writes {list_keys(known)}."
+        f"{who} does not write {format_key(key)}; available out_keys: {list_keys(known)}."
         f"{suggest(key, known)}"
     )

@@ -1,7 +1,7 @@
-"""What an exporter needs to know of a probabilistic module, without knowing the package it is of.
+"""The protocol by which an exporter controls a probabilistic module of any package.
 
-`kd_export` fixes what the random parts of a model give before it captures them. It must not import
-`kd_probabilistic`, so the one thing it needs is this protocol: any module may implement it.
+`kd_export` sets what the random parts of a model return before it captures them. It must not
+import `kd_probabilistic`, so it uses this protocol, which any module may implement.
 """
 
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ class SupportsInteraction(Protocol):
     """
 
     def interaction(self, mode: str) -> AbstractContextManager[None]:
-        """Fix what the module gives while the context lasts.
+        """Set what the module returns inside the context.
 
         Args:
             mode: ``"deterministic"``, ``"mode"``, ``"mean"``, ``"median"`` or ``"random"``.

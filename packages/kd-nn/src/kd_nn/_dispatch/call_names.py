@@ -55,7 +55,7 @@ class CallNames:
 
     @property
     def are_parameters(self) -> bool:
-        """Whether every name can be a parameter of a Python function."""
+        """Whether every name is a valid parameter name of a Python function."""
         return not self.shared and all(
             name.isidentifier() and not keyword.iskeyword(name) and name != "self"
             for name in self.names
@@ -68,7 +68,7 @@ class CallNames:
             optional: The keys that may be left out.
 
         Returns:
-            One parameter per key, or `(*args, **kwargs)` where a name is no parameter name.
+            One parameter per key, or `(*args, **kwargs)` if a name is not a valid parameter name.
         """
         parameter = inspect.Parameter
         if not self.are_parameters:
@@ -108,12 +108,13 @@ class CallNames:
         """
         if len(args) > len(self.keys):
             raise DispatchError(
-                f"{who()} takes {len(self.keys)} tensors ({self.accepted()}), got {len(args)}."
+                f"{who()} expected at most {len(self.keys)} tensors ({self.accepted()}), "
+                f"got {len(args)}."
             )
         for value in args:
             if value.__class__ is not Tensor and _is_plain_mapping(value):
                 raise DispatchError(
-                    f"{who()} takes a container or tensors ({self.accepted()}), got a plain "
+                    f"{who()} expected a container or tensors ({self.accepted()}), got a plain "
                     f"`{type(value).__name__}`. Wrap it in a `TensorDict`: `TensorDict(...)`."
                 )
         bound: dict[NestedKey, object] = dict(zip(self.keys, args, strict=False))
@@ -144,8 +145,8 @@ class CallNames:
         missing = [key for key in self.keys if key not in bound and key not in optional]
         if missing:
             raise DispatchError(
-                f"{who()} misses {self._listed(missing)}. Accepted: {self.accepted()}, by name or "
-                "in this order; or one container that holds them."
+                f"{who()} is missing {self._listed(missing)}. Accepted: {self.accepted()}, by name "
+                "or in this order; or one container that holds them."
             )
 
     def accepted(self) -> str:

@@ -1,9 +1,9 @@
-"""`dispatch`: let a function of a container be called with tensors.
+"""`dispatch`: make a method that takes a container callable with tensors.
 
 The decorated method is a descriptor. Looked up on an instance it is a bound method whose signature
 names the real arguments, made from the keys of that instance: `inspect.signature`, editors and
-`torch.export` see `(x, y)` although the function takes a container. Only an instance knows its
-keys, so nothing short of a descriptor can tell.
+`torch.export` see `(x, y)` although the function takes a container. The keys belong to the
+instance, so only a descriptor can give this signature.
 """
 
 import functools
@@ -69,13 +69,13 @@ class Dispatched(Generic[M]):
         self.extras = tuple(parameter.name for parameter in further)
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
-        # Bounded, since a program may make modules of ever new keys.
+        # Bounded: a program may create modules with new keys again and again.
         self._function_of = functools.lru_cache(KEPT)(self._make_function)
         self._names_of = functools.lru_cache(KEPT)(self._make_names)
         functools.update_wrapper(self, function)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Let `inspect.signature` of a module give that of its `forward`."""
+        """Define the signature of the class's instances, if this is their `forward`."""
         if name == "forward" and not hasattr(owner, "__signature__"):
             owner.__signature__ = ForwardSignature()  # type: ignore[attr-defined]  # of any class
 
@@ -114,15 +114,15 @@ class Dispatched(Generic[M]):
     def _refuse_tensors(
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
-        """Raise if anything comes with a container that the method does not take."""
+        """Raise if anything is given next to a container that the method does not take."""
         unknown = [f"`{name}`" for name in kwargs if name not in self.extras]
         if self.takes_any or (not unknown and len(args) <= self.places):
             return
-        came = [f"{len(args)} more by position"] if args else []
+        given = [f"{len(args)} more by position"] if args else []
         further = ", ".join(f"`{name}`" for name in self.extras) or "nothing"
         raise DispatchError(
-            f"{describe(module)} got {', '.join([*came, *unknown])} next to a container. With a "
-            f"container it takes {further}: put the tensors into it, or give tensors alone."
+            f"{describe(module)} got {', '.join([*given, *unknown])} next to a container. With a "
+            f"container it takes {further}. Put the tensors into it, or give tensors alone."
         )
 
     def _with_tensors(
@@ -151,7 +151,7 @@ class Dispatched(Generic[M]):
 
     def _pick(self, module: nn.Module, result: TensorDictBase) -> object:
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
-        # Asked of the class: a module looks for what it lacks among its parameters, for 1 us.
+        # On the class: a module looks for a missing attribute among its parameters, which is slow.
         if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:
             return _bare(read_optional(result, keys, None))
         return _bare([entry(result, key) for key in keys])
@@ -175,7 +175,7 @@ class Dispatched(Generic[M]):
 
         def forward(self_: nn.Module, /, *args: object, **kwargs: object) -> object:
             if len(args) == 1 and not kwargs and is_tensor_collection(args[0]):
-                return function(self_, args[0])  # what `_enter` comes to, without its frame
+                return function(self_, args[0])  # what `_enter` does, without its frame
             return enter(self_, *args, **kwargs)
 
         signature = self._make_names(keys).signature(optional)
@@ -211,7 +211,7 @@ def dispatch(
     dest: str | list[NestedKey] = "out_keys",
     auto_batch_size: bool = True,
 ) -> Dispatched[nn.Module] | Decorator:
-    """Let a method that takes a container be called with tensors.
+    """Decorate a method that takes a container so that it can be called with tensors.
 
     A container as first argument, or as `tensordict=`, is passed through. Otherwise positional
     tensors fill the source keys in order, keywords name them (the parts of a nested key joined by
@@ -258,7 +258,7 @@ def dispatch(
 
 
 def keys_of(module: nn.Module, source: str | Keys) -> Keys:
-    """Return the keys that `source` stands for: an attribute of the module, or the keys.
+    """Return the keys that `source` names: an attribute of the module, or the keys themselves.
 
     Raises:
         KeysNotDeclared: If the module has no such attribute.

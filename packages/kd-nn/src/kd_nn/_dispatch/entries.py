@@ -15,7 +15,7 @@ Inplace = bool | Literal["empty"] | None
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> object:
-    """Return the entry at `key`; data that is no tensor comes unwrapped."""
+    """Return the entry at `key`; non-tensor data is unwrapped."""
     return tensordict[cast("str", key)]
 
 
@@ -28,7 +28,7 @@ def container_of(values: Mapping[NestedKey, object], batch_size: Sequence[int] =
 
 
 def _tree_of(values: Mapping[NestedKey, object]) -> dict[str, object] | None:
-    """Nest plain tensors by their keys; None for other values, and where one key holds another."""
+    """Nest plain tensors by their keys; None for other values, or if one key holds another."""
     tree: dict[str, object] = {}
     for key, value in values.items():
         if value.__class__ is not Tensor:
@@ -57,7 +57,7 @@ def read_entries(
         who: Names the reader of a key, for the message.
 
     Raises:
-        InputMissing: Saying who reads what, and what is there.
+        InputMissing: With the reader, the key and the available keys.
     """
     values: list[object] = []
     for key in keys:
@@ -71,7 +71,7 @@ def read_entries(
 def read_optional(
     tensordict: TensorDictBase, keys: Iterable[NestedKey], default: object
 ) -> list[object]:
-    """Return the entries at `keys`, `default` where there is none."""
+    """Return the entries at `keys`, `default` for missing ones."""
     present = tensordict.keys(True)
     return [entry(tensordict, key) if key in present else default for key in keys]
 
@@ -91,7 +91,7 @@ def destination(
     Args:
         tensordict: The input.
         inplace: False for a fresh container, `"empty"` for an empty one like the input.
-        tensordict_out: Beats `inplace` where given.
+        tensordict_out: Takes precedence over `inplace`.
     """
     if tensordict_out is not None:
         return tensordict_out

@@ -1,4 +1,4 @@
-"""The note that a failing step leaves on its exception: keys, shapes and dtypes, in short."""
+"""The note that is added to the exception of a failing step: its keys, shapes and dtypes."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""The switch that skips modules whose outputs are already there.
+"""The switch that skips modules whose outputs already exist.
 
-The switch is a context variable: another thread, and another task of an event loop, never sees it.
-`anyone_skips` is a cheap hint for the fast path, true while any context has it on.
+The switch is a context variable, so it holds for the current thread or task only. `anyone_skips` is
+a cheap test for the fast path: not empty while the switch is on in any context.
 """
 
 import functools
@@ -23,7 +23,7 @@ R = TypeVar("R")
 _SWITCH: ContextVar[bool] = ContextVar("skip_existing", default=False)
 
 anyone_skips: list[object] = []
-"""Holds one element per active `set_skip_existing(True)`; empty means that nobody skips."""
+"""Holds one element per active `set_skip_existing`; empty means that no module is skipped."""
 
 
 def skip_existing() -> bool:
@@ -110,7 +110,7 @@ def outputs_exist(
     in_key_attr: str = "in_keys",
     out_key_attr: str = "out_keys",
 ) -> bool:
-    """Return whether skipping is on and `module` would only write again what is there."""
+    """Return whether skipping is on and `module` would only write entries that exist."""
     if not anyone_skips or not _SWITCH.get():
         return False
     writes = [key for key in keys_of(module, out_key_attr) if key != DISCARD]

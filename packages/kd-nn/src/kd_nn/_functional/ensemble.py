@@ -2,7 +2,7 @@
 
 The parameters of all copies are stacked in one container; one copy without values is the template
 that computes. Eagerly it runs under `vmap`. While a graph is captured the copies run one by one, so
-that no vmap call stands in an exported program.
+that an exported program has no vmap call.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kd_nn._modules.module import TensorDictModule
 class EnsembleModule(TensorDictModuleBase):
     """Run several re-initialised copies of a module; outputs gain a first dimension.
 
-    The copies start from values of their own (`reset_parameters` of each part); dropout differs
-    between them, and each has its own batch statistics.
+    Each copy has its own initial values (`reset_parameters` of each sub-module), its own dropout
+    and its own batch statistics.
 
     Args:
         module: A keyed module, or a plain `nn.Module` with one output: then its argument names are
@@ -42,8 +42,8 @@ class EnsembleModule(TensorDictModuleBase):
         InvalidValue: If there is not at least one copy.
 
     Warns:
-        UserWarning: If a part has parameters but no `reset_parameters`, so that the copies start
-            from equal values.
+        UserWarning: If a sub-module has parameters but no `reset_parameters`, so that the copies
+            start from equal values.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -61,19 +61,19 @@ class EnsembleModule(TensorDictModuleBase):
     def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:
         super().__init__()
         if num_copies < 1:
-            raise InvalidValue(f"an ensemble has at least one copy, got num_copies={num_copies}.")
+            raise InvalidValue(f"`num_copies` must be a positive int, got {num_copies!r}.")
         keyed = module if hasattr(module, "in_keys") else _with_keys(module)
         self.in_keys = list(keyed.in_keys)  # type: ignore[arg-type]  # a module types it loosely
         self.out_keys = list(keyed.out_keys)  # type: ignore[arg-type]  # likewise
         self.num_copies, self.expand_input = num_copies, expand_input
         _warn_of_equal_parts(keyed)
         self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])
-        # Not registered: its own tensors are no parameters of the ensemble.
+        # Not registered: its own tensors are not parameters of the ensemble.
         self.__dict__["_template"] = copy.deepcopy(keyed).to("meta")
 
     @property
     def has_value_form(self) -> bool:
-        """Whether outputs fit the container of the inputs: not where all get a new dimension."""
+        """Whether outputs fit the container of the inputs: not if all get a new dimension."""
         return not self.expand_input
 
     @property
@@ -120,8 +120,8 @@ class EnsembleModule(TensorDictModuleBase):
         params = cast(TensorDictParams, self._modules["params"]).copy()  # a plain container
         if torch.compiler.is_compiling():
             return self._one_by_one(params, values)
-        # Plain tensors, all of them mapped over, at least one: vmap takes containers apart and puts
-        # them together several times. What is the same for all copies comes from the closure.
+        # Plain tensors only, since vmap would flatten and rebuild containers several times. What is
+        # the same for all copies is in the closure.
         leaves: list[Tensor] = []
         params._collect(leaves)
         count = len(leaves)
@@ -143,9 +143,9 @@ class EnsembleModule(TensorDictModuleBase):
             shape = value.shape if isinstance(value, Tensor) else (self.num_copies,)
             if tuple(shape[:1]) != (self.num_copies,):
                 raise ShapeMismatch(
-                    f"{describe(self)} has {self.num_copies} copies and one part of "
-                    f"{format_key(key)} for each in its first dimension, got shape {tuple(shape)}. "
-                    "Let all read the same input with `expand_input=True`."
+                    f"the first dimension of {format_key(key)} must be {self.num_copies}, one part "
+                    f"for each copy of {describe(self)}, got shape {tuple(shape)}. Pass "
+                    "`expand_input=True` to give all copies the same input."
                 )
 
     def _run(self, params: TensorDictBase, *values: object) -> Tensor | tuple[Tensor, ...]:
@@ -165,13 +165,13 @@ class EnsembleModule(TensorDictModuleBase):
         return self._all_outputs(tuple(torch.stack(each) for each in zip(*made, strict=True)))
 
     def _all_outputs(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[object, ...]:
-        """Add the places of outputs that are discarded."""
+        """Return the outputs with None for those that are discarded."""
         rest = iter(outputs if isinstance(outputs, tuple) else (outputs,))
         return tuple(None if key == DISCARD else next(rest) for key in self._own_out_keys())
 
 
 def _with_keys(module: nn.Module) -> TensorDictModule:
-    """Give a plain module keys: the names of its arguments, and one output."""
+    """Wrap a plain module: its argument names become the in_keys, with one output."""
     parameters = inspect.signature(module.forward).parameters.values()
     names = [
         parameter.name
@@ -200,8 +200,8 @@ def _warn_of_equal_parts(module: nn.Module) -> None:
     ]
     if equal:
         warnings.warn(
-            f"the copies start from equal values in {', '.join(f'`{path}`' for path in equal)}: "
-            "define `reset_parameters` there to draw new ones.",
+            f"the copies start from equal values in {', '.join(f'`{path}`' for path in equal)}. "
+            "Define `reset_parameters` there to draw new values.",
             UserWarning,
             stacklevel=3,
         )

@@ -1,9 +1,8 @@
 """Modules that take their parameters as an argument.
 
 A functional module is the same object with another `forward`: it looks for a container of
-parameters among its arguments, exchanges its own for the time of the call, and runs. Its
-sub-modules are functional too. `make_functional` takes the parameters out; `get_functional` leaves
-them in.
+parameters among its arguments, swaps them in during the call, and runs. Its sub-modules are
+functional too. `make_functional` removes the parameters; `get_functional` keeps them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class FunctionalForward:
 
     Args:
         module: The module.
-        names: The parameters and buffers of its own that were taken out of it.
+        names: Its own parameters and buffers that were removed from it.
     """
 
     __slots__ = ("module", "names")
@@ -54,7 +53,7 @@ class FunctionalForward:
 
 
 def _lacking(module: nn.Module) -> list[str]:
-    """Return the dotted names of what was taken out and no enclosing call has filled in."""
+    """Return the dotted names of what was removed and not filled in by an enclosing call."""
     found: list[str] = []
     for path, member in module.named_modules():
         own = member.__dict__.get("forward")
@@ -67,19 +66,19 @@ def _lacking(module: nn.Module) -> list[str]:
 def _last(
     module: nn.Module, args: tuple[object, ...], lacking: list[str]
 ) -> tuple[TensorDictBase, tuple[object, ...]]:
-    """Split the last positional argument off, which holds the parameters."""
+    """Split off the last positional argument, which holds the parameters."""
     names = {name.partition(".")[0] for name in lacking}
     if args and is_tensor_collection(args[-1]) and names.intersection(map(str, args[-1].keys())):
         return args[-1], args[:-1]
     raise ParametersMissing(
-        f"this `{type(module).__name__}` is functional and has no parameters of its own: call it "
+        f"this `{type(module).__name__}` is functional and has no parameters of its own. Call it "
         f"with a container of {', '.join(f'`{name}`' for name in lacking)}, as last argument or "
-        "`params=`. `repopulate_module` puts parameters back."
+        "`params=`, or restore its parameters with `repopulate_module`."
     )
 
 
 def make_functional(module: nn.Module) -> TensorDict:
-    """Take the parameters out of a module, in place, and make it and its sub-modules functional.
+    """Remove the parameters from a module, in place, and make it and its sub-modules functional.
 
     Afterwards `module(*args, params)` and `module(*args, params=params)` run it with a container
     that is nested like the module; so do its sub-modules with their part of the container.
@@ -109,13 +108,13 @@ def make_functional(module: nn.Module) -> TensorDict:
             filled = [name for name, tensor in store.items() if tensor is not None]
             names += [name for name in filled if name not in names]
             store.update(dict.fromkeys(filled))
-        # Assigned, not written into the dict, for modules that watch their attributes.
+        # Assigned, not written into the dict: keyed modules invalidate their plans on assignment.
         member.forward = FunctionalForward(member, tuple(names))
     return params
 
 
 def get_functional(module: M) -> M:
-    """Make a module functional in place, but leave its parameters in it.
+    """Convert a module to a functional one, in place, but keep its parameters.
 
     It runs as before, and with other parameters when called with `params=` (by keyword only).
 
@@ -146,9 +145,9 @@ def is_functional(module: nn.Module) -> bool:
 
 
 def repopulate_module(module: M, tensordict: TensorDictBase) -> M:
-    """Put parameters into a module, in place.
+    """Restore parameters of a module from a container, in place.
 
-    A tensor that takes the place of a parameter becomes one, unless it was computed from others.
+    A tensor that replaces a parameter becomes one, unless it was computed from others.
 
     Args:
         module: The module; it is changed.
@@ -158,7 +157,7 @@ def repopulate_module(module: M, tensordict: TensorDictBase) -> M:
         The module.
 
     Raises:
-        KeyNotFound: If an entry belongs to nothing in the module; then nothing changes.
+        KeyNotFound: If an entry matches nothing in the module; then nothing changes.
 
     Example:
         >>> model = nn.Linear(3, 4)
@@ -167,7 +166,7 @@ def repopulate_module(module: M, tensordict: TensorDictBase) -> M:
         True
     """
     with tensordict.to_module(module):
-        """Entering it has checked that every entry has its place."""
+        """Entering the context checks that every entry has its place."""
     _fill(module, tensordict)
     return module
 
@@ -186,7 +185,7 @@ def _fill(module: nn.Module, tensordict: TensorDictBase) -> None:
         if store is module._parameters and value.is_leaf:
             if not isinstance(value, nn.Parameter):
                 value = nn.Parameter(value, requires_grad=value.requires_grad)
-            setattr(module, key, value)  # recurrent layers note down what is assigned
+            setattr(module, key, value)  # recurrent layers record what is assigned
         else:
             store[key] = value
 

@@ -3,8 +3,8 @@
 Each level is a module, its parameters, buffers and sub-modules are the entries, and nothing is kept
 twice. So everything that torch does to modules (moving, optimising, `state_dict`, DDP, copies)
 works on it without a line of code here, and dotted names come out as those of the module that the
-container was made from. What is computed from it (`params + 1`, `params.data`) is a plain
-`TensorDict`.
+container was made from. Results of operations on it (`params + 1`, `params.data`) are plain
+`TensorDict`s.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ class TensorDictParams(TensorDictBase, nn.Module):
     """A container of parameters and buffers that is an `nn.Module`.
 
     Floating-point tensors become parameters, others buffers. `float`, `double`, `half`, `bfloat16`,
-    `to`, `requires_grad_`, `state_dict` and their kin are those of a module: they work in place.
+    `to`, `requires_grad_`, `state_dict` and similar methods are those of a module: they work in
+    place.
 
     Args:
-        parameters: A container or mapping of tensors, nested as they shall be.
-        no_convert: Register tensors that are no `nn.Parameter` as buffers instead.
+        parameters: A container or (nested) mapping of tensors.
+        no_convert: Whether tensors that are not an `nn.Parameter` become buffers instead.
 
     Example:
         >>> import torch
@@ -58,10 +59,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Self:
-        """Hold the parameters and buffers of a module, each as what it is there.
+        """Build a container of the parameters and buffers of a module, which keep their kind.
 
         Args:
-            module: The module, which keeps its tensors: they are shared.
+            module: The module; its tensors are shared.
 
         Example:
             >>> norm = nn.BatchNorm1d(3)
@@ -94,7 +95,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         cast("dict[str, object]", store)[key] = entry
 
     def _home_of(self, value: Entry) -> tuple[object, Entry]:
-        """Return the dict that an entry belongs to, and the entry as it belongs there."""
+        """Return the dict that stores an entry, and the entry converted for it."""
         if isinstance(value, TensorDictParams):
             return self._modules, value
         if isinstance(value, TensorDictBase):
@@ -114,7 +115,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
                 del cast("dict[str, object]", store)[key]
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        # A plain container: what is computed from parameters is no parameter.
+        # A plain container: a result computed from parameters is not a parameter.
         return cast("Self", make_dense(entries, desc))
 
     def _with_descriptor(self, desc: Descriptor) -> Self:

@@ -89,7 +89,7 @@ def _edge(graph: KeyFlow, idx: int, key: NestedKey, inputs: list[NestedKey]) -> 
 
 
 def _escaped(text: str) -> str:
-    """Return text in which Mermaid sees no markup."""
+    """Return text with the markup characters of Mermaid escaped."""
     for sign, entity in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
         text = text.replace(sign, entity)
     return text

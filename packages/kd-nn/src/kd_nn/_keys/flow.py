@@ -1,8 +1,8 @@
 """The flow of keys: which step of a module reads and writes which keys.
 
-Pure data on keys, without a tensor in sight. From it come the keys of a sequence, the steps that a
-selection needs, the warnings at build time, and the pictures. A key is fed by every key that holds
-it or that it holds: a step that writes `n` feeds one that reads `("n", "b")`.
+Pure data on keys, without tensors. The keys of a sequence, the steps that a selection needs, the
+warnings at build time and the pictures follow from it. A step feeds another one if a key that it
+writes equals, holds or is held by a key that the other reads: writing `n` feeds `("n", "b")`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -81,7 +81,7 @@ class KeyFlow:
     def partly_fed(self) -> Keys:
         """The containers that are read after a part of them, and not the whole, was written.
 
-        They are no inputs, but what an outer graph writes below their keys may be read.
+        They are not inputs, but what an outer graph writes below their keys may be read.
         """
         written: list[NestedKey] = []
         found: list[NestedKey] = []
@@ -115,7 +115,7 @@ class KeyFlow:
 
     @property
     def unused_keys(self) -> Keys:
-        """The written keys that no later step reads and that are no outputs."""
+        """The written keys that no later step reads and that are not outputs."""
         found = []
         for idx, node in enumerate(self.nodes):
             for key in node.writes:
@@ -126,7 +126,7 @@ class KeyFlow:
 
     @property
     def overwritten_keys(self) -> Keys:
-        """The keys whose value is replaced by a later step before anyone read it."""
+        """The keys whose value is replaced by a later step before any step reads it."""
         return unique(key for _, key in self.lost_writes())
 
     @property

@@ -20,7 +20,7 @@ from kd_core.extending import is_prefix, plain_str
 Keys: TypeAlias = tuple[NestedKey, ...]
 
 DISCARD = "_"
-"""The out key of an output that is thrown away."""
+"""The out key of an output that is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ def parse_keys(keys: object, what: str) -> Keys:
         InvalidKey: If an element is not a nested key.
     """
     if type(keys) is list and not is_dynamo_compiling():
-        try:  # each call of a method with `dispatch` comes here
+        try:  # on each call of a method with `dispatch`
             return _known(tuple(keys), what)
-        except TypeError:  # it holds what has no hash, or what is no key: said below
+        except TypeError:  # an element is not hashable or not a key: reported below
             pass
     if isinstance(keys, (str, tuple)):
         return (_parse_key(keys, what),)
@@ -90,7 +90,7 @@ def parse_in_keys(keys: object, out_to_in_map: bool = True) -> InKeySpec:
         The parsed keys; a key that feeds two arguments is listed once in `keys`.
 
     Raises:
-        InvalidKey: If a key is no nested key, or an argument is no str.
+        InvalidKey: If a key is not a nested key, or an argument is not a str.
     """
     if not isinstance(keys, Mapping):
         parsed = parse_keys(keys, "in_keys")
@@ -100,8 +100,8 @@ def parse_in_keys(keys: object, out_to_in_map: bool = True) -> InKeySpec:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidKey(
-            f"a mapping of `in_keys` names the argument `{twice}` twice: Python takes some "
-            "characters for each other (NFKC). Name each argument once."
+            f"a mapping of `in_keys` names the argument `{twice}` twice, since Python treats some "
+            "characters as equal (NFKC). Name each argument once."
         )
     reads = tuple(_parse_key(key, "in_keys") for _, key in pairs)
     return InKeySpec(unique(reads), reads, names)
@@ -125,7 +125,7 @@ def parse_out_keys(keys: object) -> Keys:
     """Normalise `out_keys` and refuse a key that is written twice.
 
     Raises:
-        InvalidKey: If a key is no nested key, or two outputs share one.
+        InvalidKey: If a key is not a nested key, or two outputs share one.
     """
     parsed = parse_keys(keys, "out_keys")
     visible = [key for key in parsed if key != DISCARD]

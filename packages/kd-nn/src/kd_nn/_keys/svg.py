@@ -2,8 +2,8 @@
 
 Steps are boxes with a port per key: what they read on the left, what they write on the right. Boxes
 stand in columns, each one column behind the last step it depends on; within a column they are
-ordered by where their inputs come from. A key graph is short and mostly a chain, so that is enough,
-and a picture that needs no other program can be drawn wherever the module runs.
+ordered by the positions of their inputs. A key graph is short and mostly a chain, so this is
+enough, and the picture can be drawn without another program.
 """
 
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Box:
     sources: list["Box"] = field(default_factory=list)
 
     def port(self, key: NestedKey, left: bool) -> tuple[float, float]:
-        """Return the place of the port of a key."""
+        """Return the position of the port of a key."""
         if self.node is None:
             return self.x + self.width, self.y + self.height / 2
         row = (self.reads if left else self.writes).index(key)
@@ -112,7 +112,7 @@ Wire = tuple[Box, NestedKey, Box, NestedKey, bool]
 
 
 def _wires(graph: KeyFlow, boxes: list[Box]) -> list[Wire]:
-    """Return each way from a port to a port, and fix the columns on the way."""
+    """Return the wires between ports, and set the columns of the boxes."""
     inputs, steps = boxes[: len(graph.inputs)], boxes[len(graph.inputs) :]
     wires: list[Wire] = []
     for idx, box in enumerate(steps):
@@ -162,9 +162,9 @@ def _middle_of_sources(box: Box) -> float:
 
 
 def _paths(wires: list[Wire], boxes: list[Box]) -> tuple[list[str], float]:
-    """Return the wires as SVG, and the lowest line that anything reaches.
+    """Return the wires as SVG, and the lowest position that is used.
 
-    A wire that would run behind a box goes below the boxes in between, each in a lane of its own.
+    A wire that would cross a box is routed below the boxes in between, each in its own lane.
     """
     lowest = max((box.y + box.height for box in boxes), default=0.0)
     lanes: dict[tuple[int, NestedKey], float] = {}

@@ -2,7 +2,7 @@
 
 The module runs under torch's fake tensor mode, on tensors that know shape, dtype and device and
 hold no data. Parameters and buffers are exchanged for fake ones (batch norm counts its batches in
-place), and the mode converts captured constants, so nothing of the module changes.
+place), and the mode converts captured constants, so the module does not change.
 """
 
 from collections.abc import Callable

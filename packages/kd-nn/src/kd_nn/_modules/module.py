@@ -44,7 +44,7 @@ class TensorDictModule(TensorDictModuleBase):
         out_keys: What it writes, one key per output; `"_"` discards an output.
         out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`; else `{key: argument}`.
         inplace: True writes into the input, False into a fresh container, `"empty"` into an empty
-            one of the input's batch size and device. `tensordict_out=` in a call beats it.
+            one of the input's batch size and device. `tensordict_out=` in a call takes precedence.
         method: The name of the method to call, instead of the module itself.
         method_kwargs: Further keyword arguments of each call.
         strict: Whether a missing input is an error; else None is passed for it.
@@ -54,7 +54,7 @@ class TensorDictModule(TensorDictModuleBase):
             the same is called in line.
 
     Raises:
-        InvalidKey: If a key is no nested key, or an output is named twice.
+        InvalidKey: If a key is not a nested key, or an output is named twice.
         InvalidArgument: If `module` is not callable, has no such method, or `inplace` is unknown.
 
     Example:
@@ -152,7 +152,7 @@ class TensorDictModule(TensorDictModuleBase):
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run the callable on one value per key of `in_keys`; return one per out key."""
         spec = self.spec
-        # Not `self.module`, which torch looks up in Python, for 0.7 us.
+        # Not `self.module`, which torch looks up in Python.
         wrapped = self._modules.get("module")
         function = self.module if wrapped is None else wrapped
         if self.method is not None:
@@ -208,7 +208,7 @@ class TensorDictModule(TensorDictModuleBase):
         return super().run_on_values(values)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
-        """Look here, then on the wrapped module."""
+        """Return an attribute of the module, else of what it wraps."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -219,7 +219,7 @@ class TensorDictModule(TensorDictModuleBase):
                 found: Tensor | nn.Module = getattr(module, name)
             except AttributeError:
                 raise AttributeError(
-                    f"neither {describe(self)} nor what it wraps has an attribute `{name}`."
+                    f"attribute `{name}` not found in {describe(self)} or in what it wraps."
                 ) from None
             return found
 
@@ -306,4 +306,4 @@ _CHECKS: Final[dict[str, Callable[[nn.Module, object], object]]] = {
     "module": _checked_module,
     "strict": _checked_strict,
 }
-"""What each setting is checked by, and the value that is kept."""
+"""The check of each setting, which returns the value to keep."""

@@ -18,7 +18,7 @@ from kd_nn._modules.module import InKeys, TensorDictModule
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
-    """Wrap a keyed module and pass everything on to it.
+    """Wrap a keyed module and forward everything to it.
 
     Subclasses add behaviour around `forward`; keys, selection and attributes are those of the
     wrapped module.
@@ -45,7 +45,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         if not (hasattr(td_module, "in_keys") and hasattr(td_module, "out_keys")):
             name = type(td_module).__name__
             raise NotKeyed(
-                f"`td_module` must be a keyed module, but `{name}` has no in_keys and out_keys. "
+                f"`td_module` must be a keyed module, got `{name}` without in_keys and out_keys. "
                 f"Wrap it first: `TensorDictModule({name}(...), in_keys=[...], out_keys=[...])`."
             )
         self.td_module = td_module
@@ -63,7 +63,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return self
 
     def reset_out_keys(self) -> Self:
-        """Make all outputs of the wrapped module visible again, in place."""
+        """Reset the selection of the wrapped module, in place: all outputs are visible again."""
         self.td_module.reset_out_keys()  # type: ignore[operator]  # keyed
         self._flag_change()
         return self
@@ -75,7 +75,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return list(self.out_keys if source is None else source)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
-        """Look here, then on the wrapped module."""
+        """Return an attribute of the wrapper, else of the wrapped module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -99,17 +99,17 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
 
 class WrapModule(TensorDictModuleBase):
-    """Make a keyed module of a function from a container to a container.
+    """Build a keyed module from a function of a container that returns a container.
 
     Args:
-        func: The function. It may return another container than it got, of another batch size:
-            later steps of a sequence go on with that one.
+        func: The function. It may return a different container, of another batch size: later steps
+            of a sequence continue with it.
         inplace: Whether the entries of the result are written into the input, which is returned.
-        in_keys: The keys it reads, as far as they are known.
-        out_keys: The keys it writes, as far as they are known.
+        in_keys: The keys it reads, if known.
+        out_keys: The keys it writes, if known.
 
     Raises:
-        InvalidArgument: If `func` cannot be called; in a call, if it returns no container.
+        InvalidArgument: If `func` is not callable; in a call, if it does not return a container.
 
     Example:
         >>> import torch
@@ -154,9 +154,8 @@ class WrapModule(TensorDictModuleBase):
         result = self.func(tensordict)
         if not is_tensor_collection(result):
             raise InvalidArgument(
-                f"`{self.node_label}` returned {type(result).__name__}, but a wrapped function "
-                "returns a container: the one it got, or another. Functions of tensors go into a "
-                "`TensorDictModule`."
+                f"`{self.node_label}` must return a container, got {type(result).__name__}. Wrap a "
+                "function of tensors in a `TensorDictModule`."
             )
         if self.inplace and result is not tensordict:
             return tensordict.update(result)
@@ -166,7 +165,7 @@ class WrapModule(TensorDictModuleBase):
 def as_tensordict_module(
     in_keys: InKeys, out_keys: NestedKey | Sequence[NestedKey]
 ) -> Callable[[Callable[..., object]], TensorDictModule]:
-    """Make a keyed module of the decorated function.
+    """Convert the decorated function to a keyed module.
 
     Args:
         in_keys: What it reads; see `TensorDictModule`.

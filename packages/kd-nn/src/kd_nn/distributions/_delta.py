@@ -1,6 +1,6 @@
 """The distribution of a certain outcome.
 
-It lets a deterministic output stand where a distribution is expected (the default of a
+It represents a deterministic output where a distribution is expected (the default of a
 probabilistic module), with the whole interface of `torch.distributions`: shapes, expansion,
 validation, cdf.
 """
@@ -28,12 +28,12 @@ class Delta(Distribution):
         atol: Absolute tolerance of `log_prob`.
         rtol: Relative tolerance of `log_prob`.
         batch_shape: Independent points. By default all but the last dimension of `param`.
-        event_shape: Shape of one point. By default what `batch_shape` leaves.
+        event_shape: Shape of one point. By default the remaining dimensions.
         validate_args: Whether to check values, as in every torch distribution. Never while
             compiling or exporting.
 
     Raises:
-        InvalidValue: If the two shapes do not make up the shape of `param`.
+        InvalidValue: If the two shapes together are not the shape of `param`.
 
     Example:
         >>> point = Delta(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
@@ -150,8 +150,8 @@ def _split_shape(
         event = shape[len(batch) :]
     if (*batch, *event) != tuple(shape):
         raise InvalidValue(
-            f"batch_shape {tuple(batch)} and event_shape {tuple(event)} must make up the shape of "
-            f"`param`, which is {tuple(shape)}."
+            f"`batch_shape` and `event_shape` together must be the shape of `param`, "
+            f"{tuple(shape)}, got {tuple(batch)} and {tuple(event)}."
         )
     return Size(batch), Size(event)
 

@@ -1,12 +1,12 @@
 """Maps from the real line to the positive numbers, by name.
 
 A network that predicts a scale needs one, and configuration files want to name it. The registry
-below knows the usual ones and takes the user's own with `add_custom_mapping`; names of the form
+below has the usual ones, and the user's own from `add_custom_mapping`; mappings named
 `biased_softplus_<bias>_<min>` are built on demand.
 
-The biased softplus is the default of every parameter extractor and therefore on the hot path. A
-Python number added to a tensor costs twice a 0-dim tensor added to it, so eager float32 calls add
-cached constants (the sum has the same bits: both paths round the number to float32). A tracer sees
+The biased softplus is the default of every parameter extractor and therefore on the hot path. To
+add a Python number to a tensor costs twice as much as to add a 0-dim tensor, so eager float32 calls
+add cached constants (the sum has the same bits: both round the number to float32). A tracer sees
 plain numbers.
 """
 
@@ -42,7 +42,7 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
         A number for a number, a tensor of the same shape and dtype for a tensor.
 
     Raises:
-        InvalidValue: If a number is not positive. The values of a tensor are not looked at.
+        InvalidValue: If a number is not positive. The values of a tensor are not checked.
 
     Example:
         >>> round(inv_softplus(1.0), 4)
@@ -77,7 +77,7 @@ def expln(x: Tensor) -> Tensor:
         >>> expln(torch.tensor([0.0, 1.0]))
         tensor([1.0000, 1.6931])
     """
-    # The branch not taken is evaluated at 0, so that neither its value nor its gradient overflows.
+    # The unused branch is evaluated at 0, so that neither its value nor its gradient overflows.
     return torch.where(x > 0, x.clamp_min(0).log1p() + 1, x.clamp_max(0).exp())
 
 
@@ -89,7 +89,7 @@ class _BiasedSoftplus:
     def __init__(self, bias: float, min_val: float) -> None:
         if not 0 <= min_val < bias:
             raise InvalidValue(
-                "a biased softplus needs 0 <= min_val < bias, "
+                "a biased softplus must have 0 <= min_val < bias, "
                 f"got bias={bias!r} and min_val={min_val!r}."
             )
         self.bias, self.min_val = bias, min_val
@@ -97,7 +97,7 @@ class _BiasedSoftplus:
         self._shift, self._min = _constant(self.shift), _constant(min_val)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # Asked first: compiled code would test on each call whatever else it had looked at.
+        # Tested first: dynamo would guard everything that is read before.
         if not is_compiling():
             shift, low = self._shift, self._min
             if (
@@ -117,12 +117,12 @@ class _BiasedSoftplus:
 
 
 def _constant(value: float) -> Tensor | None:
-    """Keep a number as a 0-dim float32 tensor, or not at all while a mode makes fake tensors."""
+    """Return a number as a 0-dim float32 tensor; None while a mode makes fake tensors."""
     tensor = torch.tensor(value, dtype=torch.float32, device="cpu")
     return tensor if tensor.__class__ is Tensor else None
 
 
-class biased_softplus(nn.Module):  # noqa: N801 - the name under which the field knows it
+class biased_softplus(nn.Module):  # noqa: N801 - the usual name
     """Map to positive numbers with a softplus that is `bias` at zero and never below `min_val`.
 
     Computes `softplus(x + inv_softplus(bias - min_val)) + min_val`.
@@ -194,7 +194,7 @@ def mappings(key: str | PositiveMap) -> PositiveMap:
 
 
 def _parametrised(key: str) -> PositiveMap:
-    """Build `biased_softplus_<bias>[_<min>]`, or explain that the name is unknown."""
+    """Build `biased_softplus_<bias>[_<min>]`, or raise that the name is unknown."""
     prefix = "biased_softplus_"
     if key.startswith(prefix):
         try:
@@ -207,8 +207,8 @@ def _parametrised(key: str) -> PositiveMap:
     hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
     known = ", ".join(f"`{name}`" for name in _REGISTRY)
     raise InvalidValue(
-        f"`{key}` names no mapping: expected one of {known}, `{prefix}<bias>` or "
-        f"`{prefix}<bias>_<min>`.{hint} Pass a callable, or register yours with "
+        f"`{key}` is not a valid mapping; available mappings: {known}, `{prefix}<bias>` and "
+        f"`{prefix}<bias>_<min>`.{hint} Pass a callable, or register one with "
         "`add_custom_mapping`."
     )
 
@@ -217,11 +217,11 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
     """Register a mapping under a name, for this process.
 
     Args:
-        name: The name that `mappings` and the parameter extractors shall know.
+        name: The name for `mappings` and the parameter extractors.
         mapping: A function from a tensor to a tensor of the same shape.
 
     Raises:
-        InvalidArgument: If `mapping` cannot be called.
+        InvalidArgument: If `mapping` is not callable.
         InvalidValue: If the name is taken by another mapping.
 
     Example:
@@ -233,6 +233,6 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
         raise InvalidArgument(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
     if _REGISTRY.get(name, mapping) is not mapping:
         raise InvalidValue(
-            f"the name `{name}` is taken by {_REGISTRY[name]!r}: choose another name."
+            f"the name `{name}` is taken by {_REGISTRY[name]!r}. Choose another name."
         )
     _REGISTRY[name] = mapping

@@ -1,8 +1,8 @@
 """From a network's output to the location and scale of a distribution.
 
 Three small modules share one decision: the scale is a positive mapping of a raw tensor (see
-`_mappings`), then clamped from below. The order of their operations is part of what an exported
-graph looks like, so it does not change: split, map, clamp.
+`_mappings`), then clamped from below. The order of the operations (split, map, clamp) shows in
+exported graphs, so it does not change.
 """
 
 from collections.abc import Sequence
@@ -51,11 +51,11 @@ class NormalParamExtractor(nn.Module):
         Raises:
             InvalidValue: If the last dimension is odd.
         """
-        # A proxy or a fake tensor is being traced: its size is not this function's to branch on.
+        # Not for a proxy or a fake tensor: a branch on its size would be traced.
         if tensor.__class__ is Tensor and tensor.shape[-1] % 2:
             raise InvalidValue(
-                "`NormalParamExtractor` splits the last dimension into location and scale, so its "
-                f"size must be even, got a tensor of shape {tuple(tensor.shape)}. "
+                "the last dimension must have an even size, since `NormalParamExtractor` splits it "
+                f"into location and scale, got a tensor of shape {tuple(tensor.shape)}. "
                 "Give the last layer 2 n outputs."
             )
         loc, raw = tensor.chunk(2, -1)
@@ -150,8 +150,8 @@ class AddStateIndependentNormalScale(nn.Module):
         tail = loc.shape[loc.ndim - raw.ndim :]
         if loc.ndim < raw.ndim or tail != raw.shape:
             raise InvalidValue(
-                f"the location's last dimensions must be the scale's shape {tuple(raw.shape)}, "
-                f"got a location of shape {tuple(loc.shape)}."
+                f"the last dimensions of the location must be those of the scale, "
+                f"{tuple(raw.shape)}, got a location of shape {tuple(loc.shape)}."
             )
         scale = self.scale_mapping(raw).clamp_min(self.scale_lb).expand_as(loc)
         return (loc, scale, *others)
