@@ -216,7 +216,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         dist = self.get_dist(tensordict) if dist is None else dist
         value = tensordict.get(self._settings.sample_key)
         if value is None:
-            raise self._missing(self._settings.sample_key, tensordict)
+            raise _missing(self, self._settings.sample_key, tensordict)
         return log_prob_of(dist, value)
 
     @dispatch(auto_batch_size=False)
@@ -235,14 +235,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Raises:
             InputMissing: If a parameter is missing.
         """
-        if skip_existing() and self._is_done(tensordict):
+        if skip_existing() and _is_done(self, tensordict):
             return tensordict
         values = self._read(tensordict)
         generator = self.generator
         if isinstance(generator, (str, tuple)):
             drawn = (interaction_type() or self.default_interaction_type) is InteractionType.RANDOM
             if drawn and generator not in tensordict.keys(True):
-                raise self._missing(generator, tensordict)
+                raise _missing(self, generator, tensordict)
             generator = _generator_at(tensordict, generator)
         outputs = self._outputs(values, generator)
         target = tensordict if tensordict_out is None else tensordict_out
@@ -319,26 +319,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         for key in self._settings.params:
             value = tensordict.get(key)
             if value is None:
-                raise self._missing(key, tensordict)
+                raise _missing(self, key, tensordict)
             values.append(value)
         return values
-
-    def _missing(self, key: NestedKey, tensordict: TensorDictBase) -> InputMissing:
-        known = list(tensordict.keys(True))
-        near = nearest_key(key, known)
-        hint = "" if near is None else f" Did you mean {format_key(near)}?"
-        there = ", ".join(format_key(k) for k in known) or "none"
-        return InputMissing(
-            f"the distribution `{self.node_label}` reads {format_key(key)}, which was not found in "
-            f"the container; available keys: {there}.{hint} Write the entry before the call, or "
-            "change `in_keys`."
-        )
-
-    def _is_done(self, tensordict: TensorDictBase) -> bool:
-        present = tensordict.keys(True)
-        keys = [key for key in self.out_keys if key != DISCARD]
-        reads = self.in_keys
-        return bool(keys) and all(key in present and key not in reads for key in keys)
 
 
 _ONE = Size()
@@ -350,6 +333,27 @@ _READ = (
     "return_log_prob",
 )
 """The settings that are attributes of the module."""
+
+
+def _missing(
+    module: ProbabilisticTensorDictModule, key: NestedKey, tensordict: TensorDictBase
+) -> InputMissing:
+    known = list(tensordict.keys(True))
+    near = nearest_key(key, known)
+    hint = "" if near is None else f" Did you mean {format_key(near)}?"
+    there = ", ".join(format_key(k) for k in known) or "none"
+    return InputMissing(
+        f"the distribution `{module.node_label}` reads {format_key(key)}, which was not found in "
+        f"the container; available keys: {there}.{hint} Write the entry before the call, or "
+        "change `in_keys`."
+    )
+
+
+def _is_done(module: ProbabilisticTensorDictModule, tensordict: TensorDictBase) -> bool:
+    present = tensordict.keys(True)
+    keys = [key for key in module.out_keys if key != DISCARD]
+    reads = module.in_keys
+    return bool(keys) and all(key in present and key not in reads for key in keys)
 
 
 def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:

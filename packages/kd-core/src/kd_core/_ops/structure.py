@@ -216,9 +216,8 @@ class Structure(Waist):
         """
         if not separator:
             raise InvalidValue("keys cannot be split at an empty separator: pass one such as '.'.")
-        desc = self._desc._unlocked
-        entries = _unflattened(self._entries, plain_str(separator), "", desc)
-        result = self._like(entries, desc)
+        desc, separator = self._desc._unlocked, plain_str(separator)
+        result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
     def empty(self, recurse: bool = False) -> Self:
