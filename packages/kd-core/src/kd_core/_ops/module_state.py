@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Slot: TypeAlias = tuple[int, str]
     """A row of a route, and a name in the dict that it stands for."""
     Row: TypeAlias = tuple[int, str, weakref.ref[nn.Module], int, str, Names]
-    Taken: TypeAlias = tuple[list[tuple[Store, Names]], list[Tensor | None], list[RNNBase]]
+    Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase]]
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -55,11 +55,11 @@ def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> d
     entries: dict[str, Entry] = {}
     for name, tensor in module._parameters.items():
         if tensor is not None:
-            entries[plain_str(name)] = tensor
+            entries[name if name.__class__ is str else plain_str(name)] = tensor
     if module._buffers:
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                entries[plain_str(name)] = buffer
+                entries[name if name.__class__ is str else plain_str(name)] = buffer
     for name, child in module._modules.items():
         # A call for each module without state would cost a tenth: "from_module" in the benchmarks.
         if child is None or not (child._parameters or child._modules or child._buffers):
@@ -71,7 +71,7 @@ def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> d
                 continue
             node = _registry.make_dense(inner, describe(()), bool(child._modules))
             memo[id(child)] = node
-        entries[plain_str(name)] = node
+        entries[name if name.__class__ is str else plain_str(name)] = node
     return entries
 
 
@@ -211,19 +211,18 @@ class _Route:
 
     def exchange(self, entries: Entries, module: nn.Module) -> Taken | None:
         """Write the entries into their slots and return what was there; None if a slot is wrong."""
-        taken: Taken = ([], [], [])
+        taken: Taken = ([], [])
         try:
             self._write(entries, module, taken)
         except (KeyError, AttributeError):
             _restore(taken)
             return None
-        for recurrent in taken[2]:
+        for recurrent in taken[1]:
             _rebuild_weights(recurrent)
         return taken
 
     def _write(self, entries: Entries, root: nn.Module, taken: Taken) -> None:
-        stores, tensors, recurrent = taken
-        put = tensors.append
+        stores, recurrent = taken
         reached: list[tuple[Entries, nn.Module]] = []
         for above, key, known, count, home, names in self.rows:
             if above < 0:
@@ -236,30 +235,29 @@ class _Route:
                 raise KeyError(key)
             reached.append((level, module))
             store: Store = module.__dict__[home]
-            stores.append((store, names))
+            before: Store = {}
+            stores.append((store, before))
             for name in names:
                 new = level[name]
                 if new.__class__ not in _PLAIN and not isinstance(new, Tensor):
                     raise KeyError(name)
-                put(store[name])
+                before[name] = store[name]
                 store[name] = new
         if not reached:
             raise KeyError("")
         for (row, name), (first, other) in self.ties:
-            store = stores[row][0]
-            stores.append((store, [name]))
-            put(store[name])
+            store, before = stores[row]
+            before[name] = store[name]
             store[name] = stores[first][0][other]
-        recurrent += [cast(RNNBase, reached[row][1]) for row in self.recurrent]
+        if self.recurrent:
+            recurrent += [cast(RNNBase, reached[row][1]) for row in self.recurrent]
 
 
 def _restore(taken: Taken) -> None:
-    """Restore the tensors that were replaced, in the same order."""
-    stores, tensors, recurrent = taken
-    old = iter(tensors)
-    for store, names in stores:
-        for name, tensor in zip(names, old, strict=False):
-            store[name] = tensor
+    """Restore the tensors that were replaced."""
+    stores, recurrent = taken
+    for store, before in stores:
+        store.update(before)
     for module in recurrent:
         _rebuild_weights(module)
 
