@@ -238,6 +238,9 @@ def wrapped(line: str, spaces: int = 8) -> str:
     line = line.lstrip()
     if len(indent + line) <= WIDTH:
         return indent + line
+    if line.startswith("if "):
+        tests = f"\n{indent}    or ".join(line[3:-1].split(" or "))
+        return f"{indent}if (\n{indent}    {tests}\n{indent}):"
     head, rest = line.split("(", 1)
     inside, _, tail = rest.rpartition(")")
     inner = f"\n{indent}    "

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.core.kinds import inner
 from torch import Tensor
 
 from kd_core import KeySetMismatch, Locked, NestedKey, NonTensorData, ShapeMismatch, TensorDict
@@ -103,3 +104,13 @@ def test_a_failing_write_changes_nothing(td: TensorDict) -> None:
 
 def test_a_locked_container_gives_an_unlocked_result(td: TensorDict) -> None:
     assert not td.lock_().apply(lambda x: x).is_locked
+
+
+def test_a_device_leaves_the_batch_size_of_nested_containers() -> None:
+    td = TensorDict({"n": TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), "word": "x"}, [2])
+    for moved in (
+        td.apply(lambda leaf: leaf, device="cpu"),
+        td.named_apply(lambda _, leaf, other: leaf + other, td, device="cpu"),
+    ):
+        assert inner(moved, "n").batch_size == (2, 3)
+        assert moved.device == inner(moved, "n").device == torch.device("cpu")

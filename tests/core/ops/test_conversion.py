@@ -81,3 +81,11 @@ def test_arrays_and_lists(td: TensorDict) -> None:
     assert arrays["n"]["b"].shape == (3, 2, 4)
     assert td.tolist()["a"] == [5, 0, 0]
     assert td.tolist()["s"] == "text"
+
+
+def test_numpy_of_a_leaf_that_requires_grad_raises_as_torch_does() -> None:
+    td = TensorDict({"a": 1.0, "b": {"w": torch.ones(2, requires_grad=True)}})
+    with pytest.raises(RuntimeError, match="requires grad") as caught:
+        td.numpy()
+    assert "entry `w`" in caught.value.__notes__[0]
+    assert td.detach().numpy()["b"]["w"].tolist() == [1, 1]

@@ -1,6 +1,8 @@
 """The index operator: what is a key, what is an index, and what is neither."""
 
+import math
 from enum import StrEnum
+from typing import Any
 
 import pytest
 import torch
@@ -225,3 +227,114 @@ def test_gradients_flow_into_rows_that_a_container_is_written_to() -> None:
     total = td["a"].sum() + 3 * td["b"].sum()
     grads = torch.autograd.grad(total, [source["a"], source["b"]])
     assert [grad.tolist() for grad in grads] == [[1, 1], [3, 3]]
+
+
+T, F = torch.tensor(True), torch.tensor(False)
+MASK = torch.tensor([[True, False, True], [False, True, True]])
+BYTES = MASK.to(torch.uint8)
+INDICES: list[Any] = [
+    True,
+    False,
+    T,
+    F,
+    (True,),
+    (..., True),
+    (True, ...),
+    (0, True),
+    (slice(None), True),
+    (None, True, 0),
+    (True, False),
+    ([0, 1], True),
+    (MASK[:, 0], True),
+    MASK,
+    MASK[:, 1],
+    (MASK[:, 1], 0),
+    (..., MASK[0]),
+    BYTES,
+    torch.tensor([-1, 0]),
+    torch.tensor([[-1], [1]]),
+    (slice(None), torch.tensor([-1], dtype=torch.int32)),
+    torch.tensor(1),
+    (..., None, [True, False, True]),
+]
+DTYPES = [torch.float32, torch.uint16, torch.uint64, torch.bool, torch.complex64]
+
+
+def leaves_of(batch: tuple[int, ...]) -> dict[str, Tensor]:
+    leaves: dict[str, Tensor] = {"none": torch.zeros(*batch, 0), "bare": torch.rand(batch)}
+    for dtype in DTYPES:
+        leaves[str(dtype)] = torch.arange(math.prod(batch) * 2).reshape(*batch, 2).to(dtype)
+    return leaves
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("index", INDICES)
+def test_rows_are_those_that_torch_takes_of_each_leaf(index: Any) -> None:
+    leaves = leaves_of((2, 3))
+    taken = TensorDict(leaves, [2, 3])[index]
+    assert taken.batch_size == torch.zeros(2, 3)[index].shape
+    for key, leaf in leaves.items():
+        assert torch.equal(taken[key], leaf[spelled(index)])
+
+
+def spelled(index: Any) -> Any:
+    """An index of two batch dimensions, with slices in the place of `...`."""
+    items = index if isinstance(index, tuple) else (index,)
+    used = sum(not (item is None or item is ... or isinstance(item, bool)) for item in items)
+    rest = [slice(None)] * (2 - used)
+    return tuple(each for item in items for each in (rest if item is ... else [item]))
+
+
+@pytest.mark.parametrize("index", [i for i in INDICES if i is not BYTES])
+def test_rows_are_written_where_they_are_read(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3, 2)}, [2, 3])
+    expected = torch.zeros(2, 3)
+    expected[index] = 5.0
+    td[index] = 5.0
+    assert torch.equal(td["a"], expected)
+    assert torch.equal(td["b"], expected[..., None].expand(2, 3, 2))
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_a_mask_of_no_dimensions_chooses_a_container_without_rows(mask: bool) -> None:
+    td, chosen = TensorDict({"a": torch.tensor(1.0), "b": torch.ones(2)}), torch.tensor(mask)
+    assert td[chosen].batch_size == (int(mask),)
+    assert td.masked_select(chosen)["b"].shape == (int(mask), 2)
+    assert td.where(chosen, 0.0)["b"].tolist() == [float(mask)] * 2
+    td[chosen] = 7.0
+    assert td["a"] == (7 if mask else 1)
+
+
+@pytest.mark.parametrize("index", [(..., ...), (0, 0, ..., ...), (..., [0], ...)])
+def test_two_ellipses_are_refused(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3])
+    with pytest.raises(IndexError, match=r"at most one `...`"):
+        td[index]
+    with pytest.raises(IndexError, match=r"at most one `...`"):
+        td[index] = 1.0
+
+
+@pytest.mark.parametrize("index", [0, slice(2), [0], (0, 0), torch.tensor([True])])
+def test_an_index_without_a_batch_size_says_so(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(2, 3)})
+    with pytest.raises((OutOfRange, ShapeMismatch), match=r"batch_size \(\)"):
+        td[index]
+    with pytest.raises(OutOfRange, match=r"no batch_size was given.*Pass `batch_size=`"):
+        td[0]
+
+
+def test_a_number_is_converted_as_torch_converts_it() -> None:
+    td = TensorDict({"a": torch.zeros(2, dtype=torch.uint64)}, [2])
+    td[0] = -1
+    assert td["a"].tolist() == [2**64 - 1, 0]
+    with pytest.raises(InvalidArgument, match=r"`a`, whose dtype is torch.uint64"):
+        td[0] = 1j
+
+
+def test_leading_dimensions_of_size_1_of_a_value_are_dropped() -> None:
+    td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, 3)}, [2])
+    td[0] = torch.tensor([4.0])
+    td[[1]] = torch.ones(1, 1, 1)
+    assert td["a"].tolist() == [4, 1]
+    with pytest.raises(ShapeMismatch, match="must be broadcastable to"):
+        td[0] = torch.ones(2)

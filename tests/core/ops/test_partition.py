@@ -1,11 +1,12 @@
 """A batch is taken apart, and rows are picked, as on a tensor of shape `batch_size`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from tests.core.rows import assert_rows, container, lazy_container, numbers
+from torch import Tensor
 
 from kd_core import (
     InvalidArgument,
@@ -198,3 +199,53 @@ def test_bad_arguments_say_what_was_expected(
 ) -> None:
     with pytest.raises(error, match=message):
         getattr(container(BATCH), name)(*args)
+
+
+def test_a_tensor_tells_where_to_split() -> None:
+    td = TensorDict({"a": torch.arange(4)}, [4])
+    where = cast("int", torch.tensor(2)), cast("list[int]", torch.tensor([1]))
+    assert [each.batch_size[0] for each in td.tensor_split(where[0])] == [2, 2]
+    assert [each.batch_size[0] for each in td.tensor_split(where[1])] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["where", "masked_fill", "mul", "index"])
+def test_masks_and_operands_line_up_with_the_first_dimensions(name: str) -> None:
+    td = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 3)}, [2, 2])
+    mask = torch.tensor([True, False])
+    if name == "where":
+        got = td.where(mask, 0.0)
+    elif name == "masked_fill":
+        got = td.masked_fill(~mask, 0.0)
+    elif name == "mul":
+        got = td * mask
+    else:
+        got = td.clone()
+        got[~mask] = 0.0
+    assert got["a"].tolist() == [[1, 1], [0, 0]]
+    assert got["b"].sum((1, 2)).tolist() == [6, 0]
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda td, mask: td.where(mask, 0.0),
+        lambda td, mask: td.where(torch.tensor(True), mask),
+        lambda td, mask: td.masked_fill(mask, 0.0),
+        lambda td, mask: td * mask,
+        lambda td, mask: td.clamp(max=mask),
+    ],
+)
+def test_what_does_not_line_up_is_refused_everywhere(
+    shape: tuple[int, ...], call: Callable[[TensorDict, Tensor], object]
+) -> None:
+    td = TensorDict({"a": torch.ones(2, 2)}, [2, 2])
+    with pytest.raises(ShapeMismatch, match="does not line up with batch_size"):
+        call(td, torch.ones(shape, dtype=torch.bool))
+
+
+def test_where_takes_the_other_of_no_dimensions_as_a_number() -> None:
+    td = TensorDict({"a": torch.ones(2, dtype=torch.int32), "b": torch.ones(2, 3)}, [2])
+    got = td.where(torch.tensor([True, False]), torch.tensor(5))
+    assert got["a"].tolist() == [1, 5]
+    assert got["a"].dtype is torch.int32

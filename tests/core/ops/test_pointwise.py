@@ -441,3 +441,49 @@ def test_leaves_on_different_devices_are_named() -> None:
     td = TensorDict({"a": torch.ones(2)}, [2])
     with pytest.raises(DeviceMismatch, match=r"entry `a` is on cpu .* meta in the second"):
         td + td.to("meta")
+
+
+@pytest.mark.parametrize("leaves", [1, 3, 12])
+@pytest.mark.parametrize(
+    "name", ["maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "logaddexp", "logical_and"]
+)
+def test_numbers_do_where_torch_takes_tensors_alone(name: str, leaves: int) -> None:
+    entries = {str(i): torch.rand(2).to(torch.float64) for i in range(leaves)}
+    got = getattr(TensorDict(entries, [2]), name)(0.5)
+    for key, leaf in entries.items():
+        expected = getattr(torch, name)(leaf, torch.tensor(0.5))
+        torch.testing.assert_close(got[key], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "options"),
+    [
+        ("nan_to_num", (0.5,), {}),
+        ("nan_to_num", (), {"posinf": 1.0, "neginf": -1.0}),
+        ("nan_to_num", (-0.0, 1.0, 2.0), {}),
+        ("round", (), {"decimals": 1}),
+        ("round", (), {"decimals": 0}),
+        ("logit", (0.1,), {}),
+        ("logit", (), {"eps": 0.2}),
+        ("pow", (), {"exponent": 2}),
+        ("add", (1,), {"alpha": 0.5}),
+        ("div", (2,), {"rounding_mode": "floor"}),
+    ],
+)
+def test_methods_take_the_arguments_of_torch(
+    name: str, args: tuple[float, ...], options: dict[str, float]
+) -> None:
+    leaf = torch.tensor([0.123, float("nan"), float("inf"), -float("inf")])
+    td = TensorDict({"a": leaf}, [4])
+    expected = getattr(leaf, name)(*args, **options)
+    torch.testing.assert_close(getattr(td, name)(*args, **options)["a"], expected, equal_nan=True)
+    getattr(td, f"{name}_")(*args, **options)
+    torch.testing.assert_close(td["a"], expected, equal_nan=True)
+
+
+def test_torch_judges_an_option_that_equals_the_default() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    with pytest.raises(RuntimeError, match="Boolean alpha"):
+        td.add(1, alpha=True)
+    with pytest.raises(TypeError, match="decimals"):
+        td.round(decimals=0.0)  # type: ignore[arg-type]  # what is tested

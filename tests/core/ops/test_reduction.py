@@ -131,3 +131,7 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
         td.sum(0, reduce=True)
     with pytest.raises(InvalidValue, match="needs at least one tensor"):
         TensorDict().sum(reduce=True)
+
+
+def test_a_leaf_of_no_dimensions_keeps_none() -> None:
+    assert TensorDict({"a": 1.0}).mean("feature", keepdim=True)["a"].shape == ()

@@ -204,3 +204,32 @@ def test_bad_arguments_say_what_was_expected(
 ) -> None:
     with pytest.raises(error, match=message):
         getattr(container(), name)(*args)
+
+
+def test_dimensions_by_keyword() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3])
+    assert td.permute(dims=(1, 0)).batch_size == (3, 2)
+    with pytest.raises(InvalidArgument, match="got it by position and by keyword"):
+        td.permute(1, 0, dims=(1, 0))
+
+
+def test_shifts_of_a_repeated_dimension_add_up() -> None:
+    td = TensorDict({"a": torch.arange(4)}, [4])
+    assert torch.equal(td.roll((1, 2), (0, 0))["a"], td["a"].roll((1, 2), (0, 0)))
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_an_output_size_is_the_sum_of_the_repeats(rows: int) -> None:
+    td, counts = TensorDict({"a": torch.zeros(rows)}, [rows]), torch.ones(rows, dtype=torch.int64)
+    assert td.repeat_interleave(counts, 0, output_size=rows).batch_size == (rows,)
+    with pytest.raises(InvalidValue, match="`output_size` must be the sum of `repeats`"):
+        td.repeat_interleave(counts, 0, output_size=rows + 1)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2, -1), (-1, 2)])
+def test_empty_leaves_are_reshaped_inside_of_vmap(shape: tuple[int, ...]) -> None:
+    td = TensorDict({"a": torch.zeros(3, 4, 0), "b": torch.rand(3, 4, 2)}, [3, 4])
+    out = torch.vmap(lambda each: each.reshape(*shape))(td)
+    expected = torch.empty(3, 4).reshape(3, *shape).shape
+    assert out.batch_size == expected
+    assert out["a"].shape == (*expected, 0)

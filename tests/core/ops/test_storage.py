@@ -64,3 +64,10 @@ def test_what_does_not_fit_is_named() -> None:
     sparse = TensorDict({"s": torch.ones(2, 2).to_sparse()})
     with pytest.raises(InvalidValue, match=r"entry `s` is of layout torch.sparse_coo"):
         sparse.consolidate()
+
+
+def test_one_leaf_is_copied_too() -> None:
+    x = torch.ones(3, requires_grad=True)
+    copy = TensorDict({"a": x}, [3]).consolidate()["a"]
+    assert copy.data_ptr() != x.data_ptr()
+    assert not copy.requires_grad

@@ -223,8 +223,10 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
         InvalidArgument: if it is none of these, or has no place in the dtype.
     """
     try:
+        if dtype is not None and isinstance(value, (int, float, complex)):
+            return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch's own writes do
         return torch.as_tensor(value, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         into = "" if dtype is None else f", whose dtype is {dtype}"
         raise InvalidArgument(
             f"cannot write {value!r} of type `{type(value).__name__}` to {_name(where)}{into}: "

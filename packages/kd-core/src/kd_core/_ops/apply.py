@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
-from kd_core._batch.descriptor import Descriptor, describe, describe_on
+from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Path: TypeAlias = tuple[str, ...]
     Call: TypeAlias = Callable[[Path, list[object]], object]
+    Target: TypeAlias = Callable[[Descriptor], Descriptor]
 
 
 class Apply(Waist):
@@ -166,7 +167,7 @@ W = TypeVar("W", bound=Waist)
 
 
 def _each(
-    td: W, fn: Callable[..., object], nested: bool | None, target: Descriptor | None, path: Path
+    td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: Path
 ) -> W:
     """The way without other containers: results that fit are looked at once, in this one loop.
 
@@ -174,10 +175,10 @@ def _each(
         td: one level.
         fn: what is called.
         nested: whether it is given the path of a leaf, or its last key; `None`: no name at all.
-        target: the descriptor of all levels of the result.
+        target: from the descriptor of a level to that of the result; `None`: it stays.
         path: where the level stands.
     """
-    desc = td._desc._unlocked if target is None else target
+    desc = td._desc._unlocked if target is None else target(td._desc)
     rows = desc.rows
     entries: dict[str, Entry] = {}
     doubtful: dict[str, object] = {}
@@ -199,7 +200,7 @@ def _each(
         elif value.__class__ is td.__class__ or isinstance(value, Waist):
             entries[key] = _each(value, fn, nested, target, (*path, key))
         else:
-            entries[key] = value if target is None else value._with_descriptor(target)  # type: ignore[union-attr]  # data
+            entries[key] = value if target is None else value._with_descriptor(target(value._desc))  # type: ignore[union-attr]  # data
     if doubtful and not all_fit(doubtful, desc):
         _admit(entries, doubtful, desc, path)
     return td._like(entries, desc)
@@ -220,13 +221,13 @@ class _Walk:
     """One pass over the levels of a container."""
 
     def __init__(
-        self, call: Call, default: object, filter_empty: bool, target: Descriptor | None
+        self, call: Call, default: object, filter_empty: bool, target: Target | None
     ) -> None:
         self.call, self.default = call, default
         self.filter_empty, self.target = filter_empty, target
 
     def level(self, td: Waist, others: tuple[object, ...], path: Path) -> Waist:
-        desc = td._desc.unlocked() if self.target is None else self.target
+        desc = td._desc.unlocked() if self.target is None else self.target(td._desc)
         mine = td._entries
         theirs = [self._entries_beside(mine, other, path) for other in others]
         entries: dict[str, Entry] = {}
@@ -241,7 +242,9 @@ class _Walk:
         if isinstance(value, Tensor):
             return self.call(path, [value, *beside])
         if not isinstance(value, Waist):
-            return value if self.target is None else value._with_descriptor(self.target)
+            return (
+                value if self.target is None else value._with_descriptor(self.target(value._desc))
+            )
         inner = self.level(value, tuple(beside), path)
         return None if self.filter_empty and not inner._entries else inner
 
@@ -261,14 +264,16 @@ class _Walk:
 
 def _target(
     td: Waist, batch_size: BatchSize | None, device: DeviceLike | NoDefault | None
-) -> Descriptor | None:
-    """The descriptor of all levels of the result; `None`: each keeps its own."""
+) -> Target | None:
+    """From the descriptor of a level to that of the result; `None`: each keeps its own."""
     if batch_size is None and device is NO_DEFAULT:
         return None
-    batch = td._desc.batch if batch_size is None else batch_of(batch_size)
-    if device is NO_DEFAULT:
-        return describe(batch, td._desc.device)
-    return describe_on(batch, device)
+    if batch_size is None:
+        where = None if device is None else device_of(cast("DeviceLike", device))
+        return lambda desc: describe(desc.batch, where)
+    batch = batch_of(batch_size)
+    after = describe(batch, td._desc.device) if device is NO_DEFAULT else describe_on(batch, device)
+    return lambda desc: after
 
 
 def _finish(td: W, result: W) -> W:

@@ -89,7 +89,10 @@ class Conversion(Waist):
         return self
 
     def numpy(self) -> dict[str, Any]:
-        """Give nested dicts of numpy arrays that share memory with the leaves where they can.
+        """Return nested dicts of numpy arrays that share memory with the leaves where they can.
+
+        Raises:
+            RuntimeError: if a leaf requires grad, as in torch; `detach` the container first.
 
         Example:
             >>> import torch
@@ -100,7 +103,11 @@ class Conversion(Waist):
         plain: dict[str, Any] = {}
         for key, value in self._entries.items():
             if isinstance(value, Tensor):
-                plain[key] = value.detach().cpu().numpy()
+                try:
+                    plain[key] = value.cpu().numpy()
+                except RuntimeError as error:
+                    error.add_note(f"This is entry {format_key(key)}.")
+                    raise
             else:
                 plain[key] = value.numpy() if isinstance(value, Conversion) else value._item()
         return plain

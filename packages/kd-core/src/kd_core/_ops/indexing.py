@@ -345,6 +345,8 @@ class _Rows:
         if source.__class__ is not Tensor and not isinstance(source, Tensor):
             source = as_source(path, value, leaf.dtype)
         if source.shape != shape:
+            while source.ndim > len(shape) and source.shape[0] == 1:  # as torch does
+                source = source[0]
             _check_broadcast(source, shape, path)
         if self.where is not None and source.dtype is not leaf.dtype and not is_compiling():
             self._check_dtype(leaf, source, path)

@@ -334,7 +334,7 @@ def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
 
 def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
     """A tensor of leading dimensions, with dimensions behind to broadcast over those of a leaf."""
-    return beside(tensor, leaf).reshape(*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+    return beside(tensor, leaf).reshape((*tensor.shape, *[1] * (leaf.ndim - tensor.ndim)))
 
 
 def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:

@@ -110,7 +110,7 @@ def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tenso
     result = fn(flat, (ndim,))
     if not keepdim:
         return result
-    return result.reshape(*leaf.shape[:ndim], *(1,) * (leaf.ndim - ndim))
+    return result.reshape((*leaf.shape[:ndim], *(1,) * (leaf.ndim - ndim)))
 
 
 def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:

@@ -425,9 +425,19 @@ def _interleave(batch: Batch, repeats: int | Tensor, dim: int, output_size: int 
     at = wrap_dim(dim, len(batch))
     if not isinstance(repeats, Tensor) or not repeats.ndim:
         repeats = as_int(repeats)
-    size = _repeated_size(repeats, batch[at]) if output_size is None else as_int(output_size)
+    size = _output_size(repeats, batch[at], output_size)
     new = (*batch[:at], size, *batch[at + 1 :])
     return plan(batch, lambda leaf: leaf.repeat_interleave(repeats, at, output_size=size), new)
+
+
+def _output_size(repeats: int | Tensor, size: int, given: int | None) -> int:
+    """The rows after each was repeated; a number given is believed where to add up would wait."""
+    if given is not None and isinstance(repeats, Tensor) and not repeats.is_cpu:
+        return as_int(given)
+    rows = _repeated_size(repeats, size)
+    if given is not None and as_int(given) != rows:
+        raise InvalidValue(f"`output_size` must be the sum of `repeats`, {rows}, got {given}.")
+    return rows
 
 
 def _repeated_size(repeats: int | Tensor, size: int) -> int:

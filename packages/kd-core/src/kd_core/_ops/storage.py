@@ -49,6 +49,8 @@ class Storage(Waist):
             groups = _by_dtype(self, leaves)
             if len(groups) == 1:
                 flat = torch._C._nn.flatten_dense_tensors(leaves)
+                if len(leaves) == 1:  # then it is a view of the leaf
+                    flat = flat.clone()
                 return self._rebuild(iter(_parts(flat, leaves)))
             return self._rebuild(iter(_together(leaves, groups)))
 
