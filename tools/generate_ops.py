@@ -246,8 +246,8 @@ def wrapped(line: str, spaces: int = 8) -> str:
     inner = f"\n{indent}    "
     if len(inner + inside) - 1 <= WIDTH:
         return f"{indent}{head}({inner}{inside}\n{indent}){tail}"
-    each = "".join(f"{inner}{argument}," for argument in split_arguments(inside))
-    return f"{indent}{head}({each}\n{indent}){tail}"
+    below = [wrapped(f"{argument},", len(inner) - 1) for argument in split_arguments(inside)]
+    return "\n".join([f"{indent}{head}(", *below, f"{indent}){tail}"])
 
 
 def split_arguments(text: str) -> Iterator[str]:

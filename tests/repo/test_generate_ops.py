@@ -25,7 +25,7 @@ def test_long_rows_are_wrapped(generator: ModuleType) -> None:
     options = tuple(
         table.Option(f"a_long_name_{i}", "float | None", "None", keyword=i > 1) for i in range(5)
     )
-    text = "the values of a function that takes many words to be told"
+    text = "the values of a function of many long words"
     rows = [table.UnaryRow("a_function_of_one_tensor_with_a_name", text, options=options)]
     pairs = [table.BinaryRow("a_function_of_two_tensors_with_a_name", text, options=options)]
     for methods in (

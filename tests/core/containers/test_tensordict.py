@@ -221,11 +221,11 @@ def wrapped(depth: int) -> TensorDict:
 
 
 def test_too_many_levels_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="nest at most 256 deep"):
+    with pytest.raises(InvalidValue, match="nest at most 64 deep"):
         TensorDict(nested(2000))
-    with pytest.raises(InvalidValue, match="nest at most 256 deep"):
+    with pytest.raises(InvalidValue, match="nest at most 64 deep"):
         wrapped(300)
-    with pytest.raises(InvalidValue, match="nest at most 256 deep"):
+    with pytest.raises(InvalidValue, match="nest at most 64 deep"):
         TensorDict().set(("n",) * 300, 1.0)
 
 

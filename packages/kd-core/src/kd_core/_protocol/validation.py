@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     NumpyArray: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
 
 _NUMBERS = (bool, int, float, complex)
-MAX_DEPTH = 256
+MAX_DEPTH = 64
+"""How deep containers nest: every operation, of torch too, holds so many levels."""
 
 
 def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ()) -> Entry:
