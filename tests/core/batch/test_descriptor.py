@@ -26,7 +26,7 @@ def test_sizes_are_integers(batch_size: list[int]) -> None:
 
 
 def test_sizes_are_not_negative() -> None:
-    with pytest.raises(InvalidValue, match=r"sizes of 0 or more, but \(2, -1\) came"):
+    with pytest.raises(InvalidValue, match=r"non-negative, got \(2, -1\)"):
         TensorDict({}, [2, -1])
 
 
@@ -38,7 +38,7 @@ def test_a_batch_size_is_an_integer_or_a_sequence(batch_size: int) -> None:
 
 @pytest.mark.parametrize("device", ["nope", 3.5])
 def test_a_device_is_what_torch_calls_one(device: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{device!r} is no device"):
+    with pytest.raises(InvalidArgument, match=f"{device!r} is not a valid device"):
         TensorDict({}, device=device)
 
 

@@ -78,6 +78,6 @@ def test_misfits_are_explained_and_change_nothing() -> None:
         td.lerp_(wrong, 0.5)
     with pytest.raises(InvalidArgument, match=r"`min`, `max`, or both"):
         td.clamp()
-    with pytest.raises(InvalidArgument, match="a `str` came"):
+    with pytest.raises(InvalidArgument, match="got a `str`"):
         td.clamp("low")  # type: ignore[arg-type]
     assert td["a"].tolist() == [1, 1, 1]

@@ -131,7 +131,7 @@ def test_parts_of_both_are_refused() -> None:
 
 
 def test_a_backward_slice_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"step of 1 or more, but -1 came. Use `flip`"):
+    with pytest.raises(InvalidValue, match=r"positive step, got -1. Use `flip`"):
         make()[::-1]
 
 

@@ -76,7 +76,7 @@ def test_locks_do_not_travel(td: TensorDict) -> None:
 
 
 def test_wrong_places_are_explained(td: TensorDict) -> None:
-    with pytest.raises(InvalidArgument, match=r"a dtype, a tensor or a container, but a `list`"):
+    with pytest.raises(InvalidArgument, match=r"a dtype, a tensor or a container, got a `list`"):
         td.to([])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="given twice"):
         td.to("cpu", device="meta")
@@ -85,5 +85,5 @@ def test_wrong_places_are_explained(td: TensorDict) -> None:
 
 
 def test_a_device_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="'nowhere' is no device"):
+    with pytest.raises(InvalidArgument, match="'nowhere' is not a valid device"):
         TensorDict().to("nowhere")

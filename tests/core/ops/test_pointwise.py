@@ -356,9 +356,9 @@ def test_a_tensor_with_more_than_the_batch_is_refused() -> None:
 
 def test_foreign_operands_are_refused() -> None:
     td = nested(tensors(3))
-    with pytest.raises(InvalidArgument, match=r"a `dict` came. Wrap a mapping"):
+    with pytest.raises(InvalidArgument, match=r"got a `dict`. Wrap a mapping"):
         td + {"a": 1}  # type: ignore[operator]
-    with pytest.raises(InvalidArgument, match="a `dict` came"):
+    with pytest.raises(InvalidArgument, match="got a `dict`"):
         td.add({"a": 1})  # type: ignore[arg-type]
     assert (td == "text") is False
     assert (td != None) is True  # noqa: E711

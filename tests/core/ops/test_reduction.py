@@ -127,7 +127,7 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
         td.sum("features")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="`keepdim=True` needs `dim`"):
         td.sum(keepdim=True)
-    with pytest.raises(InvalidArgument, match="`reduce=True` gives one tensor"):
+    with pytest.raises(InvalidArgument, match="`reduce=True` cannot be combined"):
         td.sum(0, reduce=True)
     with pytest.raises(InvalidValue, match="needs at least one tensor"):
         TensorDict().sum(reduce=True)

@@ -1,7 +1,7 @@
 """How the arguments of an operation resolve against a batch size, worked out once and remembered.
 
 What `td.reshape(-1, 3)` does to the leaves follows from its arguments and the batch size alone:
-checking them takes 2 us, looking up what came of it 0.1. A plan holds functions without state, so
+checking them takes 2 us, looking up the result 0.1. A plan holds functions without state, so
 threads may share it; it never holds a tensor. Under `torch.compile` and `torch.export` sizes may be
 symbolic, and nothing is remembered.
 """
@@ -31,7 +31,7 @@ have more batch dimensions. A plain tuple, since dynamo traces the making of any
 
 
 def plan(old: Batch, leaf: LeafFn, new: Batch) -> Plan:
-    """A plan that replaces the leading dimensions `old` by `new`."""
+    """Return a plan that replaces the leading dimensions `old` by `new`."""
     ndim = len(old)
     return leaf, new, lambda batch: new + batch[ndim:]
 
@@ -39,7 +39,7 @@ def plan(old: Batch, leaf: LeafFn, new: Batch) -> Plan:
 def remembered(resolve: Callable[P, R]) -> Callable[P, R]:
     """Call a function once for each of its arguments, where these are exactly integers.
 
-    Python takes 2, 2.0 and True for the same key, so what is no plain integer, string, `None`,
+    Python takes 2, 2.0 and True for the same key, so what is not a plain integer, string, `None`,
     function or tuple of these is never looked up: it reaches the function, which validates it.
     """
     known = lru_cache(maxsize=1024)(resolve)
@@ -57,7 +57,7 @@ def remembered(resolve: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_exact(arg: object) -> bool:
-    """Whether an argument is equal only to what means the same."""
+    """Return whether an argument is equal only to what means the same."""
     kind = arg.__class__
     if kind is not tuple:
         return arg is None or kind is int or kind is str or kind is FunctionType

@@ -81,7 +81,7 @@ class Descriptor:
     size: torch.Size
 
     def with_batch(self, batch: Batch) -> Descriptor:
-        """The unlocked descriptor of the same device with another batch size."""
+        """Return the unlocked descriptor of the same device with another batch size."""
         if is_dynamo_compiling():
             return _traced(batch, self.device)
         try:
@@ -90,7 +90,7 @@ class Descriptor:
             return _pooled(batch, self.device, self._pool)
 
     def row(self) -> Descriptor:
-        """That of one row, which loops over a batch ask for all the time: kept in `_row`.
+        """Return the descriptor of one row, kept in `_row` for loops over a batch.
 
         Not for traced code, where what was asked for before would be guarded.
         """
@@ -98,11 +98,11 @@ class Descriptor:
         return row
 
     def unlocked(self) -> Descriptor:
-        """The same without any lock."""
+        """Return the same without any lock."""
         return self._unlocked if self.frozen else self
 
     def with_lock(self, lock: str | None, held: int) -> Descriptor:
-        """The same with this lock, and this many locked containers around it."""
+        """Return the same with this lock, and this many locked containers around it."""
         free = self._unlocked
         if lock is None:
             if held == 0:
@@ -177,12 +177,12 @@ def _size_of(batch: Batch) -> torch.Size:
     try:
         size = _Size(batch)
     except TypeError:
-        raise InvalidArgument(f"batch_size must hold integers, but {batch!r} came.") from None
+        raise InvalidArgument(f"batch_size must hold integers, got {batch!r}.") from None
     if is_dynamo_compiling():  # a size that depends on data is not to be compared
         return size
     for rows in batch:
         if rows.__class__ is int and rows < 0:
-            raise InvalidValue(f"batch_size must hold sizes of 0 or more, but {batch} came.")
+            raise InvalidValue(f"batch_size must be non-negative, got {batch}.")
     return size
 
 
@@ -200,7 +200,7 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
 
 
 def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
-    """The unlocked descriptor of a batch size and a device."""
+    """Return the unlocked descriptor of a batch size and a device."""
     if is_dynamo_compiling():
         return _traced(batch, device)
     try:
@@ -210,7 +210,7 @@ def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
 
 
 def _traced(batch: Batch, device: torch.device | None) -> Descriptor:
-    """The descriptor for compiled code: a constant of the graph, unless a size is symbolic."""
+    """Return the descriptor for compiled code: a constant, unless a size is symbolic."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # the compiler has loaded it
 
     if CONSTANT_OBJECTS:
@@ -228,7 +228,7 @@ def _constant(batch: Batch, device: torch.device | None) -> Descriptor:
 
 
 def describe_on(batch: Batch, device: DeviceLike | None) -> Descriptor:
-    """The unlocked descriptor of a batch size and a device as users name it."""
+    """Return the unlocked descriptor of a batch size and a device as users name it."""
     if device is None:
         return describe(batch)
     if device == "cpu" and not is_dynamo_compiling():  # the hash of a device takes 100 ns
@@ -240,14 +240,14 @@ def describe_on(batch: Batch, device: DeviceLike | None) -> Descriptor:
 
 
 def device_of(device: DeviceLike) -> torch.device:
-    """A device with its index, so that equal devices compare equal."""
+    """Return a device with its index, so that equal devices compare equal."""
     found = _DEVICES.get(device) if isinstance(device, str) else None
     if found is None:
         try:
             found = torch.device(device)
         except (RuntimeError, TypeError) as error:
             reason = str(error).partition("\n")[0]
-            raise InvalidArgument(f"{device!r} is no device: {reason}.") from None
+            raise InvalidArgument(f"{device!r} is not a valid device: {reason}.") from None
         if str(found) == "cuda" and torch.cuda.is_available():
             found = torch.device("cuda", torch.cuda.current_device())
     return found

@@ -55,7 +55,7 @@ def int_or_ints(value: object) -> int | Batch:
 
 
 def _is_sequence(value: object) -> bool:
-    """Tell whether a value holds others; a tensor of no dimensions can only be one integer."""
+    """Return whether a value holds others; a tensor of no dimensions can only be one integer."""
     return hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0
 
 
@@ -74,7 +74,7 @@ def batch_of(batch_size: BatchSize) -> Batch:
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
-    """A dimension counted from the front.
+    """Return a dimension counted from the front.
 
     Raises:
         OutOfRange: if there is no such dimension.
@@ -92,7 +92,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
 
 def index_int(batch: Batch, index: int) -> Batch:
-    """The batch shape after `td[index]`."""
+    """Return the batch shape after `td[index]`."""
     if not batch:
         raise too_many_indices((index,), batch)
     if not -batch[0] <= index < batch[0]:
@@ -104,14 +104,14 @@ def index_int(batch: Batch, index: int) -> Batch:
 
 
 def index_slice(batch: Batch, index: slice) -> Batch:
-    """The batch shape after `td[a:b:c]`."""
+    """Return the batch shape after `td[a:b:c]`."""
     if not batch:
         raise too_many_indices((index,), batch)
     return (slice_length(index, batch[0]), *batch[1:])
 
 
 def slice_length(index: slice, size: int) -> int:
-    """The number of rows that a slice takes of `size`."""
+    """Return the number of rows that a slice takes of `size`."""
     # Not `index.indices(size)`, which pins a symbolic size.
     start, stop, step = index.start, index.stop, index.step
     if start is None:
@@ -126,14 +126,14 @@ def slice_length(index: slice, size: int) -> int:
         return stop - start if stop > start else 0
     if as_int(step) <= 0:
         raise InvalidValue(
-            f"slices need a step of 1 or more, but {step} came. Use `flip` to reverse a dimension."
+            f"slices must have a positive step, got {step}. Use `flip` to reverse a dimension."
         )
     length = stop - start if step == 1 else (stop - start + step - 1) // step
     return length if length > 0 else 0
 
 
 def _position(bound: object, size: int) -> int:
-    """A bound of a slice, counted from the front and kept inside."""
+    """Return a bound of a slice, counted from the front and kept inside."""
     bound = as_int(bound)
     if bound < 0:
         bound += size
@@ -197,7 +197,7 @@ def _no_such_row(row: int, dim: int, batch: Batch) -> OutOfRange:
 
 
 def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:
-    """More indices than batch dimensions."""
+    """Build the error of more indices than batch dimensions."""
     if not batch:
         return OutOfRange(
             "a container of batch_size () cannot be indexed by rows: no batch_size was given when "
@@ -220,7 +220,7 @@ def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
 
 
 def numel(batch: Batch) -> int:
-    """The product of the sizes."""
+    """Return the product of the sizes."""
     count = 1
     for size in batch:
         count *= size
@@ -228,7 +228,7 @@ def numel(batch: Batch) -> int:
 
 
 def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
-    """Sizes of `count` elements in all, with one -1 replaced.
+    """Return sizes of `count` elements in all, with one -1 replaced.
 
     Raises:
         InvalidValue: if there are several -1, or a size below it.
@@ -241,7 +241,7 @@ def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
         elif size == -1 and not is_open:
             is_open = True
         else:
-            raise InvalidValue(f"sizes must be 0 or more, with at most one -1, but {sizes} came.")
+            raise InvalidValue(f"sizes must be non-negative, with at most one -1, got {sizes}.")
     if not is_open:
         if known != count:
             raise _sizes_do_not_fit(sizes, what)
@@ -259,7 +259,7 @@ def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:
 
 
 def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:
-    """Dimensions counted from the front, each at most once.
+    """Return dimensions counted from the front, each at most once.
 
     Raises:
         OutOfRange: if there is no such dimension.
@@ -267,12 +267,12 @@ def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:
     """
     wrapped = tuple(wrap_dim(dim, ndim) for dim in dims)
     if len(set(wrapped)) < len(wrapped):
-        raise InvalidValue(f"each dimension may come once, but {tuple(dims)} came.")
+        raise InvalidValue(f"dimensions must be distinct, got {tuple(dims)}.")
     return wrapped
 
 
 def expanded(batch: Batch, sizes: Batch) -> Batch:
-    """The batch shape after `expand(*sizes)`; -1 keeps a size.
+    """Return the batch shape after `expand(*sizes)`; -1 keeps a size.
 
     Raises:
         ShapeMismatch: if a dimension larger than 1 would change, or dimensions would be lost.
@@ -312,7 +312,7 @@ def check_lines_up(shape: Sequence[int], batch: Batch, what: str) -> None:
 
 
 def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Tell whether a shape can be broadcast to exactly the target."""
+    """Return whether a shape can be broadcast to exactly the target."""
     offset = len(target) - len(shape)
     return offset >= 0 and all(
         got == 1 or got == expected for got, expected in zip(shape, target[offset:], strict=True)

@@ -48,17 +48,17 @@ _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def is_eager() -> bool:
-    """Tell whether torch computes right now: no tracing, no vmap, no dispatch mode."""
+    """Return whether torch computes right now: no tracing, no vmap, no dispatch mode."""
     return not is_compiling() and _vmap_level() is None and not _modes()
 
 
 def use_foreach(leaves: Sequence[Tensor]) -> bool:
-    """Tell whether a foreach kernel may, and is worth to, take these leaves at once."""
+    """Return whether a foreach kernel may, and is worth to, take these leaves at once."""
     return _are_many(leaves) and not are_mixed(leaves)
 
 
 def _are_many(leaves: Sequence[Tensor]) -> bool:
-    """Tell whether foreach is worth it, and the leaves and what is going on leave the choice."""
+    """Return whether foreach is worth it, and the leaves and what is going on leave the choice."""
     count = len(leaves)
     if count < FOREACH_FROM and (count < 2 or not leaves[0].is_cuda):
         return False
@@ -68,7 +68,7 @@ def _are_many(leaves: Sequence[Tensor]) -> bool:
 
 
 def are_mixed(leaves: Sequence[Tensor]) -> bool:
-    """Tell whether some leaves need gradients and some do not.
+    """Return whether some leaves need gradients and some do not.
 
     Of a foreach kernel all results then need gradients, or it fails if there are integers.
     """
@@ -78,7 +78,7 @@ def are_mixed(leaves: Sequence[Tensor]) -> bool:
 
 
 def _made(kernel: Kernel, leaves: list[Tensor], operand: object = None) -> list[Tensor] | None:
-    """What a foreach kernel makes of all leaves, or `None` where a loop has to make it.
+    """Return what a foreach kernel makes of all leaves, or `None` where a loop has to make it.
 
     Whether only some results should need gradients is asked once they are there: of all leaves
     that costs 36 ns each, of the first result nothing.
@@ -196,7 +196,7 @@ def run_exact(
 
 
 def exact_constant(leaves: list[Tensor], number: object) -> Tensor | None:
-    """The 0-dim tensor that does in + - * / exactly what this number does, or `None`."""
+    """Return the 0-dim tensor that does in + - * / exactly what this number does, or `None`."""
     if is_compiling() or (number.__class__ is not float and number.__class__ is not int):
         return None
     if not leaves or _vmap_level() is not None or _modes():

@@ -79,7 +79,7 @@ def _is_strided(leaf: Tensor) -> bool:
 
 
 def _is_doubtful(leaves: list[Tensor], tensors: list[list[Tensor]]) -> bool:
-    """Whether the state of a leaf or operand may keep torch from writing."""
+    """Return whether the state of a leaf or operand may keep torch from writing."""
     try:
         if not all(map(Tensor.is_contiguous, leaves)) or any(map(is_inference, leaves)):
             return True
@@ -95,7 +95,7 @@ def _is_doubtful(leaves: list[Tensor], tensors: list[list[Tensor]]) -> bool:
 
 
 def _are_usual(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
-    """Whether all leaves and operands are of one dtype that functions take."""
+    """Return whether all leaves and operands are of one dtype that functions take."""
     dtype = leaves[0].dtype
     if dtype not in _USUAL or len(set(map(dtype_of, leaves))) > 1:
         return False
@@ -139,14 +139,14 @@ def _rehearse(
 
 
 def _kind(value: object, divisor: bool = False) -> object:
-    """What a function can tell apart of values: of tensors, all but the values."""
+    """Return what a function can tell apart of values: of tensors, all but the values."""
     if not isinstance(value, Tensor):
         return None  # the same number at each leaf
     return value.dtype, value.device, not value.ndim, divisor and bool(value.all())
 
 
 def _stand_in(value: object, divisor: bool = False) -> object:
-    """One element of the kind of a tensor; a divisor is zero if any of its elements is."""
+    """Return one element of the kind of a tensor; a divisor is zero if any of its elements is."""
     if not isinstance(value, Tensor):
         return value
     one = torch.ones((1,) if value.ndim else (), dtype=value.dtype, device=value.device)

@@ -58,7 +58,7 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
 
 
 def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
-    """`all_fit` for any number of batch dimensions."""
+    """Compute `all_fit` for any number of batch dimensions."""
     batch, ndim = desc.batch, desc.ndim
     for key, value in source.items():
         if value.__class__ is not Tensor or key.__class__ is not str:
@@ -69,7 +69,7 @@ def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
 
 
 def _all_on_device(source: dict[str, object], desc: Descriptor) -> bool:
-    """Tell whether all values of a dict are plain tensors on the device of `desc`."""
+    """Return whether all values of a dict are plain tensors on the device of `desc`."""
     device, on_cpu = desc.device, desc.on_cpu
     for value in source.values():
         if value.__class__ is not Tensor:
@@ -80,7 +80,7 @@ def _all_on_device(source: dict[str, object], desc: Descriptor) -> bool:
 
 
 def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
-    """Tell whether the shape of a tensor starts with the batch size."""
+    """Return whether the shape of a tensor starts with the batch size."""
     ndim = desc.ndim
     if ndim == 1:
         try:
@@ -128,7 +128,7 @@ def collect(entries: Entries, leaves: list[Tensor]) -> None:
 
 
 def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
-    """Put as many new leaves in the places that `collect` took them from."""
+    """Replace leaves by as many new ones, in the places that `collect` took them from."""
     rebuilt: dict[str, Entry] = {}  # a loop, because a comprehension costs a frame
     for key, value in entries.items():
         if value.__class__ is Tensor or not hasattr(value, "_rebuild"):
@@ -198,7 +198,7 @@ def zip_each(
 
 
 def few_leaves(entries: Entries) -> bool:
-    """Tell whether a dense tree has so few leaves that no foreach kernel would take them.
+    """Return whether a dense tree has so few leaves that no foreach kernel would take them.
 
     Asked before the leaves are collected, which for three of them costs half of the operation. A
     "no" may also mean that it is not worth to look closer.
@@ -219,7 +219,7 @@ def few_leaves(entries: Entries) -> bool:
 
 
 def key_sets_differ(mine: Entries, theirs: Entries, path: tuple[str, ...]) -> KeySetMismatch:
-    """Two containers that should have the same keys: the message lists both differences."""
+    """Build the error of two containers whose keys differ: it lists both differences."""
     where = f" below {format_key(path)}" if path else ""
     return KeySetMismatch(
         f"the keys{where} differ: the first container alone has "
@@ -236,7 +236,7 @@ def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -
 
 
 def same_data(one: object, other: object) -> bool:
-    """Tell whether two values that are no tensors are equal; arrays are if all elements are."""
+    """Return whether two non-tensor values are equal; arrays are if all elements are."""
     if one is other:
         return True
     try:
@@ -249,7 +249,7 @@ def same_data(one: object, other: object) -> bool:
 
 
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
-    """The entry at a path, or `None` where the path ends early or is none (it holds tuples)."""
+    """Return the entry at a path, or `None` if it ends early or is not a path (holds tuples)."""
     level: Entries = entries
     try:
         if len(path) == 2:  # as most nested keys: without a slice of the path
@@ -264,7 +264,7 @@ def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
 
 
 def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
-    """Tell whether there is an entry at a path; it is not read."""
+    """Return whether there is an entry at a path; it is not read."""
     level: Entries | None = entries
     for part in path[:-1]:
         if level is None or part not in level:
@@ -274,7 +274,7 @@ def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
 
 
 def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
-    """Keys and entries, where the values of leaves do not count: stacks need not stack them."""
+    """Return keys and entries without their values: lazy stacks need not stack them."""
     if type(entries) is dict:  # dynamo 2.15 guards a type, and cannot guard a dict's `__class__`
         return entries.items()
     kinds = getattr(entries, "_kinds", None)
@@ -282,18 +282,18 @@ def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
 
 
 def entries_of(node: Node) -> Entries | None:
-    """The entries of a node that is a container, `None` for data."""
+    """Return the entries of a node that is a container, `None` for data."""
     return cast("Entries | None", getattr(node, "_entries", None))
 
 
 def walk_error(path: tuple[str, ...], depth: int, leaf: object) -> Exception:
-    """A path that goes on below a leaf found at `depth`."""
+    """Build the error of a path that goes on below a leaf found at `depth`."""
     kind = "tensor" if isinstance(leaf, Tensor) else "non-tensor value"
     return walks_through_leaf(format_key(path), format_key(path[:depth]), kind)
 
 
 def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries) -> KeyNotFound:
-    """A path whose part at `depth` is not there."""
+    """Build the error of a path whose part at `depth` is missing."""
     where = f" below {format_key(path[:depth])}" if depth else ""
     text = f"key {format_key(path)} is not there: the keys{where} are {listed(level)}."
     near = nearest_key(path, _paths(top, ()))
@@ -303,7 +303,7 @@ def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries)
 
 
 def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
-    """The path at which this very tensor stands, for messages."""
+    """Return the path at which this very tensor stands, for messages."""
     for key, value in kinds_of(entries):
         if value is leaf:
             return (key,)
@@ -315,7 +315,7 @@ def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
 
 
 def finder(entries: Entries, leaf: Tensor) -> Callable[[], tuple[str, ...]]:
-    """What finds the path of a leaf, or `...`, when a message needs it."""
+    """Return a function that finds the path of a leaf when a message needs it."""
     return lambda: name_of_leaf(entries, leaf) or ("...",)
 
 
@@ -328,7 +328,7 @@ def _paths(entries: Entries, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...
 
 
 def common_batch(leaves: list[Tensor], most: int | None = None) -> tuple[int, ...]:
-    """The leading dimensions that all leaves share, at most `most` of them."""
+    """Return the leading dimensions that all leaves share, at most `most` of them."""
     if not leaves:
         return ()
     shared = tuple(leaves[0].shape)

@@ -77,7 +77,7 @@ def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
 
 
 def _count(entries: Entries, options: Options) -> int:
-    """How many items `walk_items` lists; `list(view)` asks for it too."""
+    """Return how many items `walk_items` lists; `list(view)` asks for it too."""
     count = len(entries)
     for _, value in kinds_of(entries):
         if value.__class__ is Tensor or isinstance(value, Tensor):
@@ -92,7 +92,7 @@ def _count(entries: Entries, options: Options) -> int:
 
 
 def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> bool:
-    """Tell whether the entry at a path that is there counts as a leaf."""
+    """Return whether the entry at a path that is there counts as a leaf."""
     level = entries
     for part in path[:-1]:
         level = level[part]._entries  # type: ignore[union-attr]  # a container, as it has the path
@@ -184,7 +184,7 @@ ALL_LEAVES: Final[Options] = (True, True, None, False)
 
 
 def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
-    """The leaves of an entry that is no plain tensor: itself, or what it encloses."""
+    """Return the leaves of an entry that is not a plain tensor: itself, or what it encloses."""
     inner: Entries | None = getattr(value, "_entries", None)
     if inner is None:
         return [(key, value)]

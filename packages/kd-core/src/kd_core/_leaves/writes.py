@@ -39,7 +39,7 @@ def write_all(writes: Sequence[Write]) -> None:
 
 
 def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:
-    """Do writes with a function of target and source: all of them, or none."""
+    """Write with a function of target and source: all of them, or none."""
     if is_compiling():
         for target, source, _ in writes:
             write(target, source)
@@ -97,7 +97,7 @@ def _name(where: Where) -> str:
 
 
 def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
-    """Whether torch might refuse the write: the quick question before `refusal`."""
+    """Return whether torch might refuse the write: the quick question before `refusal`."""
     if source.is_meta or target.is_inference() or source.layout is not torch.strided:
         return True
     if recording and (target.requires_grad or source.requires_grad):
@@ -106,7 +106,7 @@ def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Tell whether a tensor is dense, and each of its elements has a place in memory of its own."""
+    """Return whether a tensor is dense and no two of its elements share memory."""
     try:
         return tensor.is_contiguous()
     except RuntimeError:  # compressed sparse tensors
@@ -196,11 +196,11 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
 
 
 def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
-    """The tensor to copy into a leaf, checked.
+    """Return the tensor to copy into a leaf, checked.
 
     Raises:
         ShapeMismatch: if the value cannot be broadcast to the leaf.
-        InvalidArgument: if the entry is no tensor, or the value does not become one.
+        InvalidArgument: if the entry is not a tensor, or the value does not become one.
     """
     if not isinstance(entry, Tensor):
         raise InvalidArgument(
@@ -217,7 +217,7 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
 
 
 def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> Tensor:
-    """A number, list or array as a tensor to write.
+    """Return a number, list or array as a tensor to write.
 
     Raises:
         InvalidArgument: if it is none of these, or has no place in the dtype.

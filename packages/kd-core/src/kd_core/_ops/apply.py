@@ -169,7 +169,7 @@ W = TypeVar("W", bound=Waist)
 def _each(
     td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: Path
 ) -> W:
-    """The way without other containers: results that fit are looked at once, in this one loop.
+    """Apply a function without other containers: results that fit are checked in one loop.
 
     Args:
         td: one level.
@@ -254,8 +254,8 @@ class _Walk:
         theirs = entries_of(other) if isinstance(other, Waist) else None
         if theirs is None:
             raise InvalidArgument(
-                f"expected a container beside {format_key(path) if path else 'the first'}, but a "
-                f"`{type(other).__name__}` came."
+                f"expected a container beside {format_key(path) if path else 'the first'}, got a "
+                f"`{type(other).__name__}`."
             )
         if self.default is NO_DEFAULT and mine.keys() != theirs.keys():
             raise key_sets_differ(mine, theirs, path)
@@ -265,7 +265,7 @@ class _Walk:
 def _target(
     td: Waist, batch_size: BatchSize | None, device: DeviceLike | NoDefault | None
 ) -> Target | None:
-    """From the descriptor of a level to that of the result; `None`: each keeps its own."""
+    """Map the descriptor of a level to that of the result; `None`: each keeps its own."""
     if batch_size is None and device is NO_DEFAULT:
         return None
     if batch_size is None:
@@ -277,7 +277,7 @@ def _target(
 
 
 def _finish(td: W, result: W) -> W:
-    """Put the result into the container."""
+    """Store the result into the container."""
     td._check_unlocked("put results of a function into the container")
     if result._desc is not td._desc.unlocked():
         td._describe(result._desc)

@@ -33,7 +33,7 @@ class Arrangement(Waist):
         return self
 
     def create_nested(self, key: NestedKey) -> Self:
-        """Put an empty container at `key`, of the same batch size and device; return self.
+        """Store an empty container at `key`, of the same batch size and device; return self.
 
         An entry that stands there is replaced.
 
@@ -62,7 +62,7 @@ class Arrangement(Waist):
         return self
 
     def split_keys(self, *key_sets: Sequence[NestedKey], strict: bool = True) -> tuple[Self, ...]:
-        """Make a container of each set of keys, and one of what is left; tensors are shared.
+        """Create a container of each set of keys, and one of what is left; tensors are shared.
 
         Args:
             *key_sets: keys, in one set only each.

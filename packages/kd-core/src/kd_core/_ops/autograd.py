@@ -39,7 +39,7 @@ class Autograd(Waist):
         return any(leaf.requires_grad for leaf in leaves_of(self))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Ask for gradients of every leaf, or stop it; return self.
+        """Set whether every leaf requires gradients; return self.
 
         Raises:
             InvalidValue: if a leaf cannot have gradients; then nothing is changed.
@@ -66,11 +66,11 @@ class Autograd(Waist):
         return self
 
     def detach(self) -> Self:
-        """Give the container with all leaves outside the graph; storage is shared."""
+        """Return the container with all leaves outside the graph; storage is shared."""
         return self._map_each(Tensor.detach)
 
     def detach_(self) -> Self:
-        """Take all leaves out of the graph, in place; return self.
+        """Detach all leaves from the graph, in place; return self.
 
         Raises:
             InvalidValue: if a leaf is a view of another tensor; then nothing is changed.

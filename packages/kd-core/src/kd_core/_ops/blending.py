@@ -93,4 +93,4 @@ class Blending(Waist):
 
 def _check_limits(low: object, high: object) -> None:
     if low is None and high is None:
-        raise InvalidArgument("`clamp` needs `min`, `max`, or both, but neither came.")
+        raise InvalidArgument("`clamp` expected `min`, `max`, or both, got neither.")

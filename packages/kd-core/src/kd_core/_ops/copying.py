@@ -45,7 +45,7 @@ class Copying(Waist):
         return self._shallow()
 
     def to_dict(self, *, retain_none: bool = True) -> dict[str, object]:
-        """Turn the container into nested plain dicts; tensors are shared, data is unwrapped.
+        """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
 
         Args:
             retain_none: keep entries whose value is `None`.

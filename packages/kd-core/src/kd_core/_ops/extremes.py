@@ -54,7 +54,7 @@ class Extrema(Waist):
     def min(
         self, dim: int | None = None, keepdim: bool = False, *, reduce: bool = False
     ) -> Self | Tensor | Extremes[Self]:
-        """Give the smallest value of every leaf; along a batch dimension with its place.
+        """Return the smallest value of every leaf; along a batch dimension, its index too.
 
         Args:
             dim: a batch dimension; `None`: over everything.
@@ -75,7 +75,7 @@ class Extrema(Waist):
     def max(
         self, dim: int | None = None, keepdim: bool = False, *, reduce: bool = False
     ) -> Self | Tensor | Extremes[Self]:
-        """Give the largest value of every leaf; along a batch dimension with its place.
+        """Return the largest value of every leaf; along a batch dimension, its index too.
 
         Args:
             dim: a batch dimension; `None`: over everything.
@@ -92,7 +92,7 @@ class Extrema(Waist):
     @overload
     def all(self, dim: SomeDim, keepdim: bool = False) -> Self: ...
     def all(self, dim: Dim = None, keepdim: bool = False) -> bool | Self:
-        """Tell whether all values are true: of all leaves, or along dimensions.
+        """Return whether all values are true: of all leaves, or along dimensions.
 
         Args:
             dim: batch dimensions, or `"feature"`; `None`: over everything.
@@ -115,7 +115,7 @@ class Extrema(Waist):
     @overload
     def any(self, dim: SomeDim, keepdim: bool = False) -> Self: ...
     def any(self, dim: Dim = None, keepdim: bool = False) -> bool | Self:
-        """Tell whether any value is true: of all leaves, or along dimensions; see `all`."""
+        """Return whether any value is true: of all leaves, or along dimensions; see `all`."""
         if dim is not None:
             return cast("Self", reduced(self, torch.any, dim, keepdim, False))
         leaves: list[Tensor] = []
@@ -126,7 +126,7 @@ class Extrema(Waist):
         return False
 
     def cumsum(self, dim: int) -> Self:
-        """Give the sums up to each row along a batch dimension.
+        """Return the sums up to each row along a batch dimension.
 
         Example:
             >>> import torch
@@ -138,7 +138,7 @@ class Extrema(Waist):
         return self._map_each(lambda leaf: torch.cumsum(leaf, axis))
 
     def cumprod(self, dim: int) -> Self:
-        """Give the products up to each row along a batch dimension."""
+        """Return the products up to each row along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
         return self._map_each(lambda leaf: torch.cumprod(leaf, axis))
 

@@ -69,7 +69,7 @@ class Filling(Waist):
         return self
 
     def masked_fill(self, mask: Tensor, value: float) -> Self:
-        """Give the container with a value where a mask over the batch dimensions is true."""
+        """Return the container with a value where a mask over the batch dimensions is true."""
         check_mask(mask)
         return blend(self, torch.masked_fill, mask, value)
 
@@ -89,7 +89,7 @@ class Filling(Waist):
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
     ) -> Self:
-        """Make a container of zeros with the same keys and another batch size.
+        """Create a container of zeros with the same keys and another batch size.
 
         Args:
             *size: the batch size; trailing dimensions of leaves stay.
@@ -104,7 +104,7 @@ class Filling(Waist):
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
     ) -> Self:
-        """Make a container of ones with the same keys and another batch size; see `new_zeros`."""
+        """Create a container of ones with the same keys and another batch size; see `new_zeros`."""
         return _fresh(self, size, Tensor.new_ones, dtype, device)
 
     def new_empty(
@@ -113,7 +113,7 @@ class Filling(Waist):
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
     ) -> Self:
-        """Make a container of leaves that are not initialised; see `new_zeros`."""
+        """Create a container of leaves that are not initialised; see `new_zeros`."""
         return _fresh(self, size, Tensor.new_empty, dtype, device)
 
     def new_full(
@@ -124,7 +124,7 @@ class Filling(Waist):
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
     ) -> Self:
-        """Make a container of one value with the same keys and another batch size.
+        """Create a container of one value with the same keys and another batch size.
 
         Args:
             size: the batch size; trailing dimensions of leaves stay.
@@ -140,7 +140,7 @@ class Filling(Waist):
 
 
 def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
-    """Turn `torch.zeros_like` and its kin into functions of containers."""
+    """Convert `torch.zeros_like` and its kin into functions of containers."""
 
     def filled(
         input: Waist, *args: object, device: DeviceLike | None = None, **options: object

@@ -128,7 +128,7 @@ class Indexing(Waist):
         return (self[i] for i in range(desc.batch[0]))
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
-        """Take several rows: what a `DataLoader` asks of its data set."""
+        """Return several rows: what a `DataLoader` asks of its data set."""
         return _taken(self, torch.as_tensor(indices))
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
@@ -169,7 +169,7 @@ W = TypeVar("W", bound=Waist)
 
 
 def _taken(container: W, index: object) -> W:
-    """The rows at an index; apart from `__getitem__`, whose locals are not to become cells."""
+    """Return the rows at an index; not in `__getitem__`, so that its locals stay no cells."""
     desc = container._desc
     batch = desc.batch
     if index.__class__ is int and not is_dynamo_compiling():
@@ -201,7 +201,7 @@ def _without_first(batch: Batch) -> Batch:
 
 
 def resolve(index: object, batch: Batch) -> Resolved:
-    """An index as a function from leaf to leaf, and the batch size that comes out."""
+    """Return an index as a function from leaf to leaf, and the batch size that comes out."""
     ndim = len(batch)
     if index.__class__ is slice:
         return _reading(index), index_slice(batch, index)
@@ -233,12 +233,12 @@ def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
 
 
 def _are_rows(index: Tensor) -> bool:
-    """Whether an index is row numbers as `index_select` takes them on the CPU."""
+    """Return whether an index is row numbers as `index_select` takes them on the CPU."""
     return index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu and is_eager()
 
 
 def _rows_taken(container: W, rows: Tensor) -> W:
-    """The rows of given numbers, which are not negative.
+    """Return the rows of given numbers, which are not negative.
 
     Refused if one is, where the index operator would count from the end; a seventh faster than it:
     "td[tensor]" in the benchmarks.
@@ -252,18 +252,18 @@ def _rows_taken(container: W, rows: Tensor) -> W:
 
 
 def _beyond(batch: Batch, error: IndexError) -> IndexError:
-    """An index of rows that torch found to be out of range."""
+    """Build the error of an index that torch found to be out of range."""
     return OutOfRange(f"an index is out of range for batch_size {batch}: {error}.")
 
 
 def _leading(old: Batch, new: Batch) -> BatchFn:
-    """What exchanges the leading dimensions of a batch: nested containers may have more of them."""
+    """Return a function that replaces the leading dimensions of a batch."""
     ndim = len(old)
     return lambda batch: new + batch[ndim:]
 
 
 def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
-    """An index as a tuple without an ellipsis, lists, arrays and booleans as tensors.
+    """Return an index as a tuple without an ellipsis, lists, arrays and booleans as tensors.
 
     Raises:
         OutOfRange: if it has more items than there are batch dimensions.
@@ -290,7 +290,7 @@ def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
 
 
 def _is_position(item: object) -> bool:
-    """Whether an item of an index is one row or a slice; a bool is a mask of no dimensions."""
+    """Return whether an item of an index is one row or a slice; a bool is a mask."""
     return isinstance(item, (int, slice)) and not isinstance(item, bool)
 
 
@@ -364,7 +364,7 @@ class _Rows:
                 ) from None
 
     def commit(self, writes: list[Write]) -> None:
-        """Do what was noted down."""
+        """Write what was recorded."""
         if self.where is None:
             write_all(writes)
         else:
@@ -431,7 +431,7 @@ def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ..
 def _stage_level(
     target: Waist, value: object, path: tuple[str, ...], rows: _Rows, writes: list[Write]
 ) -> None:
-    """Note down the writes of one level: of a container, a mapping, or one value for all leaves."""
+    """Record the writes of one level: of a container, a mapping, or one value for all."""
     entries = target._entries
     if isinstance(value, Waist):
         source: Mapping[str, object] = value._entries

@@ -91,11 +91,11 @@ class Locking(Waist):
         return self
 
     def locked(self) -> LockScope[Self]:
-        """A context in which the container is locked; before and after it is as it was."""
+        """Return a context in which the container is locked; before and after it is as it was."""
         return LockScope(self, True)
 
     def unlocked(self) -> LockScope[Self]:
-        """A context in which the container is unlocked; before and after it is as it was.
+        """Return a context in which the container is unlocked; before and after it is as it was.
 
         Example:
             >>> from kd_core import TensorDict

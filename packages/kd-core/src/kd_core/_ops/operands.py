@@ -57,7 +57,7 @@ _LeafOp: TypeAlias = Callable[..., Tensor]
 
 
 def is_operand(value: object) -> TypeGuard[Operand]:
-    """Tell whether a pointwise operation takes this value."""
+    """Return whether a pointwise operation takes this value."""
     return isinstance(value, _OPERANDS) or _is_array(value)
 
 
@@ -232,12 +232,12 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
 
 
 def _is_plain(operand: object) -> bool:
-    """Whether an operand is a number, or left out."""
+    """Return whether an operand is a number, or left out."""
     return operand is None or operand.__class__ in _NUMBERS
 
 
 def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
-    """The leaves, and for each operand what stands for it at each leaf."""
+    """Return the leaves, and for each operand what stands for it at each leaf."""
     leaves: list[Tensor] = []
     td._collect(leaves)
     columns: list[list[object]] = []
@@ -278,14 +278,14 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
 
 
 def _keeps_batch(td: Waist) -> bool:
-    """Whether what `_collect` appends starts with the batch size: not so for members of a stack."""
+    """Return whether collected leaves start with the batch size; those of members do not."""
     if not td._owns_leaves:
         return False
     return all(_keeps_batch(node) for node in td._below() if isinstance(node, Waist))
 
 
 def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """A tensor operand beside each of the leaves that `_collect` gave: members get their rows."""
+    """Return a tensor operand for each collected leaf; members get their rows."""
     batch = td._desc.batch
     if _keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
@@ -300,7 +300,7 @@ def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
-    """A tensor that lines up with the first batch dimensions, made broadcastable to each leaf.
+    """Return a tensor over the first batch dimensions, made broadcastable to each leaf.
 
     Raises:
         ShapeMismatch: if it does not line up, or would enlarge the batch.
@@ -373,14 +373,14 @@ def _check_batches(mine: Batch, theirs: Batch) -> None:
 
 
 def leaves_of(td: Waist) -> list[Tensor]:
-    """All leaves, depth first."""
+    """Return all leaves, depth first."""
     leaves: list[Tensor] = []
     td._collect(leaves)
     return leaves
 
 
 def name_in(td: Waist, leaf: Tensor) -> str:
-    """The entry that a leaf is, for messages."""
+    """Return the entry that a leaf is, for messages."""
     path = name_of_leaf(td._entries, leaf)
     return "a leaf" if path is None else f"entry {format_key(path)}"
 
@@ -390,7 +390,7 @@ def _is_array(value: object) -> bool:
 
 
 def _as_operand(value: object) -> Tensor | complex:
-    """A number or a tensor.
+    """Return a number or a tensor.
 
     Raises:
         InvalidArgument: if the value is neither.
@@ -401,6 +401,6 @@ def _as_operand(value: object) -> Tensor | complex:
         tensor = torch.as_tensor(value)
         return tensor if tensor.ndim else cast(complex, tensor.item())
     raise InvalidArgument(
-        f"expected a number, a tensor or a container as operand, but a `{type(value).__name__}` "
-        "came. Wrap a mapping with `TensorDict` first."
+        f"expected a number, a tensor or a container as operand, got a `{type(value).__name__}`. "
+        "Wrap a mapping with `TensorDict` first."
     )

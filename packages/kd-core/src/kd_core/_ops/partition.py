@@ -74,7 +74,7 @@ class Partition(Waist):
         return _dealt(self, _tensor_split(self._desc.batch, where, dim))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Make a container of each row along a batch dimension, which goes away.
+        """Create a container of each row along a batch dimension, which goes away.
 
         Args:
             dim: along which batch dimension.
@@ -88,7 +88,7 @@ class Partition(Waist):
         return _dealt(self, _unbind(self._desc.batch, dim))
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
-        """Take `length` rows from `start` on; leaves are views.
+        """Return `length` rows from `start` on; leaves are views.
 
         Raises:
             OutOfRange: if there are not so many rows.
@@ -107,8 +107,8 @@ class Partition(Waist):
         _check_integers(index)
         if index.ndim > 1:
             raise ShapeMismatch(
-                f"`index_select` takes a vector of row numbers, but shape {tuple(index.shape)} "
-                "came. Use `gather`, or `td[index]`."
+                f"`index_select` expected a vector of row numbers, got shape {tuple(index.shape)}. "
+                "Use `gather`, or `td[index]`."
             )
         new = (*batch[:at], index.numel(), *batch[at + 1 :])
         return map_by(plan(batch, lambda leaf: take_rows(leaf, index, at), new), self)
@@ -203,8 +203,8 @@ class Partition(Waist):
         if isinstance(other, Waist):
             if other._desc.batch != batch:
                 raise ShapeMismatch(
-                    f"`where` takes a container of the same batch_size {batch}, but "
-                    f"{other._desc.batch} came."
+                    f"`where` expected a container of the same batch_size {batch}, got "
+                    f"{other._desc.batch}."
                 )
             return self._zip_each(
                 cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
@@ -230,7 +230,7 @@ class DealPlan(NamedTuple):
 
 
 def _deal_plan(batch: Batch, leaf: DealFn, at: int, sizes: Sequence[Batch]) -> DealPlan:
-    """A plan that replaces dimension `at` by each of `sizes`, one after the other."""
+    """Return a plan that replaces dimension `at` by each of `sizes`, one after the other."""
     batches = [(*batch[:at], *size, *batch[at + 1 :]) for size in sizes]
     ndim = len(batch)
     return DealPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
@@ -252,12 +252,12 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
     size = batch[at]
     if isinstance(split_size, int):
         if split_size < 0 or (split_size == 0 and size != 0):
-            raise InvalidValue(f"`split_size` must be 1 or more, but {split_size} came.")
+            raise InvalidValue(f"`split_size` must be positive, got {split_size}.")
         return _pieces(batch, at, _even_sizes(size, split_size))
     if any(part < 0 for part in split_size) or sum(split_size) != size:
         raise InvalidValue(
-            f"the sizes of a split must be 0 or more and add up to the {size} rows of dimension "
-            f"{at}, but {split_size} came, {sum(split_size)} in all."
+            f"the sizes of a split must be non-negative and add up to the {size} rows of dimension "
+            f"{at}, got {split_size}, {sum(split_size)} in all."
         )
     return _pieces(batch, at, split_size)
 
@@ -266,7 +266,7 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
 def _chunk(batch: Batch, chunks: int, dim: int) -> DealPlan:
     at, chunks = wrap_dim(dim, len(batch)), as_int(chunks)
     if chunks < 1:
-        raise InvalidValue(f"`chunks` must be 1 or more, but {chunks} came.")
+        raise InvalidValue(f"`chunks` must be positive, got {chunks}.")
     size = batch[at]
     if size == 0:
         return _pieces(batch, at, (0,) * chunks)
@@ -293,7 +293,7 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> DealPlan:
     size = batch[at]
     if isinstance(where, int):
         if where < 1:
-            raise InvalidValue(f"the number of sections must be 1 or more, but {where} came.")
+            raise InvalidValue(f"the number of sections must be positive, got {where}.")
         part, longer = size // where, size % where
         sizes = [(part + (i < longer),) for i in range(where)]
         return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
@@ -328,17 +328,17 @@ def _leading(index: Tensor, batch: Batch) -> BatchFn:
 
 
 def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
-    """An index of rows, expanded over the trailing dimensions of a leaf."""
+    """Return an index of rows, expanded over the trailing dimensions of a leaf."""
     return _behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
 
 
 def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """A tensor of leading dimensions, with dimensions behind to broadcast over those of a leaf."""
+    """Return a tensor with dimensions appended, to broadcast over those of a leaf."""
     return beside(tensor, leaf).reshape((*tensor.shape, *[1] * (leaf.ndim - tensor.ndim)))
 
 
 def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
-    """`_behind` for many leaves, worked out once for each number of dimensions.
+    """Compute `_behind` for many leaves, worked out once for each number of dimensions.
 
     Raises:
         ShapeMismatch: if the tensor does not line up with the batch.
@@ -359,7 +359,7 @@ def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
 
 
 def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
-    """The dimension, after checking an index that has all of the batch's."""
+    """Return the dimension, after checking an index that has all of the batch's."""
     at = wrap_dim(dim, len(batch))
     _check_integers(index)
     if index.ndim != len(batch) or any(
@@ -378,4 +378,4 @@ def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
 def _check_integers(index: object) -> None:
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise InvalidArgument(f"rows are numbered by a tensor of int64 or int32, but {kind} came.")
+        raise InvalidArgument(f"row numbers must be a tensor of int64 or int32, got {kind}.")

@@ -94,11 +94,11 @@ class Placement(Waist):
         return self._desc.device is not None and self._desc.device.type == "cuda"
 
     def contiguous(self) -> Self:
-        """Give the container with contiguous leaves; those that are so already are shared."""
+        """Return the container with contiguous leaves; those that are so already are shared."""
         return self._map_each(Tensor.contiguous)
 
     def is_contiguous(self) -> bool:
-        """Tell whether all leaves are contiguous."""
+        """Return whether all leaves are contiguous."""
         return all(leaf.is_contiguous() for leaf in leaves_of(self))
 
     def pin_memory(self) -> Self:
@@ -112,7 +112,7 @@ class Placement(Waist):
         return self._map_each(Tensor.pin_memory)
 
     def is_pinned(self) -> bool:
-        """Tell whether all leaves are in pinned memory."""
+        """Return whether all leaves are in pinned memory."""
         return all(leaf.is_pinned() for leaf in leaves_of(self))
 
     def share_memory_(self) -> Self:
@@ -122,13 +122,13 @@ class Placement(Waist):
         return self
 
     def is_shared(self) -> bool:
-        """Tell whether all leaves are in shared memory."""
+        """Return whether all leaves are in shared memory."""
         shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
         return all(shared)
 
 
 def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and the dtype that an argument of `to` stands for."""
+    """Return the device and the dtype that an argument of `to` stands for."""
     if isinstance(where, torch.dtype):
         return None, where
     if isinstance(where, Tensor):
@@ -140,8 +140,7 @@ def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
     if isinstance(where, (torch.device, str, int)):
         return device_of(where), None
     raise InvalidArgument(
-        f"`to` takes a device, a dtype, a tensor or a container, but a `{type(where).__name__}` "
-        "came."
+        f"`to` expected a device, a dtype, a tensor or a container, got a `{type(where).__name__}`."
     )
 
 
@@ -154,7 +153,7 @@ def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
 
 
 def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
-    """A new container of the leaves on a device; those that are there already are shared."""
+    """Return a new container of the leaves on a device; those that are there already are shared."""
     desc = describe(td._desc.batch, device)
     if not td._owns_leaves:
         moved = td._map_all(  # member by member

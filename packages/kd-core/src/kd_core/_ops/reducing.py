@@ -41,7 +41,7 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
         reduce: take all leaves as one tensor.
 
     Raises:
-        OutOfRange: if `dim` is no batch dimension.
+        OutOfRange: if `dim` is not a batch dimension.
         InvalidArgument: if the arguments contradict each other.
     """
     if reduce:
@@ -63,10 +63,10 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
 
 
 def batch_dims_of(td: Waist, dim: int | Sequence[int]) -> tuple[int, ...]:
-    """Batch dimensions, counted from the front.
+    """Return batch dimensions, counted from the front.
 
     Raises:
-        OutOfRange: if one is no batch dimension.
+        OutOfRange: if one is not a batch dimension.
         InvalidValue: if there is none, or one twice.
     """
     ndim = td._desc.ndim
@@ -80,7 +80,7 @@ def batch_dims_of(td: Waist, dim: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def feature_start(td: Waist, dim: str) -> int:
-    """The first dimension behind the batch."""
+    """Return the first dimension behind the batch."""
     if dim != "feature":
         raise InvalidValue(
             f'dim={dim!r} is unknown: give batch dimensions as integers, or "feature" for all '
@@ -90,7 +90,7 @@ def feature_start(td: Waist, dim: str) -> int:
 
 
 def without(dims: tuple[int, ...], keepdim: bool) -> BatchFn:
-    """The batch shape without some dimensions, or with size 1 there."""
+    """Return the batch shape without some dimensions, or with size 1 there."""
     if keepdim:
         return lambda batch: tuple(1 if i in dims else size for i, size in enumerate(batch))
     return lambda batch: tuple(size for i, size in enumerate(batch) if i not in dims)
@@ -127,8 +127,8 @@ def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
         return fn(torch.cat([leaf.reshape(-1) for leaf in leaves]))
     if not isinstance(dim, str) or keepdim:
         raise InvalidArgument(
-            "`reduce=True` gives one tensor of all leaves: it goes without `dim`, or with "
-            '`dim="feature"`, and without `keepdim`. Reduce the batch dimension of the result.'
+            "`reduce=True` cannot be combined with batch dimensions or `keepdim`. Leave `dim` out, "
+            'or pass `dim="feature"` and reduce the batch dimensions of the result.'
         )
     ndim = feature_start(td, dim)
     flat = [leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim) for leaf in leaves]
@@ -141,7 +141,7 @@ def prod(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`torch.prod`, over several dimensions too."""
+    """Compute `torch.prod`, over several dimensions too."""
     if dims is None:
         return torch.prod(leaf, dtype=dtype)
     for dim in (dims,) if isinstance(dims, int) else sorted(dims, reverse=True):
@@ -152,13 +152,13 @@ def prod(
 def logsumexp(
     leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False
 ) -> Tensor:
-    """`torch.logsumexp`, over everything too."""
+    """Compute `torch.logsumexp`, over everything too."""
     return torch.logsumexp(leaf, tuple(range(leaf.ndim)) if dims is None else dims, keepdim)
 
 
 def norm(
     leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False, ord: float = 2
 ) -> Tensor:
-    """`torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
+    """Compute `torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
     length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim)
     return length

@@ -72,7 +72,7 @@ class Shape(Waist):
             ) from error
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """Give the batch dimensions another shape; leaves are views where torch can make one.
+        """Reshape the batch dimensions; leaves are views where torch can make one.
 
         Args:
             *shape: the new batch size; one size may be -1, it is worked out.
@@ -87,7 +87,7 @@ class Shape(Waist):
         return self.view(*_shape_like(other))
 
     def reshape_as(self, other: Waist | Tensor) -> Self:
-        """Give the batch dimensions the shape of another container or tensor."""
+        """Reshape the batch dimensions to the shape of another container or tensor."""
         return self.reshape(*_shape_like(other))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
@@ -228,8 +228,8 @@ class Shape(Waist):
         counts, ndim = sizes_of(repeats), self._desc.ndim
         if len(counts) < ndim:
             raise InvalidValue(
-                f"`repeat` takes a count for each of the {ndim} batch dimensions, but {counts} "
-                "came. `tile` takes fewer."
+                f"`repeat` expected a count for each of the {ndim} batch dimensions, got {counts}. "
+                "`tile` takes fewer."
             )
         return map_by(_repeat(self._desc.batch, counts), self)
 
@@ -276,7 +276,7 @@ class Shape(Waist):
 
 
 def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:
-    """Sizes or dimensions given by position, or by keyword as torch names it."""
+    """Return sizes or dimensions given by position, or by keyword as torch names it."""
     if named is None:
         return given
     if given:
@@ -291,7 +291,7 @@ def _resize(batch: Batch, shape: Sizes, name: str) -> Plan:
 
 
 def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
-    """A `view` or `reshape` of the leading dimensions of a leaf."""
+    """Return a `view` or `reshape` of the leading dimensions of a leaf."""
     ndim = len(batch)
     single = (*new, -1)
 
@@ -356,7 +356,7 @@ def _permute(batch: Batch, dims: Sizes) -> Plan:
     order = wrap_dims(given, len(batch))
     if len(order) != len(batch):
         raise InvalidValue(
-            f"`permute` takes each of the {len(batch)} batch dimensions once, but {given} came. "
+            f"`permute` takes each of the {len(batch)} batch dimensions once, got {given}. "
             "Trailing dimensions of entries are reached with `apply`."
         )
     return _permuted(batch, order)
@@ -389,7 +389,7 @@ def _movedim(batch: Batch, source: int | Sequence[int], destination: int | Seque
     targets = wrap_dims(sizes_of([destination]), ndim)
     if len(sources) != len(targets):
         raise InvalidValue(
-            f"`movedim` takes as many destinations as sources, but {source} and {destination} came."
+            f"`movedim` expected as many destinations as sources, got {source} and {destination}."
         )
     moved = dict(zip(targets, sources, strict=True))
     rest = [i for i in range(ndim) if i not in sources]
@@ -413,7 +413,7 @@ def _expand(batch: Batch, shape: Sizes) -> Plan:
 @remembered
 def _repeat(batch: Batch, counts: Batch) -> Plan:
     if any(count < 0 for count in counts):
-        raise InvalidValue(f"counts must be 0 or more, but {counts} came.")
+        raise InvalidValue(f"counts must be non-negative, got {counts}.")
     ndim = len(batch)
     lead = len(counts) - ndim
     sizes = zip(counts[lead:], batch, strict=True)
@@ -431,7 +431,7 @@ def _interleave(batch: Batch, repeats: int | Tensor, dim: int, output_size: int 
 
 
 def _output_size(repeats: int | Tensor, size: int, given: int | None) -> int:
-    """The rows after each was repeated; a number given is believed where to add up would wait."""
+    """Return the rows after each was repeated; a given number is trusted on a GPU."""
     if given is not None and isinstance(repeats, Tensor) and not repeats.is_cpu:
         return as_int(given)
     rows = _repeated_size(repeats, size)
@@ -443,7 +443,7 @@ def _output_size(repeats: int | Tensor, size: int, given: int | None) -> int:
 def _repeated_size(repeats: int | Tensor, size: int) -> int:
     if not isinstance(repeats, Tensor):
         if repeats < 0:
-            raise InvalidValue(f"`repeats` must be 0 or more, but {repeats} came.")
+            raise InvalidValue(f"`repeats` must be non-negative, got {repeats}.")
         return size * repeats
     if repeats.ndim > 1 or (repeats.ndim == 1 and repeats.shape[0] not in (1, size)):
         raise ShapeMismatch(
@@ -458,7 +458,7 @@ def _roll(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) 
     by = sizes_of([shifts])
     along = tuple(wrap_dim(dim, len(batch)) for dim in sizes_of([dims]))  # torch adds repeated ones
     if len(by) != len(along):
-        raise InvalidValue(f"`roll` takes one shift for each dimension, but {by} and {along} came.")
+        raise InvalidValue(f"`roll` expected one shift for each dimension, got {by} and {along}.")
     return plan(batch, lambda leaf: leaf.roll(by, along), batch)
 
 
@@ -473,7 +473,7 @@ def _shape_like(other: Waist | Tensor) -> Batch:
         return tuple(other.shape)
     if not isinstance(other, Waist):
         raise InvalidArgument(
-            f"expected a container or a tensor to take the shape of, but a "
-            f"`{type(other).__name__}` came."
+            "expected a container or a tensor to take the shape of, got a "
+            f"`{type(other).__name__}`."
         )
     return other._desc.batch

@@ -55,12 +55,12 @@ class Storage(Waist):
             return self._rebuild(iter(_together(leaves, groups)))
 
     def is_consolidated(self) -> bool:
-        """Tell whether all leaves are in one storage; a leaf that was replaced is not."""
+        """Return whether all leaves are in one storage; a leaf that was replaced is not."""
         return len({leaf.untyped_storage().data_ptr() for leaf in leaves_of(self)}) == 1
 
 
 def _by_dtype(td: Waist, leaves: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """The leaves by dtype, checked to fit into one storage."""
+    """Return the leaves by dtype, checked to fit into one storage."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     device = leaves[0].device
     for leaf in leaves:
@@ -94,6 +94,6 @@ def _together(leaves: list[Tensor], groups: dict[torch.dtype, list[Tensor]]) -> 
 
 
 def _parts(flat: Tensor, like: list[Tensor]) -> Sequence[Tensor]:
-    """Views of a flat tensor in the shapes of others."""
+    """Return views of a flat tensor in the shapes of others."""
     parts: Sequence[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, like)
     return parts
