@@ -160,3 +160,13 @@ def test_gradients_flow_through_a_compiled_step() -> None:
     value = torch.compile(loss, fullgraph=True, backend="aot_eager")(make())
     (grad,) = torch.autograd.grad(value, weight)
     torch.testing.assert_close(grad, torch.full((4,), 6.0))
+
+
+def test_rows_of_a_mask_take_a_mask_in_one_graph() -> None:
+    def chosen(td: TensorDict) -> TensorDict:
+        rows = td[torch.arange(td.batch_size[0]) > -1]
+        return rows.where(torch.ones(rows.batch_size[:1], dtype=torch.bool), 0.0)
+
+    td = TensorDict({"a": torch.ones(3)}, [3])
+    compiled = torch.compile(chosen, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(td)["a"], td["a"])

@@ -338,3 +338,13 @@ def test_leading_dimensions_of_size_1_of_a_value_are_dropped() -> None:
     assert td["a"].tolist() == [4, 1]
     with pytest.raises(ShapeMismatch, match="must be broadcastable to"):
         td[0] = torch.ones(2)
+
+
+def test_no_rows_are_asked_for() -> None:
+    assert make().__getitems__([]).batch_size == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16])
+def test_one_row_number_keeps_the_dimension(dtype: torch.dtype) -> None:
+    td = TensorDict({"a": torch.ones(3, 2).to(dtype)}, [3])
+    assert td.index_select(0, torch.tensor(1))["a"].shape == (1, 2)

@@ -315,5 +315,5 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Return whether a shape can be broadcast to exactly the target."""
     offset = len(target) - len(shape)
     return offset >= 0 and all(
-        got == 1 or got == expected for got, expected in zip(shape, target[offset:], strict=True)
+        got == expected or got == 1 for got, expected in zip(shape, target[offset:], strict=True)
     )

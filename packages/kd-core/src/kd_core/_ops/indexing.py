@@ -129,7 +129,7 @@ class Indexing(Waist):
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
         """Return several rows: what a `DataLoader` asks of its data set."""
-        return _taken(self, torch.as_tensor(indices))
+        return _taken(self, torch.as_tensor(indices, dtype=torch.int64))
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
         """Read rows of one entry; only batch dimensions are indexed."""

@@ -54,7 +54,7 @@ def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
     try:
         return leaf.index_select(dim, there)
     except NotImplementedError:  # unsigned integers of several bytes
-        return leaf.movedim(dim, 0)[there].movedim(0, dim)
+        return leaf.movedim(dim, 0)[there.view(-1)].movedim(0, dim)
 
 
 def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
