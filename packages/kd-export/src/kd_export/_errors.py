@@ -3,17 +3,20 @@
 They form a tree of their own, apart from ``kd_core``'s, so that a process that only runs an ONNX
 file needs neither torch nor kd_core to catch them::
 
-    ExportError                          (Exception)
-    |-- KeyMismatch                      (KeyError)
-    |-- ShapeMismatch                    (ValueError)
-    |-- DtypeMismatch                    (TypeError)
-    |-- Specialized                      (ValueError)
-    |-- NotExportable                    (RuntimeError)
-    |-- BackendMissing                   (ImportError)
-    |-- VerifyError                      (ValueError)
-    |-- UntrustedArtifact                (PermissionError)
-    `-- SchemaVersion                    (ValueError)
+    ExportError             (Exception)
+    |-- KeyMismatch         (KeyError, ValueError)
+    |-- ShapeMismatch       (ValueError, RuntimeError)
+    |-- DtypeMismatch       (TypeError, ValueError, RuntimeError)
+    |-- Specialized         (ValueError, RuntimeError)
+    |-- NotExportable       (RuntimeError)
+    |-- BackendMissing      (ImportError)
+    |-- ProgramFailed       (RuntimeError): not offered by name, catch `ExportError`
+    |-- VerifyError         (ValueError)
+    |-- UntrustedArtifact   (PermissionError)
+    `-- SchemaVersion       (ValueError)
 
+Beside each stand the builtins that catch it too. They are those that catch the same mistake where
+``kd_core`` finds it, so `except ValueError` and `except RuntimeError` catch a wrong shape of both.
 Each carries ``key``, ``expected``, ``got`` and ``hint``, so that a program can act on what the
 message tells a person.
 """
@@ -21,9 +24,13 @@ message tells a person.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 Key = tuple[str, ...]
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 76
 
 
 class ExportError(Exception):
@@ -32,7 +39,7 @@ class ExportError(Exception):
     Attributes:
         key: The key of the entry concerned, as a tuple of its parts, or ``None``.
         expected: What was expected, or ``None``.
-        got: What came instead, or ``None``.
+        got: What was found instead, or ``None``.
         hint: What to do about it, or ``None``.
     """
 
@@ -56,19 +63,19 @@ class ExportError(Exception):
         return str(self.args[0])
 
 
-class KeyMismatch(ExportError, KeyError):
+class KeyMismatch(ExportError, KeyError, ValueError):
     """Report keys that are missing, unknown, given twice or not usable."""
 
 
-class ShapeMismatch(ExportError, ValueError):
+class ShapeMismatch(ExportError, ValueError, RuntimeError):
     """Report a tensor whose shape is not the one of the schema."""
 
 
-class DtypeMismatch(ExportError, TypeError):
+class DtypeMismatch(ExportError, TypeError, ValueError, RuntimeError):
     """Report a tensor whose dtype, or a value whose type, is not the one of the schema."""
 
 
-class Specialized(ExportError, ValueError):
+class Specialized(ExportError, ValueError, RuntimeError):
     """Report a dimension that was to be dynamic and that the module froze to one size."""
 
 
@@ -78,6 +85,10 @@ class NotExportable(ExportError, RuntimeError):
 
 class BackendMissing(ExportError, ImportError):
     """Report a format that no backend serves, or a backend whose packages are not installed."""
+
+
+class ProgramFailed(ExportError, RuntimeError):
+    """Report a program that fails on inputs that fit its schema, such as an index out of range."""
 
 
 class VerifyError(ExportError, ValueError):
@@ -99,6 +110,15 @@ def quoted(names: Iterable[object]) -> str:
     '`a`, `b`'
     """
     return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def brief(value: object) -> str:
+    """Represent a value from a file in a few words, whatever its size and depth.
+
+    >>> len(brief("x" * 100_000)), brief([1] * 100_000)
+    (76, '[1, 1, 1, 1, 1, 1, ...]')
+    """
+    return _BRIEF.repr(value)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""Tables as plain text, for reports, pipes and files."""
+"""Tables as plain text, for reports, pipes and files, and as HTML for notebooks."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 Row = tuple[str, ...]
@@ -19,3 +20,17 @@ def plain_table(header: Row, rows: Sequence[Row]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     aligned = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in aligned)
+
+
+def html_table(header: Row, rows: Sequence[Row]) -> str:
+    """Write a table as HTML.
+
+    >>> html_table(("name",), [("<x>",)])
+    '<table><tr><th>name</th></tr><tr><td>&lt;x&gt;</td></tr></table>'
+    """
+
+    def line(cells: Row, tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    head = line(header, "th") if any(header) else ""
+    return f"<table>{head}{''.join(line(row, 'td') for row in rows)}</table>"
