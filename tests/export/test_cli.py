@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,7 @@ def test_wrong_input_is_code_1(folder: Path, tmp_path: Path, capsys: Capture) ->
     save_file({"x": torch.ones(4, 3)}, tmp_path / "in.safetensors")
     words = ["run", str(folder / "model.onnx"), "-i", str(tmp_path / "in.safetensors")]
     assert main([*words, "-o", str(tmp_path / "out.safetensors")]) == 1
-    assert "`in.x` is missing" in capsys.readouterr().err
+    assert "input `in.x` not found" in capsys.readouterr().err
     assert not (tmp_path / "out.safetensors").exists()
 
 
@@ -88,7 +90,7 @@ def test_damaged_file_is_code_2(tmp_path: Path, capsys: Capture) -> None:
 
 def test_unknown_format_is_code_3(capsys: Capture) -> None:
     assert main(["inspect", "model.tvm"]) == 3
-    assert "no backend serves `model.tvm`" in capsys.readouterr().err
+    assert "no backend found for `model.tvm`" in capsys.readouterr().err
 
 
 def test_unknown_command_is_code_2(capsys: Capture) -> None:
@@ -113,3 +115,58 @@ def test_an_output_that_cannot_be_written_is_code_2(folder: Path, capsys: Captur
     words = ["run", str(folder / "model.onnx"), "-i", str(folder / "in.safetensors")]
     assert main([*words, "-o", str(target)]) == 2
     assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+PLAIN = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+
+from importlib.machinery import PathFinder
+
+class Filtered(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.split(".")[0] not in ("numpy", "onnx", "onnxruntime", "onnxscript", "rich"):
+            return PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Filtered if f is PathFinder else f for f in sys.meta_path]
+import warnings
+warnings.simplefilter("ignore")
+from kd_export.cli import main
+for line in sys.stdin:
+    told = io.StringIO()
+    with redirect_stderr(told), redirect_stdout(io.StringIO()):
+        code = main(json.loads(line))
+    print(json.dumps([code, told.getvalue()]))
+"""
+
+
+def test_each_command_after_a_plain_installation(folder: Path, tmp_path: Path) -> None:
+    """Without numpy, onnx, onnxruntime and rich: it works, or says what to install."""
+    run = ["-i", str(folder / "in.safetensors"), "-o", str(tmp_path / "out.safetensors")]
+    commands = [
+        ["inspect", str(folder / "model.pt2")],
+        ["inspect", str(folder / "model.onnx")],
+        ["verify", str(folder / "model.pt2"), "--trusted"],
+        ["verify", str(folder / "model.onnx")],
+        ["run", str(folder / "model.onnx"), *run],
+        ["run", str(folder / "model.pt2"), "--trusted", *run],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN],
+        input="\n".join(map(json.dumps, commands)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for code, _ in found] == [0, 0, 0, 3, 3, 3]
+    assert [re.findall(r"kd-export\[\w+\]", told) for _, told in found[3:]] == [
+        ["kd-export[onnx]"], ["kd-export[onnx]"], ["kd-export[cli]"],
+    ]  # fmt: skip
+
+
+def test_only_a_regular_file_is_an_input(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["run", str(folder / "model.onnx"), "-i", "/dev/zero"]
+    assert main([*words, "-o", str(tmp_path / "out.safetensors")]) == 2
+    assert "`/dev/zero` is not a regular file" in capsys.readouterr().err

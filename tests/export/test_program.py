@@ -116,18 +116,22 @@ def test_plain_module_is_refused_with_the_remedy() -> None:
 
 
 def test_missing_example_names_the_nearest() -> None:
-    with pytest.raises(KeyMismatch, match=r"the example has no `x`; it has `y`") as caught:
+    with pytest.raises(
+        KeyMismatch, match=r"`x` not found in the example; available keys: `y`"
+    ) as caught:
         kd_export.export(case("shared").module, {"y": torch.ones(2, 3)})
     assert caught.value.key == ("x",)
 
 
 def test_unknown_output_names_the_nearest() -> None:
-    with pytest.raises(KeyMismatch, match=r"no output `hiden`.*Did you mean `hidden`\?"):
+    with pytest.raises(KeyMismatch, match=r"output `hiden` not found.*Did you mean `hidden`\?"):
         kd_export.export(case("tutorial").module, X, outputs=["hiden"])
 
 
 def test_example_must_hold_tensors() -> None:
-    with pytest.raises(DtypeMismatch, match="`x` is a float, not a tensor"):
+    with pytest.raises(
+        DtypeMismatch, match="expected a tensor for `x` of the example, got a float"
+    ):
         kd_export.export(case("shared").module, {"x": 1.0})
 
 
@@ -161,7 +165,9 @@ def test_branch_on_data_is_explained() -> None:
 def test_missing_output_is_named() -> None:
     module = do(lambda x: (x,), ["x"], ["y"])
     module.forward = lambda td: td  # type: ignore[method-assign]  # a module that writes nothing
-    with pytest.raises(KeyMismatch, match=r"the module gave no `y`; it gave `x`"):
+    with pytest.raises(
+        KeyMismatch, match=r"output `y` not found in the result of the module; available keys: `x`"
+    ):
         kd_export.export(module, X)
 
 
@@ -209,3 +215,11 @@ class Caching(nn.Module):
 def test_strict_capture_follows_what_a_module_caches() -> None:
     program = kd_export.export(Keyed(Caching(), ["x"], ["y"]), X, strict=True)
     assert operators(program.exported_program) == ["aten.mul.Tensor"]
+
+
+def test_a_program_prints_its_table_and_what_was_mended() -> None:
+    program = kd_export.export(Keyed(nn.Identity(), ["x"], ["y"]), X)
+    lines = repr(program).splitlines()
+    assert lines[0] == "KeyedProgram"
+    assert lines[-1].startswith("note: the output `y` shares memory")
+    assert "<td>y</td>" in program._repr_html_()

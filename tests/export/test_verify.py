@@ -1,5 +1,8 @@
+import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -7,7 +10,9 @@ from tests.export.models import Keyed, case, tutorial
 from torch import nn
 
 import kd_export
-from kd_export import Axis, Schema, VerifyError
+from kd_export import Axis, ExportError, Schema, VerifyError
+from kd_export._schema.onnx_file import add_schema
+from kd_export._schema.vectors import draw
 from kd_export._verify import trials
 
 
@@ -33,25 +38,127 @@ def test_other_weights_are_found(path: Path) -> None:
     assert "MISMATCH" in str(report)
 
 
-def test_stored_tests_find_other_weights(path: Path, tmp_path: Path) -> None:
-    other, mixed = tmp_path / "other.pt2", tmp_path / "mixed.pt2"
-    torch.manual_seed(1)
-    kd_export.save(tutorial().module, other, {"x": torch.ones(1, 3)})
-    with zipfile.ZipFile(path) as one, zipfile.ZipFile(other) as two:
-        (schema,) = [one.read(n) for n in one.namelist() if n.endswith("kd_export.json")]
-        rest = {n: two.read(n) for n in two.namelist() if not n.endswith("kd_export.json")}
-    prefix = next(iter(rest)).split("/")[0]
-    with zipfile.ZipFile(mixed, "w") as archive:
-        for name, content in rest.items():
+def rewritten(path: Path, target: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """Write a `.pt2` anew with another schema."""
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (name,) = [name for name in files if name.endswith("kd_export.json")]
+    schema = json.loads(files[name])
+    edit(schema)
+    files[name] = json.dumps(schema).encode()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, content in files.items():
             archive.writestr(name, content)
-        archive.writestr(f"{prefix}/extra/kd_export.json", schema)
-    assert kd_export.verify(other, trusted=True).ok
-    assert not kd_export.verify(mixed, trusted=True).ok
+    return target
+
+
+@pytest.fixture
+def mixed(path: Path, tmp_path: Path) -> Path:
+    """A file of other weights under the schema of the first."""
+    torch.manual_seed(1)
+    kd_export.save(tutorial().module, tmp_path / "other.pt2", {"x": torch.ones(1, 3)})
+    first = kd_export.inspect(path).to_data()
+    return rewritten(tmp_path / "other.pt2", tmp_path / "mixed.pt2", lambda s: s.update(first))
+
+
+def test_the_digest_finds_other_weights(mixed: Path) -> None:
+    assert kd_export.verify(mixed.with_name("other.pt2"), trusted=True).ok
+    with pytest.raises(VerifyError, match=r"weights in `mixed\.pt2` are not those"):
+        kd_export.verify(mixed, trusted=True)
+
+
+def test_stored_tests_find_other_weights(mixed: Path) -> None:
+    digest = kd_export.inspect(mixed.with_name("other.pt2")).weights
+    forged = rewritten(mixed, mixed, lambda schema: schema.update(weights=digest))
+    assert not kd_export.verify(forged, trusted=True).ok
+
+
+def test_every_output_is_compared_at_every_size(path: Path) -> None:
+    schema = kd_export.inspect(path)
+    rows = {(row.output, row.sizes["batch"]) for row in kd_export.verify(path, trusted=True).rows}
+    assert rows == {(e.wire, size) for e in schema.outputs for size in (1, 2, 3, 7)}
+
+
+def without_numbers(schema: dict[str, Any]) -> None:
+    for vector in schema["vectors"]:
+        vector["outputs"] = {}
+
+
+def without_one(schema: dict[str, Any]) -> None:
+    del schema["vectors"][0]["outputs"]["hidden"]
+
+
+def renamed(schema: dict[str, Any]) -> None:
+    schema["outputs"][0].update(key=["other"], wire="other")
+
+
+def with_another_size(schema: dict[str, Any]) -> None:
+    schema["vectors"][0]["sizes"] = {"rows": 1}
+
+
+@pytest.mark.parametrize("edit", [without_numbers, without_one, renamed, with_another_size])
+def test_a_stored_test_must_be_whole(
+    path: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], None]
+) -> None:
+    forged = rewritten(path, tmp_path / "model.pt2", edit)
+    with pytest.raises(ExportError, match=r"the schema is damaged.*a stored test has"):
+        kd_export.verify(forged, trusted=True)
+
+
+def cut_short(schema: dict[str, Any]) -> None:
+    schema["vectors"][0]["outputs"]["hidden"] = []
+
+
+def test_too_few_numbers_are_a_mismatch(path: Path, tmp_path: Path) -> None:
+    report = kd_export.verify(rewritten(path, tmp_path / "m.pt2", cut_short), trusted=True)
+    assert [row.output for row in report.rows if not row.ok] == ["hidden"]
+
+
+def test_without_stored_tests_there_is_nothing_to_verify(path: Path, tmp_path: Path) -> None:
+    forged = rewritten(path, tmp_path / "model.pt2", lambda schema: schema.update(vectors=[]))
+    with pytest.raises(VerifyError, match="no stored test for any output"):
+        kd_export.verify(forged, trusted=True)
 
 
 def test_sizes_that_are_not_stored_need_a_module(path: Path) -> None:
-    with pytest.raises(VerifyError, match=r"no stored test for the batch sizes \(5,\)"):
-        kd_export.verify(path, batch_sizes=[5], trusted=True)
+    with pytest.raises(VerifyError, match=r"no stored test for batch=5; stored are: batch=1; b"):
+        kd_export.verify(path, batch_sizes=[1, 5], trusted=True)
+
+
+def test_a_range_without_the_usual_sizes_is_verified(tmp_path: Path) -> None:
+    program = kd_export.export(tutorial().module, {"x": torch.ones(4, 3)}, dynamic={"b": (11, 90)})
+    assert program.save(tmp_path / "model.pt2").ok
+    assert kd_export.verify(tmp_path / "model.pt2", trusted=True).rows[0].sizes == {"b": 11}
+
+
+def test_of_a_random_program_shapes_are_compared(tmp_path: Path) -> None:
+    module = Keyed(nn.Identity(), ["x"], ["y"])
+    module.net = Noise()
+    path = tmp_path / "model.pt2"
+    program = kd_export.export(module, {"x": torch.ones(2, 3)}, mode="random")
+    assert program.save(path).ok
+    report = kd_export.verify(path, trusted=True)
+    assert report.ok
+    assert "random: shapes compared" in str(report)
+
+
+class Noise(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_a_test_of_absurd_size_is_refused_at_once(tmp_path: Path) -> None:
+    """An ONNX file asks for no trust, and may claim any shape."""
+    path = tmp_path / "model.onnx"
+    model = case("nested")
+    kd_export.save(model.module, path, model.example)
+    schema = kd_export.inspect(path).to_data()
+    schema["inputs"][0]["shape"] = ["batch", 10**9]  # type: ignore[index, call-overload]  # JSON
+    path.write_bytes(add_schema(b"", json.dumps(schema)) + path.read_bytes())
+    with pytest.raises(ExportError, match="does not fit the program"):
+        kd_export.verify(path)
+    with pytest.raises(ExportError, match=r"needs 1,000,000,000 numbers, more than 33,554,432"):
+        draw(kd_export.inspect(path), {"batch": 1}, 0)
 
 
 def test_tolerance_can_be_given(path: Path) -> None:
@@ -99,3 +206,9 @@ class Nan(nn.Module):
 def test_report_is_data_too(path: Path) -> None:
     data = kd_export.verify(path, trusted=True).to_data()
     assert data["ok"] is True
+
+
+def test_a_report_names_its_file(path: Path) -> None:
+    report = kd_export.verify(path, trusted=True)
+    assert str(report).splitlines()[0] == repr(report).splitlines()[0] == str(path)
+    assert str(path) in report._repr_html_()

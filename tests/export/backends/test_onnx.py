@@ -93,11 +93,11 @@ def test_strided_array_gives_the_same_numbers(gru: Session) -> None:
 
 
 def test_inputs_are_checked(gru: Session) -> None:
-    with pytest.raises(KeyMismatch, match=r"`state\.h` is missing"):
+    with pytest.raises(KeyMismatch, match=r"input `state\.h` not found"):
         gru.run({"x": X})
-    with pytest.raises(DtypeMismatch, match=r"`x` has dtype float64.*astype\('float32'\)"):
+    with pytest.raises(DtypeMismatch, match=r"for `x`, got dtype float64.*astype\('float32'\)"):
         gru.run({"x": X.double(), "state.h": H})
-    with pytest.raises(DtypeMismatch, match=r"`x` is a list.*numpy\.asarray"):
+    with pytest.raises(DtypeMismatch, match=r"for `x`, got a list.*numpy\.asarray"):
         gru.run({"x": [1.0], "state.h": H})
     with pytest.raises(ShapeMismatch, match=r"axis `batch` has size 4 in `x`"):
         gru.run({"x": X, "state.h": H[:2]})

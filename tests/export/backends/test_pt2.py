@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import case
+from tests.export.models import Do, Keyed, case
 
 import kd_export
 from kd_export import ExportError
+from kd_export._schema.operators import check_operator
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +112,40 @@ def test_schema_of_another_program_is_refused(path: Path, tmp_path: Path) -> Non
             archive.writestr(name, schema if name.endswith("kd_export.json") else content)
     with pytest.raises(ExportError, match="does not fit the program beside it"):
         kd_export.open(mixed, trusted=True)
+
+
+def conditional(x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    return y
+
+
+def with_gradient(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return x * 2
+
+
+@torch.library.custom_op("kd_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def own(x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = twice(x)
+    return y
+
+
+@pytest.mark.parametrize("function", [conditional, with_gradient, own])
+def test_inner_graphs_and_own_operators_are_let_in(tmp_path: Path, function: object) -> None:
+    assert callable(function)
+    module = Keyed(Do(function), ["x"], ["y"])
+    assert kd_export.save(module, tmp_path / "model.pt2", {"x": torch.ones(2, 3)}).ok
+
+
+def test_an_operator_of_another_package_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"define it with `torch\.library\.custom_op` before"):
+        check_operator("torch.ops.kd_test.twice.default")

@@ -128,5 +128,7 @@ def test_state_is_refused_by_name() -> None:
 
 
 def test_output_that_is_no_tensor_is_refused() -> None:
-    with pytest.raises(DtypeMismatch, match=r"the output `z` is a .*Pass `outputs=`"):
+    with pytest.raises(
+        DtypeMismatch, match=r"expected a tensor for the output `z`, got a .*Pass `outputs=`"
+    ):
         export(lambda x: (x.relu(), None), "y", "z")

@@ -37,6 +37,9 @@ class Toy:
     def load(self, data: bytes, schema: Schema) -> Runner:
         return run_program(self.programs[json.loads(data)["weights"]], schema)
 
+    def weights(self, data: bytes, runner: Runner) -> str | None:
+        return None
+
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +76,9 @@ def test_entry_point_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_format_lists_the_known(tmp_path: Path) -> None:
     model = case("nested")
-    with pytest.raises(BackendMissing, match=r"no backend serves `m\.tvm`; known are .*`\.onnx`"):
+    with pytest.raises(
+        BackendMissing, match=r"no backend found for `m\.tvm`; available suffixes: .*`\.onnx`"
+    ):
         kd_export.save(model.module, tmp_path / "m.tvm", model.example)
 
 

@@ -2,12 +2,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import case
+from tests.export.models import Do, Keyed, case
 from torch import Tensor
 
 import kd_export
 from kd_core import TensorDict
-from kd_export import DtypeMismatch, KeyMismatch, Session, ShapeMismatch, UntrustedArtifact
+from kd_export import (
+    DtypeMismatch,
+    ExportError,
+    KeyMismatch,
+    Session,
+    ShapeMismatch,
+    UntrustedArtifact,
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +83,10 @@ def test_results_carry_no_gradient(nested: Session) -> None:
 
 
 BAD_SHAPES = [
-    (torch.ones(4, 2), r"shape \(4, 2\); expected is float32 \(batch, 3\)\. Dimension 1 must be 3"),
+    (
+        torch.ones(4, 2),
+        r"expected float32 \(batch, 3\) for `in\.x`, got shape \(4, 2\)\. Dimension 1 must be 3",
+    ),
     (torch.ones(3), r"shape \(3,\).*It must have 2 dimensions"),
     (torch.ones(0, 3), r"shape \(0, 3\).*The axis `batch` ranges over 1\.\."),
 ]
@@ -97,27 +107,35 @@ def test_axis_has_one_size(gru: Session) -> None:
 
 @pytest.mark.parametrize("x", [X.double(), X.int(), X.half()])
 def test_dtype_is_checked(nested: Session, x: Tensor) -> None:
-    with pytest.raises(DtypeMismatch, match=r"`in\.x` has dtype .*\.to\(torch\.float32\)"):
+    with pytest.raises(DtypeMismatch, match=r"for `in\.x`, got dtype .*\.to\(torch\.float32\)"):
         nested.run({"in.x": x})
 
 
 def test_value_must_be_a_tensor(nested: Session) -> None:
-    with pytest.raises(DtypeMismatch, match=r"`in\.x` is a list.*torch\.as_tensor"):
+    with pytest.raises(
+        DtypeMismatch, match=r"expected a tensor .* for `in\.x`, got a list.*torch\.as_tensor"
+    ):
         nested.run({"in.x": [[1.0, 2.0, 3.0]]})
 
 
 def test_missing_input_names_the_nearest(nested: Session) -> None:
-    with pytest.raises(KeyMismatch, match=r"`in\.x` is missing.*Did you mean `in\.x` by `in\.xx`"):
+    with pytest.raises(
+        KeyMismatch, match=r"input `in\.x` not found.*Did you mean `in\.x` by `in\.xx`"
+    ):
         nested.run({"in.xx": X})
 
 
 def test_unknown_input_is_named(nested: Session) -> None:
-    with pytest.raises(KeyMismatch, match=r"no input `y`; it takes `in\.x`"):
+    with pytest.raises(
+        KeyMismatch, match=r"`y` is not an input of the program; available inputs: `in\.x`"
+    ):
         nested.run({"in.x": X, "y": X})
 
 
 def test_inputs_must_be_a_mapping(nested: Session) -> None:
-    with pytest.raises(DtypeMismatch, match="the inputs are a Tensor"):
+    with pytest.raises(
+        DtypeMismatch, match="expected a mapping or a container of inputs, got a Tensor"
+    ):
         nested.run(X)
 
 
@@ -144,5 +162,31 @@ def test_a_tensor_without_dense_data_is_refused(tmp_path: Path, suffix: str, kin
     session = kd_export.open(tmp_path / f"model.{suffix}", trusted=True)
     x = torch.ones(4, 3)
     x = x.to_sparse() if kind == "sparse" else x.to("meta")
-    with pytest.raises(DtypeMismatch, match=r"`in.x` .* expected is"):
+    with pytest.raises(DtypeMismatch, match=r"expected .* for `in.x`, got"):
         session.run({"in": {"x": x}})
+
+
+def test_a_session_prints_its_table(nested: Session) -> None:
+    assert repr(nested).splitlines()[0] == "Session"
+    assert repr(nested).splitlines()[1:] == repr(nested.schema).splitlines()[1:]
+    assert nested._repr_html_() == nested.schema._repr_html_()
+
+
+def test_a_program_that_fails_says_so_as_both_families(tmp_path: Path) -> None:
+    module = Keyed(torch.nn.Embedding(3, 2), ["i"], ["y"])
+    kd_export.save(module, tmp_path / "m.pt2", {"i": torch.tensor([0, 2])})
+    kd_export.save(module, tmp_path / "m.onnx", {"i": torch.tensor([0, 2])})
+    for suffix in ("pt2", "onnx"):
+        session = kd_export.open(tmp_path / f"m.{suffix}", trusted=True)
+        with pytest.raises(ExportError, match="the program fails on these inputs") as caught:
+            session.run({"i": torch.tensor([0, 99])})
+        assert isinstance(caught.value, RuntimeError)
+
+
+def test_keys_may_be_words_that_the_runner_uses(tmp_path: Path) -> None:
+    names = ["len", "inputs", "slice", "Tensor", "shape", "KeyError"]
+    module = Keyed(Do(lambda *tensors: sum(tensors)), [*names], ["y"])
+    example = {name: torch.ones(2, 3) for name in names}
+    kd_export.save(module, tmp_path / "m.pt2", example)
+    session = kd_export.open(tmp_path / "m.pt2", trusted=True)
+    assert session.run(example)["y"].sum() == 36

@@ -1,5 +1,6 @@
+import copy
 import io
-import stat
+import struct
 import zipfile
 from pathlib import Path
 
@@ -7,58 +8,8 @@ import pytest
 from tests.export.models import case
 
 import kd_export
-from kd_export import ExportError, inspect
-from kd_export._schema.archive import SCHEMA_PROPERTY, read_onnx_schema, replacing
-
-
-def test_target_is_replaced_in_one_step(tmp_path: Path) -> None:
-    target = tmp_path / "model.onnx"
-    target.write_text("old")
-    with replacing(target) as temporary:
-        temporary.write_text("new")
-        assert temporary.suffix == ".onnx"
-        assert target.read_text() == "old"
-    assert target.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [target]
-    assert stat.S_IMODE(target.stat().st_mode) & 0o600 == 0o600
-
-
-def test_failure_leaves_the_target_alone(tmp_path: Path) -> None:
-    target = tmp_path / "model.onnx"
-    target.write_text("old")
-    with pytest.raises(IsADirectoryError), replacing(target) as temporary:
-        tmp_path.read_bytes()
-    assert not temporary.exists()
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def field(number: int, content: bytes) -> bytes:
-    assert len(content) < 128
-    return bytes([number << 3 | 2, len(content)]) + content
-
-
-SCHEMA = field(14, field(1, SCHEMA_PROPERTY.encode()) + field(2, b"{}"))
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        b"",
-        b"\x08\x0a",  # ir_version, a varint
-        field(7, b"a graph"),
-        b"\x0d" + b"\x00" * 4 + b"\x09" + b"\x00" * 8,  # fields of 4 and of 8 bytes
-        field(14, field(1, b"other") + field(2, b"text")),
-    ],
-)
-def test_schema_is_found_among_other_fields(before: bytes) -> None:
-    assert read_onnx_schema(io.BytesIO(before + SCHEMA)) == "{}"
-
-
-@pytest.mark.parametrize("data", [b"\x72\x7f", b"\xff" * 12, b"\x0b", b"\x08", SCHEMA[:-1]])
-def test_broken_message_is_named_so(data: bytes) -> None:
-    with pytest.raises(ExportError, match="not a whole ONNX model"):
-        read_onnx_schema(io.BytesIO(data))
+from kd_export import ExportError
+from kd_export._schema.archive import LARGEST_SCHEMA, read_zip_schema
 
 
 def test_archive_tells_nothing_of_where_it_was_written(tmp_path: Path) -> None:
@@ -73,19 +24,51 @@ def test_archive_tells_nothing_of_where_it_was_written(tmp_path: Path) -> None:
         assert all(name.startswith("policy/") for name in one.namelist())
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    target = tmp_path / "missing" / "model.pt2"
-    with pytest.raises(ExportError, match="cannot be written: No such file"), replacing(target):
-        pass
-    with pytest.raises(ExportError, match="cannot be written: it is a folder"), replacing(tmp_path):
-        pass
-    assert not list(tmp_path.iterdir())
+def packed(entries: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", kind) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return buffer
 
 
-def test_a_schema_of_absurd_size_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "large.pt2"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("m/archive_format", b"pt2")
-        archive.writestr("m/extra/kd_export.json", bytes(1 << 27))
-    with pytest.raises(ExportError, match="the schema has 134,217,728 bytes"):
-        inspect(path)
+SCHEMA = "m/extra/kd_export.json"
+
+
+def test_schema_is_found() -> None:
+    file = packed({"m/archive_format": b"pt2", SCHEMA: b"{}"})
+    assert read_zip_schema(file) == "{}"
+
+
+def test_a_schema_of_absurd_size_is_not_read() -> None:
+    file = packed({"m/archive_format": b"pt2", SCHEMA: bytes(LARGEST_SCHEMA + 1)})
+    with pytest.raises(ExportError, match="the schema has 16,777,217 bytes"):
+        read_zip_schema(file)
+
+
+def test_a_compressed_archive_is_refused() -> None:
+    file = packed({"m/archive_format": b"pt2", SCHEMA: bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ExportError, match=r"`m/archive_format` in the archive is compressed"):
+        read_zip_schema(file)
+
+
+def test_entries_that_share_bytes_are_refused() -> None:
+    """Many entries of a directory may name the same bytes: they unpack to more than the file."""
+    file = packed({"m/archive_format": b"pt2", SCHEMA: bytes(1 << 16)})
+    with zipfile.ZipFile(file, "a") as archive:
+        for number in range(8):
+            twin = copy.copy(archive.getinfo(SCHEMA))
+            twin.filename = f"m/extra/{number}"
+            archive.filelist.append(twin)
+        archive._didModify = True  # type: ignore[attr-defined]  # write the forged directory
+    with pytest.raises(ExportError, match="unpacks to"):
+        read_zip_schema(file)
+
+
+def test_a_directory_of_absurd_size_is_not_read() -> None:
+    file = packed({"m/archive_format": b"pt2"})
+    end = file.getvalue().rindex(b"PK\5\6")
+    data = bytearray(file.getvalue())
+    data[end + 12 : end + 16] = struct.pack("<I", 1 << 30)
+    with pytest.raises(ExportError, match="the directory of the archive has 1,073,741,824 bytes"):
+        read_zip_schema(io.BytesIO(data))

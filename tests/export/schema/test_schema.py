@@ -1,5 +1,6 @@
 import json
 import math
+import time
 from importlib.resources import files
 
 import pytest
@@ -55,7 +56,9 @@ def test_entry_is_found_by_wire_name_and_by_key() -> None:
 
 
 def test_unknown_entry_names_the_nearest() -> None:
-    with pytest.raises(KeyMismatch, match=r"no output `out\.z`.*Did you mean `out\.y`\?") as caught:
+    with pytest.raises(
+        KeyMismatch, match=r"output `out\.z` not found.*Did you mean `out\.y`\?"
+    ) as caught:
         SCHEMA.output("out.z")
     assert caught.value.key == ("out.z",)
     assert caught.value.expected == ("out.y",)
@@ -89,3 +92,27 @@ def test_axes_of_inputs_are_declared() -> None:
     entry = Entry(("x",), "x", "float32", ("rows",))
     with pytest.raises(ExportError, match="unknown axis 'rows'"):
         Schema.from_json(Schema((entry,), ()).to_json())
+
+
+def test_a_schema_prints_as_a_table() -> None:
+    assert repr(SCHEMA).splitlines() == [
+        "Schema",
+        "        key           wire name  dtype and shape",
+        "input   ('in', 'x')   in.x       float32 (batch, 3)",
+        "output  ('out', 'y')  out.y      int64 (2*batch,)",
+    ]
+    assert "<td>in.x</td>" in SCHEMA._repr_html_()
+
+
+@pytest.mark.parametrize("count", [100, 5000])
+@pytest.mark.parametrize("field", ["inputs", "axes", "vectors", "weights", "versions", "mode"])
+def test_a_damaged_schema_is_refused_at_once_whatever_it_holds(field: str, count: int) -> None:
+    """The message does not repeat what the file holds."""
+    deep = "[" * 300 + "]" * 300
+    text = json.dumps(SCHEMA.to_data() | {field: "?"})
+    text = text.replace('"?"', f"[{','.join([deep] * count)}]")
+    start = time.perf_counter()
+    with pytest.raises(ExportError, match=r"the schema is (damaged|not JSON)") as caught:
+        Schema.from_json(text)
+    assert time.perf_counter() - start < 1
+    assert len(str(caught.value)) < 1000

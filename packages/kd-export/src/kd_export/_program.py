@@ -1,4 +1,4 @@
-"""A captured program with its schema, and the functions that make one.
+"""A captured program with its schema: call it, or save it verified.
 
 This module imports torch only when a function is called, so that ``import kd_export`` works where
 torch is not installed.
@@ -7,14 +7,15 @@ torch is not installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kd_export._errors import VerifyError
 from kd_export._running.backend import backend_for
+from kd_export._running.loading import check_weights, load_bytes
 from kd_export._running.session import Session
-from kd_export._schema.archive import replacing
+from kd_export._schema.files import read_regular, replacing
 from kd_export._schema.schema import Schema
 from kd_export._verify import BATCH_SIZES, Report, check_runner, stored_vectors
 
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
 
 Inputs = TypeVar("Inputs")
-Word = TypeVar("Word")
-Name = TypeVar("Name")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KeyedProgram:
     """An exported module with its keys.
 
@@ -51,7 +50,14 @@ class KeyedProgram:
     schema: Schema
     exported_program: ExportedProgram
     diagnostics: tuple[str, ...]
-    reference: Callable[[Sequence[Tensor]], Mapping[str, Tensor]] = field(repr=False)
+    reference: Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
+
+    def __repr__(self) -> str:
+        table = repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
+        return "\n".join([table, *(f"note: {sentence}" for sentence in self.diagnostics)])
+
+    def _repr_html_(self) -> str:
+        return self.schema._repr_html_()
 
     def __call__(self, inputs: Inputs) -> Inputs:
         """Run the program: a nested or flat dict or a container in, the same kind out."""
@@ -95,11 +101,8 @@ class KeyedProgram:
         schema = replace(schema, vectors=stored_vectors(schema, self.reference, batch_sizes))
         with replacing(path) as temporary:
             backend.write(self.exported_program, schema, temporary)
-            data = temporary.read_bytes()
-            runner = backend.load(data, schema)
-            report = check_runner(
-                runner, schema, self.reference, batch_sizes, rtol=rtol, atol=atol, path=path
-            )
+            loaded = load_bytes(backend, read_regular(temporary))
+            report = check_runner(loaded, self.reference, batch_sizes, rtol, atol, path)
             if not report.ok:
                 raise VerifyError(
                     f"`{path.name}` was not written: it gives other results than the module.\n"
@@ -107,4 +110,5 @@ class KeyedProgram:
                     expected="equal results",
                     got=report.largest,
                 )
+            check_weights(loaded, path)
         return report

@@ -6,20 +6,18 @@ that the file carries (see `_vectors`).
 
 from __future__ import annotations
 
-import io
+import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kd_export._errors import VerifyError
-from kd_export._running.backend import Runner, backend_for
-from kd_export._running.session import read_file
-from kd_export._schema.archive import check_trust
-from kd_export._schema.schema import Entry, Json, Number, Schema, Vector
-from kd_export._schema.vectors import concrete, draw, positions, tolerance
-from kd_export._tables import Row, plain_table
+from kd_export._errors import ExportError, VerifyError
+from kd_export._running.loading import Loaded, load_file
+from kd_export._schema.schema import RANDOM, Entry, Json, Number, Schema, Vector
+from kd_export._schema.vectors import concrete, draw, positions, stored_count, tolerance
+from kd_export._tables import Row, html_table, plain_table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 BATCH_SIZES = (1, 2, 3, 7)
 HEADER = ("output", "sizes", "largest difference", "verdict")
-RANDOM = "random"
+COMPARED_SHAPES = "(random: shapes compared)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,9 @@ class Comparison:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What a verification found; its string form is a table.
+    """What a verification found; it prints as a table.
 
     Attributes:
         path: The file.
@@ -64,6 +62,7 @@ class Report:
 
     Example:
         >>> print(Report("policy.onnx", (Comparison("y", {"batch": 2}, 1e-7, ok=True),)))
+        policy.onnx
         output  sizes    largest difference  verdict
         y       batch=2  1e-07               ok
     """
@@ -82,7 +81,7 @@ class Report:
         return max((row.difference for row in self.rows), default=math.nan)
 
     def to_data(self) -> dict[str, Json]:
-        """Give the report as plain data, fit for JSON."""
+        """Return the report as plain data, fit for JSON."""
         rows: list[Json] = [
             {
                 "output": row.output,
@@ -96,11 +95,14 @@ class Report:
         return {"path": self.path, "ok": self.ok, "rows": rows}
 
     def cells(self) -> list[Row]:
-        """Give the rows as text, one row for each comparison."""
+        """Return the rows as text, one row for each comparison."""
         return [_cells(row) for row in self.rows]
 
-    def __str__(self) -> str:
-        return plain_table(HEADER, self.cells())
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.path)}</p>{html_table(HEADER, self.cells())}"
+
+    def __repr__(self) -> str:
+        return f"{self.path}\n{plain_table(HEADER, self.cells())}"
 
 
 def _cells(row: Comparison) -> Row:
@@ -112,7 +114,7 @@ def _cells(row: Comparison) -> Row:
 def verify(
     path: str | Path,
     reference: nn.Module | None = None,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
+    batch_sizes: Sequence[int] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     *,
@@ -125,17 +127,20 @@ def verify(
         path: The file.
         reference: The keyed module to compare with. Without one, the file is compared with the
             numbers stored in it when it was exported.
-        batch_sizes: The sizes of the dynamic axes to try, as far as their range allows.
+        batch_sizes: The sizes of the dynamic axes to try, as far as their range allows; by
+            default (1, 2, 3, 7), and without a reference all sizes that are stored.
         rtol: The relative tolerance, by default one that suits the dtype.
         atol: The absolute tolerance, by default one that suits the dtype.
         trusted: As for `open`.
         sha256: As for `open`.
 
     Returns:
-        The report; look at ``report.ok``, or print it.
+        The report: one row for every output at every size. Look at ``report.ok``, or print it.
+        Of a program that draws random numbers only shapes and dtypes are compared.
 
     Raises:
-        VerifyError: There is nothing to compare with.
+        VerifyError: A size has no stored test, the weights in the file are not those that it was
+            exported with, or the file fails when it runs.
 
     Example:
         >>> import torch
@@ -149,26 +154,14 @@ def verify(
         True
     """
     path = Path(path)
-    backend = backend_for(path)
-    data = read_file(path)
-    if backend.executes or sha256 is not None:
-        check_trust(data, path, trusted=trusted, sha256=sha256)
-    schema = backend.read_schema(io.BytesIO(data))
-    runner = backend.load(data, schema)
-    if reference is not None:
-        from kd_export._capture.reference import reference_module
+    loaded = load_file(path, trusted=trusted, sha256=sha256)
+    if reference is None:
+        return _check_stored(loaded, batch_sizes, rtol, atol, path)
+    from kd_export._capture.reference import reference_module
 
-        eager = reference_module(reference, schema)
-        return check_runner(runner, schema, eager, batch_sizes, rtol=rtol, atol=atol, path=path)
-    rows = tuple(_check_stored(runner, schema, batch_sizes, rtol, atol))
-    if not rows:
-        raise VerifyError(
-            f"`{path.name}` holds no stored test for the batch sizes {tuple(batch_sizes)}.",
-            expected=tuple(batch_sizes),
-            got=tuple(tuple(vector.sizes.values()) for vector in schema.vectors),
-            hint="Pass the module as `reference`, or sizes that are stored.",
-        )
-    return Report(str(path), rows)
+    eager = reference_module(reference, loaded.schema)
+    sizes = BATCH_SIZES if batch_sizes is None else batch_sizes
+    return check_runner(loaded, eager, sizes, rtol, atol, path)
 
 
 def trials(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
@@ -181,8 +174,9 @@ def trials(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str, int
     if not schema.axes:
         yield {}
         return
+    distinct = dict.fromkeys(batch_sizes)
     allowed = {
-        name: [s for s in batch_sizes if axis.holds(s)] or [axis.min]
+        name: [size for size in distinct if axis.holds(size)] or [axis.min]
         for name, axis in schema.axes.items()
     }
     count = max(map(len, allowed.values()))
@@ -221,60 +215,70 @@ def _run_reference(
     try:
         return reference(tensors)
     except Exception as error:
-        shown = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the example's size"
         raise VerifyError(
-            f"the module itself fails at {shown}: {error}",
+            f"the module itself fails at {_shown(sizes)}: {error}",
             got=dict(sizes),
             hint="Give the axis the range that the module can serve, as in "
             "`dynamic={'batch': (2, None)}`, or an example whose values it accepts.",
         ) from error
 
 
+def _shown(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the example's size"
+
+
+def _run(
+    loaded: Loaded, sizes: Mapping[str, int], seed: int, path: Path
+) -> list[tuple[Entry, object]]:
+    """Run a loaded file on drawn inputs; return each output with its entry."""
+    runner, schema = loaded.runner, loaded.schema
+    try:
+        arrays = [runner.build(drawn) for drawn in draw(schema, sizes, seed)]
+        return list(zip(schema.outputs, runner(arrays), strict=True))
+    except ExportError:
+        raise
+    except Exception as error:
+        raise VerifyError(
+            f"`{path.name}` fails at {_shown(sizes)}: {error}",
+            got=dict(sizes),
+            hint="The file is damaged, or its runtime does not serve it: export again.",
+        ) from error
+
+
 def check_runner(
-    runner: Runner,
-    schema: Schema,
+    loaded: Loaded,
     reference: Reference,
     batch_sizes: Sequence[int],
-    *,
     rtol: float | None,
     atol: float | None,
     path: Path,
 ) -> Report:
-    """Compare a loaded file with a reference on inputs drawn afresh at each size."""
+    """Compare a loaded file with a reference on new inputs at each size."""
+    schema = loaded.schema
     rows: list[Comparison] = []
     for seed, sizes in enumerate(trials(schema, batch_sizes)):
         expected = _run_reference(reference, schema, sizes, seed)
-        results = runner([runner.build(drawn) for drawn in draw(schema, sizes, seed)])
-        for entry, result in zip(schema.outputs, results, strict=True):
-            rows.append(
-                _compare_whole(
-                    runner,
-                    entry,
-                    result,
-                    expected[entry.wire],
-                    sizes,
-                    schema.mode,
-                    tolerance(entry.dtype, rtol, atol),
-                )
-            )
+        for entry, result in _run(loaded, sizes, seed, path):
+            got = cast("Tensor", loaded.runner.restore(result, expected[entry.wire]))
+            tolerances = tolerance(entry.dtype, rtol, atol)
+            row = _compare_whole(entry, got, expected[entry.wire], sizes, schema.mode, tolerances)
+            rows.append(row)
     return Report(str(path), tuple(rows))
 
 
 def _compare_whole(
-    runner: Runner,
     entry: Entry,
-    result: object,
+    got: Tensor,
     expected: Tensor,
     sizes: Mapping[str, int],
     mode: str | None,
     tolerances: tuple[float, float],
 ) -> Comparison:
-    got = cast("Tensor", runner.restore(result, expected))
     if got.shape != expected.shape or got.dtype != expected.dtype:
         note = f"{got.dtype} {tuple(got.shape)} for {expected.dtype} {tuple(expected.shape)}"
         return Comparison(entry.wire, sizes, math.inf, ok=False, note=note)
     if mode == RANDOM:
-        return Comparison(entry.wire, sizes, 0.0, ok=True, note="(random: shapes compared)")
+        return Comparison(entry.wire, sizes, 0.0, ok=True, note=COMPARED_SHAPES)
     rtol, atol = tolerances
     wide, truth = got.detach().cpu().double(), expected.detach().cpu().double()
     same = (wide == truth) | (wide.isnan() & truth.isnan())
@@ -285,43 +289,62 @@ def _compare_whole(
 
 
 def _check_stored(
-    runner: Runner,
-    schema: Schema,
-    batch_sizes: Sequence[int],
+    loaded: Loaded,
+    batch_sizes: Sequence[int] | None,
     rtol: float | None,
     atol: float | None,
-) -> Iterator[Comparison]:
-    for vector in schema.vectors:
-        if vector.sizes and not set(vector.sizes.values()) <= set(batch_sizes):
-            continue
-        arrays = [runner.build(drawn) for drawn in draw(schema, vector.sizes, vector.seed)]
-        for entry, result in zip(schema.outputs, runner(arrays), strict=True):
-            if entry.wire not in vector.outputs:
-                yield Comparison(entry.wire, vector.sizes, 0.0, ok=True, note="(random: ran)")
-                continue
-            expected = vector.outputs[entry.wire]
-            yield _compare_stored(runner, entry, result, expected, vector, rtol, atol)
+    path: Path,
+) -> Report:
+    """Compare a loaded file with the numbers stored in it."""
+    rows = [
+        _compare_stored(loaded, entry, result, vector, tolerance(entry.dtype, rtol, atol))
+        for vector in _chosen(loaded.schema, batch_sizes, path)
+        for entry, result in _run(loaded, vector.sizes, vector.seed, path)
+    ]
+    return Report(str(path), tuple(rows))
+
+
+def _chosen(schema: Schema, batch_sizes: Sequence[int] | None, path: Path) -> Sequence[Vector]:
+    """Choose the stored tests of all sizes asked for; without sizes, all tests."""
+    stored = {tuple(sorted(vector.sizes.items())): vector for vector in schema.vectors}
+    if batch_sizes is None:
+        wanted = list(stored)
+    else:
+        wanted = [tuple(sorted(sizes.items())) for sizes in trials(schema, batch_sizes)]
+    missing = [dict(sizes) for sizes in wanted if sizes not in stored]
+    if missing or not wanted or not schema.outputs:
+        known = "; ".join(_shown(vector.sizes) for vector in schema.vectors) or "none"
+        raise VerifyError(
+            f"`{path.name}` holds no stored test for "
+            f"{_shown(missing[0]) if missing else 'any output'}; stored are: {known}.",
+            expected=missing,
+            got=tuple(dict(vector.sizes) for vector in schema.vectors),
+            hint="Pass the module as `reference`, or sizes that are stored.",
+        )
+    return [stored[sizes] for sizes in wanted]
 
 
 def _compare_stored(
-    runner: Runner,
+    loaded: Loaded,
     entry: Entry,
     result: object,
-    expected: Sequence[Number],
     vector: Vector,
-    rtol: float | None,
-    atol: float | None,
+    tolerances: tuple[float, float],
 ) -> Comparison:
-    relative, absolute = tolerance(entry.dtype, rtol, atol)
     shape = tuple(getattr(result, "shape", ()))
-    plain = all(isinstance(s, int) or s in vector.sizes for s in entry.shape)
-    if plain and shape != concrete(entry.shape, vector.sizes):
-        return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=f"shape {shape}")
-    places = positions(math.prod(shape))
-    got = runner.numbers(result, places) if len(places) == len(expected) else []
-    if len(got) != len(expected):
-        return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=f"shape {shape}")
-    pairs = list(zip(got, expected, strict=True))
+    dtype = str(getattr(result, "dtype", entry.dtype)).removeprefix("torch.")
+    known = all(isinstance(size, int) or size in vector.sizes for size in entry.shape)
+    fits = shape == concrete(entry.shape, vector.sizes) if known else len(shape) == len(entry.shape)
+    count = math.prod(shape)
+    random = loaded.schema.mode == RANDOM
+    expected = vector.outputs.get(entry.wire, ())
+    if not fits or dtype != entry.dtype or (not random and len(expected) != stored_count(count)):
+        note = f"{dtype} {shape} for {entry.describe()}"
+        return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=note)
+    if random:
+        return Comparison(entry.wire, vector.sizes, 0.0, ok=True, note=COMPARED_SHAPES)
+    relative, absolute = tolerances
+    pairs = list(zip(loaded.runner.numbers(result, positions(count)), expected, strict=True))
     largest = max((_distance(a, b) for a, b in pairs), default=0.0)
     ok = all(_distance(a, b) <= absolute + relative * _size(b) for a, b in pairs)
     return Comparison(entry.wire, vector.sizes, largest, ok=ok)

@@ -27,10 +27,10 @@ from kd_export._errors import (
 )
 from kd_export._running.backend import backend_for, require
 from kd_export._running.session import inspect, open  # noqa: A004  # the package's own
-from kd_export._schema.archive import replacing
-from kd_export._schema.schema import Entry, Schema
+from kd_export._schema.files import open_regular, read_regular, replacing
+from kd_export._schema.schema import ENTRY_HEADER, entry_rows
 from kd_export._tables import Row, plain_table
-from kd_export._verify import BATCH_SIZES, HEADER, verify
+from kd_export._verify import HEADER, verify
 
 OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
 
@@ -45,7 +45,7 @@ _CODES: tuple[tuple[type[ExportError], int], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; give its exit code.
+    """Run one command; return its exit code.
 
     Args:
         arguments: The words of the command line, by default those of the process.
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     look.set_defaults(command=_inspect)
     check = commands.add_parser("verify", help="run the stored tests in the file's own runtime")
     check.set_defaults(command=_verify)
-    check.add_argument("--batch-sizes", type=_sizes, default=BATCH_SIZES, metavar="N,N")
+    check.add_argument("--batch-sizes", type=_sizes, metavar="N,N")
     check.add_argument("--rtol", type=float, help="relative tolerance")
     check.add_argument("--atol", type=float, help="absolute tolerance")
     run = commands.add_parser("run", help="run on tensors of a safetensors file, by wire name")
@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("file", type=Path, metavar="FILE")
         command.add_argument("--json", action="store_true", help="print JSON, for machines")
     for command in (check, run):
-        command.add_argument("--trusted", action="store_true", help="vouch for who made the file")
-        command.add_argument("--sha256", metavar="HEX", help="demand this digest of the file")
+        command.add_argument("--trusted", action="store_true", help="trust who made the file")
+        command.add_argument("--sha256", metavar="HEX", help="require this digest of the file")
     return parser
 
 
@@ -96,7 +96,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _inspect(options: argparse.Namespace) -> int:
     path: Path = options.file
     schema = inspect(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with open_regular(path) as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
     if options.json:
         file = {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
         _print_json({"file": file, "schema": schema.to_data()})
@@ -116,19 +117,8 @@ def _inspect(options: argparse.Namespace) -> int:
             *((f"metadata {name}", json.dumps(value)) for name, value in schema.metadata.items()),
         ],
     )
-    _print_table("", ("", "key", "wire name", "dtype and shape"), _entry_rows(schema))
+    _print_table("", ENTRY_HEADER, entry_rows(schema))
     return OK
-
-
-def _entry_rows(schema: Schema) -> list[Row]:
-    def row(what: str, entry: Entry) -> Row:
-        key = entry.key[0] if len(entry.key) == 1 else str(entry.key)
-        return what, key, entry.wire, entry.describe()
-
-    return [
-        *(row("input", entry) for entry in schema.inputs),
-        *(row("output", entry) for entry in schema.outputs),
-    ]
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -151,19 +141,16 @@ def _run(options: argparse.Namespace) -> int:
     session = open(options.file, trusted=options.trusted, sha256=options.sha256)
     # A file that executes is torch's: its tensors may be of dtypes that numpy does not know.
     kind = "torch" if backend_for(options.file).executes else "numpy"
-    tensors = cast("_Safetensors", require(f"safetensors.{kind}", "onnx"))
+    require("numpy", "cli")  # safetensors writes with it
+    tensors = cast("_Safetensors", require(f"safetensors.{kind}", "cli"))
+    content = read_regular(options.input)
     try:
-        inputs = tensors.load_file(options.input)
+        inputs = tensors.load(content)
     except Exception as error:
         raise ExportError(f"`{options.input}` cannot be read: {error}.") from error
     outputs = session.run(inputs)
-    try:
-        with replacing(options.output) as temporary:
-            tensors.save_file(outputs, temporary)
-    except ExportError:
-        raise
-    except Exception as error:
-        raise ExportError(f"`{options.output}` cannot be written: {error}.") from error
+    with replacing(options.output) as temporary:
+        temporary.write_bytes(tensors.save(outputs))
     rows = [(entry.wire, entry.describe()) for entry in session.schema.outputs]
     if options.json:
         _print_json({"path": str(options.output), "outputs": [wire for wire, _ in rows]})
@@ -175,8 +162,8 @@ def _run(options: argparse.Namespace) -> int:
 class _Safetensors(Protocol):
     """The part that `safetensors.torch` and `safetensors.numpy` share."""
 
-    def load_file(self, filename: Path) -> dict[str, object]: ...
-    def save_file(self, tensors: dict[str, object], filename: Path) -> None: ...
+    def load(self, data: bytes) -> dict[str, object]: ...
+    def save(self, tensors: dict[str, object]) -> bytes: ...
 
 
 def _print_json(data: object) -> None:

@@ -20,8 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ExportError, NotExportable
-from kd_export._running.backend import Direct, require
-from kd_export._schema.archive import SCHEMA_PROPERTY, read_onnx_schema
+from kd_export._running.backend import Direct, Runner, require
+from kd_export._schema.onnx_file import (
+    add_schema,
+    check_self_contained,
+    read_onnx_schema,
+    weights_digest,
+)
 from kd_export._schema.schema import Entry, Number, Schema, check_fit
 from kd_export._schema.vectors import Drawn
 from kd_export._schema.wire import unused_name
@@ -51,16 +56,8 @@ class OnnxBackend:
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Name the tensors by wire name; an output that is named as an input gets a number."""
-        inputs = [entry.wire for entry in schema.inputs]
-        names = list(inputs)
-        outputs = []
-        for entry in schema.outputs:
-            names.append(unused_name(entry.wire, names))
-            outputs.append(replace(entry, name=names[-1]))
         return replace(
-            schema,
-            inputs=tuple(replace(e, name=n) for e, n in zip(schema.inputs, inputs, strict=True)),
-            outputs=tuple(outputs),
+            _named(schema),
             versions={**schema.versions, "onnxscript": _version("onnxscript")},
         )
 
@@ -89,12 +86,17 @@ class OnnxBackend:
         _tidy(translated.model, schema)
         with _quiet():
             translated.save(str(path), external_data=False)
+        model = path.read_bytes()
+        schema = replace(schema, weights=weights_digest(model))
+        path.write_bytes(add_schema(model, schema.to_json()))
 
     def load(self, data: bytes, schema: Schema) -> OnnxRunner:
         """Start an onnxruntime session on the file's bytes."""
         runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+        check_self_contained(data)
         options = runtime.SessionOptions()
         options.log_severity_level = 3
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             session = runtime.InferenceSession(
                 data,
@@ -106,9 +108,17 @@ class OnnxBackend:
             raise ExportError(
                 f"onnxruntime cannot load the file: {error}", got=type(error).__name__
             ) from error
-        names = tuple(tuple(e.name for e in part) for part in (schema.inputs, schema.outputs))
-        check_fit(names, tuple(tuple(e.name for e in part) for part in _borders(session)))
-        return OnnxRunner(session, schema)
+        parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
+        named = _named(schema)
+        check_fit(
+            tuple(tuple(map(_described, entries)) for entries in (named.inputs, named.outputs)),
+            tuple(tuple(map(_found, found, entries)) for entries, found in parts),
+        )
+        return OnnxRunner(session, named)
+
+    def weights(self, data: bytes, runner: Runner) -> str | None:
+        """Compute the digest of all that the file holds but the schema."""
+        return weights_digest(data)
 
 
 backend = OnnxBackend()
@@ -140,8 +150,8 @@ class OnnxRunner:
             value = _numpy_of(value, entry)
         if not isinstance(value, np.ndarray | np.generic):
             raise DtypeMismatch(
-                f"`{entry.wire}` is a {type(value).__name__}; expected is an array "
-                f"{entry.describe()}.",
+                f"expected an array {entry.describe()} for `{entry.wire}`, got a "
+                f"{type(value).__name__}.",
                 key=entry.key,
                 expected=entry.dtype,
                 got=type(value).__name__,
@@ -149,7 +159,7 @@ class OnnxRunner:
             )
         if value.dtype.name != entry.dtype:
             raise DtypeMismatch(
-                f"`{entry.wire}` has dtype {value.dtype.name}; expected is {entry.describe()}.",
+                f"expected {entry.describe()} for `{entry.wire}`, got dtype {value.dtype.name}.",
                 key=entry.key,
                 expected=entry.dtype,
                 got=value.dtype.name,
@@ -158,14 +168,14 @@ class OnnxRunner:
         return np.ascontiguousarray(value).reshape(value.shape)
 
     def restore(self, array: object, like: object) -> object:
-        """Give a tensor for a tensor, an array for an array."""
+        """Return a tensor for a tensor, an array for an array."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(like, torch.Tensor):
             return torch.from_numpy(array)
         return array
 
     def build(self, drawn: Drawn) -> object:
-        """Make an array of drawn numbers."""
+        """Build an array of drawn numbers."""
         import numpy as np
 
         return np.array(drawn.numbers, dtype=drawn.dtype).reshape(drawn.shape)
@@ -177,12 +187,12 @@ class OnnxRunner:
 
 
 def _numpy_of(value: Tensor, entry: Entry) -> object:
-    """The numbers of a tensor as an array; one that has none, or not as numpy's, is refused."""
+    """Return the numbers of a tensor as an array; refuse one that has none, or not as numpy's."""
     try:
         return value.detach().cpu().numpy()
     except (TypeError, RuntimeError) as error:
         raise DtypeMismatch(
-            f"`{entry.wire}` cannot become a numpy array: {error}; expected is {entry.describe()}.",
+            f"expected {entry.describe()} for `{entry.wire}`, got no numpy array: {error}.",
             key=entry.key,
             expected=entry.dtype,
             got=f"{value.dtype} {value.layout} on {value.device}",
@@ -192,6 +202,8 @@ def _numpy_of(value: Tensor, entry: Entry) -> object:
 
 class _Named(Protocol):
     name: str
+    type: str
+    shape: list[object]
 
 
 class _Session(Protocol):
@@ -203,17 +215,50 @@ class _Session(Protocol):
 class _Options(Protocol):
     log_severity_level: int
 
+    def add_session_config_entry(self, key: str, value: str) -> None: ...
+
 
 class _Runtime(Protocol):
     def SessionOptions(self) -> _Options: ...  # noqa: N802  # onnxruntime's name
-    def InferenceSession(  # noqa: N802
+    def InferenceSession(  # noqa: N802  # onnxruntime's name
         self, data: bytes, options: _Options, *, providers: list[str], enable_fallback: int
     ) -> _Session: ...
     def get_available_providers(self) -> list[str]: ...
 
 
-def _borders(session: _Session) -> tuple[list[_Named], list[_Named]]:
-    return session.get_inputs(), session.get_outputs()
+def _named(schema: Schema) -> Schema:
+    """Return the schema with the names that the tensors have in the file."""
+    names: list[str] = []
+    for entry in (*schema.inputs, *schema.outputs):
+        names.append(unused_name(entry.wire, names))
+    entries = [
+        replace(entry, name=name)
+        for entry, name in zip((*schema.inputs, *schema.outputs), names, strict=True)
+    ]
+    count = len(schema.inputs)
+    return replace(schema, inputs=tuple(entries[:count]), outputs=tuple(entries[count:]))
+
+
+_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+"""What onnxruntime calls otherwise than torch."""
+
+
+def _described(entry: Entry) -> tuple[object, ...]:
+    """Return name, dtype and dimensions of an input or output, as the schema tells them."""
+    return entry.name, entry.dtype, *(s if isinstance(s, int) else None for s in entry.shape)
+
+
+def _found(value: _Named, entry: Entry) -> tuple[object, ...]:
+    """Return the same as the model has it; onnxruntime may not know a size that is fixed."""
+    dtype = _TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
+    known = _described(entry)[2:]
+    if len(value.shape) != len(known):
+        return value.name, dtype, *value.shape
+    sizes = (
+        known_size if not isinstance(size, int) and known_size is not None else size
+        for size, known_size in zip(value.shape, known, strict=True)
+    )
+    return value.name, dtype, *(size if isinstance(size, int) else None for size in sizes)
 
 
 def _version(package: str) -> str:
@@ -233,7 +278,7 @@ def _refuse_complex(schema: Schema) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let the exporter work without its progress lines and the warnings of its parts."""
+    """Suppress the progress lines of the exporter and the warnings of its parts."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -248,7 +293,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _tidy(model: ir.Model, schema: Schema) -> None:
-    """Drop what a file should not tell, give values and axes their names, add the schema."""
+    """Drop what a file should not tell, give values and axes their names."""
     graph = model.graph
     axes = _symbols(graph, schema)
     border = {*graph.inputs, *graph.outputs}
@@ -265,7 +310,6 @@ def _tidy(model: ir.Model, schema: Schema) -> None:
             used.add(value.name)
     graph.metadata_props.clear()
     model.metadata_props.clear()
-    model.metadata_props[SCHEMA_PROPERTY] = schema.to_json()
 
 
 def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:

@@ -8,22 +8,32 @@ a file is written or run; its schema is read without.
 from __future__ import annotations
 
 import contextlib
+import operator
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from kd_export._errors import ExportError
+from kd_export._errors import ExportError, UntrustedArtifact
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
-from kd_export._schema.schema import Schema, check_fit
+from kd_export._schema.schema import Entry, Schema, check_fit
 from kd_export._schema.trust import disarm
 
 if TYPE_CHECKING:
+    import torch
     from torch.export import ExportedProgram
 
+    from kd_export._running.backend import Runner
     from kd_export._running.torch_runner import TorchRunner
 
+Borders = tuple[tuple[tuple[object, ...], ...], ...]
+
 _KEPT = ("val",)
+_PLAIN = re.compile(
+    r"(?:List\[|Optional\[)*"
+    r"(?:Tensor|int|float|bool|number|complex|str|Device|Generator|SymInt|SymFloat|SymBool)\]*"
+)
 
 
 class Pt2Backend:
@@ -54,45 +64,125 @@ class Pt2Backend:
 
         from kd_export._running.torch_runner import run_program
 
-        archive = disarm(data)
+        archive, operators = disarm(data, _own_operators())
+        check_registered(operators)
         try:
             with warnings.catch_warnings():
                 # torch 2.10 says so of every file that it loads.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                 program = torch.export.load(archive)
+            check_fit(_described(schema), _borders(program))
+            return run_program(program, schema)
+        except ExportError:
+            raise
         except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ExportError(
-                f"torch {torch.__version__} cannot load the file: {error}",
+                f"torch {torch.__version__} cannot load the file: {first}",
                 got=torch.__version__,
                 hint=f"It was written by torch {schema.versions.get('torch', 'unknown')}.",
             ) from error
-        described = tuple(
-            tuple((entry.dtype, len(entry.shape)) for entry in part)
-            for part in (schema.inputs, schema.outputs)
-        )
-        check_fit(described, _borders(program))
-        return run_program(program, schema)
+
+    def weights(self, data: bytes, runner: Runner) -> str | None:
+        """Compute the digest of the weights that the runner holds."""
+        from kd_export._running.torch_runner import digest_of
+
+        return digest_of(cast("TorchRunner", runner).held)
 
 
 backend = Pt2Backend()
 
 
-def _borders(program: ExportedProgram) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Dtype and number of dimensions of each input and output."""
+def _own_operators() -> set[str]:
+    """List the operators that the user defined by `torch.library.custom_op` in this process."""
+    from torch._library.custom_ops import OPDEFS
+
+    return {
+        f"torch.ops.{definition._qualname.replace('::', '.')}.default"
+        for definition in OPDEFS.values()
+        if not definition._init_fn.__module__.startswith("torch.")
+    }
+
+
+def check_registered(operators: Iterable[str]) -> None:
+    """Check that each name is an operator on tensors and not another attribute of ``torch.ops``.
+
+    Raises:
+        UntrustedArtifact: It is something else, or an operator on other objects than tensors.
+    """
+    import torch
+
+    for name in operators:
+        if not name.startswith("torch.ops.") or name.startswith("torch.ops.higher_order."):
+            continue
+        try:
+            found = operator.attrgetter(name.removeprefix("torch.ops."))(torch.ops)
+        except AttributeError as error:
+            raise ExportError(
+                f"the program calls `{name}`, which is not registered.",
+                got=name,
+                hint="Import the package that defines it before you open the file.",
+            ) from error
+        if not isinstance(found, torch._ops.OpOverload) or not _is_on_tensors(found):
+            raise UntrustedArtifact(
+                f"the program calls `{name}`, which is not an operator on tensors.",
+                expected="an operator of torch on tensors",
+                got=name,
+                hint="The file is forged or damaged: do not use it.",
+            )
+
+
+def _is_on_tensors(overload: torch._ops.OpOverload) -> bool:
+    """Decide by the types of arguments and results: TorchScript's operators take any object."""
+    schema = overload._schema
+    types = [str(item.type) for item in (*schema.arguments, *schema.returns)]
+    plain = all(_PLAIN.fullmatch(kind) for kind in types)
+    return plain and (
+        any("Tensor" in kind for kind in types)
+        or "constrain" in schema.name
+        or "assert" in schema.name
+    )
+
+
+def _described(schema: Schema) -> Borders:
+    """Return name, dtype and dimensions of each input and output, as the schema tells them."""
+    return tuple(
+        tuple((_name(entry), entry.dtype, *_fixed(entry.shape)) for entry in part)
+        for part, _name in ((schema.inputs, _argument), (schema.outputs, _wire))
+    )
+
+
+def _argument(entry: Entry) -> str:
+    return entry.name
+
+
+def _wire(entry: Entry) -> str:
+    return entry.wire
+
+
+def _borders(program: ExportedProgram) -> Borders:
+    """Return name, dtype and dimensions of each input and output, as the program has them."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    signature = program.graph_signature
+    signature, call = program.graph_signature, program.call_spec
+    arguments = call.in_spec.children()[1].context
+    parts = ((arguments, signature.user_inputs), (call.out_spec.context, signature.user_outputs))
     return tuple(
         tuple(
-            (str(values[str(name)].dtype).removeprefix("torch."), values[str(name)].dim())
-            for name in names
+            (name, str(value.dtype).removeprefix("torch."), *_fixed(value.shape))
+            for name, value in zip(names, (values[str(n)] for n in nodes), strict=True)
         )
-        for names in (signature.user_inputs, signature.user_outputs)
+        for names, nodes in parts
     )
+
+
+def _fixed(shape: Sequence[object]) -> tuple[object, ...]:
+    """Return the sizes, with ``None`` for those that are dynamic."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 @contextlib.contextmanager
 def _stripped(program: ExportedProgram) -> Iterator[None]:
-    """Take away, for as long as it is being saved, what a file should not tell."""
+    """Remove, for as long as it is being saved, what a file should not tell."""
     graphs = [m.graph for m in program.graph_module.modules() if hasattr(m, "graph")]
     nodes = [node for graph in graphs for node in graph.nodes]
     before = [node.meta for node in nodes]

@@ -7,8 +7,6 @@ tracing does to a module never reach the user's own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import hashlib
 import io
 import logging
 import re
@@ -34,6 +32,7 @@ from kd_export._errors import (
     NotExportable,
     Specialized,
 )
+from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
 from kd_export._schema.wire import wire_name
 
@@ -75,7 +74,7 @@ def capture(
         mode=mode,
         metadata=stored,
         versions={"kd-export": version("kd-export"), "torch": torch.__version__},
-        weights=_digest(program),
+        weights=digest_of(held_by(program)),
     )
     reference = Reference(flat, mode)
     return schema, program, tuple(diagnostics), reference
@@ -122,7 +121,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _own_names(program: ExportedProgram) -> None:
-    """Give weights the names they have in the user's module, not in the wrapper around it."""
+    """Rename weights to the names in the user's module, without the wrapper around it."""
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:
             spec.target = spec.target.removeprefix(_PREFIX)
@@ -154,7 +153,7 @@ def _explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> Exp
 
 
 def _place(text: str) -> str:
-    """Where in the user's code torch says that it happened: the innermost line it names."""
+    """Return where in the user's code torch says that it happened: the innermost line it names."""
     found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)\n\s+(\S.*)', text)
     if not found:
         return ""
@@ -187,7 +186,7 @@ def _specialized(
 
 
 def _check_dynamic(program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes) -> None:
-    """Make sure that each dimension asked to be dynamic is."""
+    """Check that each dimension asked to be dynamic is."""
     for key, value in zip(flat.inputs, _input_values(program), strict=True):
         for dim in shapes.names.get(key, {}):
             if not isinstance(value.shape[dim], torch.SymInt):
@@ -245,14 +244,3 @@ def _size(size: int | torch.SymInt, names: Mapping[str, str]) -> int | str:
     if not isinstance(size, torch.SymInt):
         return size
     return re.sub(r"[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), str(size))
-
-
-def _digest(program: ExportedProgram) -> str:
-    """Take the SHA-256 of all weights: name, dtype, shape and bytes of each, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            whole = tensor.detach().cpu().contiguous()
-            digest.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
-    return digest.hexdigest()

@@ -40,7 +40,7 @@ class DynamicShapes:
     axes: Mapping[str, Axis]
 
     def dims(self, key: Key) -> dict[int, Dim]:
-        """Give the torch dimensions of one input."""
+        """Return the torch dimensions of one input."""
         return {
             dim: Dim(name, min=self.axes[name].min, max=self.axes[name].max)
             for dim, name in self.names.get(key, {}).items()
@@ -50,7 +50,7 @@ class DynamicShapes:
 def resolve(
     dynamic: Dynamic[Name], tensors: Mapping[Key, Tensor], batch_dims: int
 ) -> DynamicShapes:
-    """Understand the argument ``dynamic``.
+    """Resolve the argument ``dynamic``.
 
     Args:
         dynamic: ``"batch"``, ``None``, or a mapping from axis names to ranges, from keys to the
@@ -86,7 +86,7 @@ def resolve(
 def _sort_out(
     dynamic: Mapping[Name, Range | Mapping[int, str]], tensors: Mapping[Key, Tensor]
 ) -> tuple[dict[str, Axis], dict[Key, dict[int, str]]]:
-    """Tell the ranges of axes from the named dimensions of inputs."""
+    """Split the ranges of axes from the named dimensions of inputs."""
     ranges: dict[str, Axis] = {}
     named: dict[Key, dict[int, str]] = {}
     for word, value in dynamic.items():
@@ -158,7 +158,7 @@ def _axis(name: object) -> str:
 def widen(
     tensors: Mapping[Key, Tensor], shapes: DynamicShapes, fixed_sizes: Iterable[int]
 ) -> dict[Key, Tensor]:
-    """Give every dynamic axis of the example at least two entries, by repeating rows.
+    """Extend every dynamic axis of the example to at least two entries, by repeating rows.
 
     Args:
         tensors: The example, by key.
@@ -200,7 +200,7 @@ def _unequal(
 
 
 def repeat_rows(tensor: Tensor, dim: int, rows: int) -> Tensor:
-    """Bring one dimension to a size by repeating what is there, or with zeros if nothing is."""
+    """Expand one dimension to a size by repeating what is there, or with zeros if nothing is."""
     size = tensor.shape[dim]
     if size == rows:
         return tensor

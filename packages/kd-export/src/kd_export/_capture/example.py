@@ -74,7 +74,8 @@ def _chosen(
         if key not in known:
             close = nearest(wire_name(key), wires)
             raise KeyMismatch(
-                f"the module has no {what} `{wire_name(key)}`; it has {quoted(wires)}.",
+                f"{what} `{wire_name(key)}` not found in the module; available {what}s: "
+                f"{quoted(wires)}.",
                 key=key,
                 expected=tuple(wires),
                 got=wire_name(key),
@@ -91,7 +92,7 @@ def _chosen(
 
 
 def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """Pick the module's inputs out of a container, a nested or a flat dictionary."""
+    """Read the module's inputs from a container, a nested or a flat dictionary."""
     entries: dict[Key, object]
     if is_tensor_collection(example):
         entries = {key: example.get(key) for key in in_keys if key in example.keys(True)}
@@ -105,7 +106,7 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
                 entries[wire_key(key[0]) if key not in in_keys and len(key) == 1 else key] = value
     else:
         raise DtypeMismatch(
-            f"the example is a {type(example).__name__}.",
+            f"expected a container or a mapping of tensors, got a {type(example).__name__}.",
             expected="a container or a mapping of tensors",
             got=type(example).__name__,
         )
@@ -113,7 +114,8 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
         if key not in entries:
             close = nearest(wire_name(key), map(wire_name, entries))
             raise KeyMismatch(
-                f"the example has no `{wire_name(key)}`; it has {quoted(map(wire_name, entries))}.",
+                f"`{wire_name(key)}` not found in the example; available keys: "
+                f"{quoted(map(wire_name, entries))}.",
                 key=key,
                 expected=tuple(map(wire_name, in_keys)),
                 hint=None if close is None else f"Did you mean `{close}`?",
@@ -124,7 +126,8 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
 def _tensor(key: Key, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise DtypeMismatch(
-            f"the example's `{wire_name(key)}` is a {type(value).__name__}, not a tensor.",
+            f"expected a tensor for `{wire_name(key)}` of the example, got a "
+            f"{type(value).__name__}.",
             key=key,
             expected="Tensor",
             got=type(value).__name__,
@@ -134,7 +137,7 @@ def _tensor(key: Key, value: object) -> Tensor:
 
 
 def bounds(tensor: Tensor) -> tuple[Number, Number]:
-    """Give the range that test inputs are drawn from: that of the example."""
+    """Compute the range that test inputs are drawn from: that of the example."""
     if tensor.dtype is torch.bool or tensor.is_complex():
         return 0, 1
     values = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor.flatten()

@@ -75,7 +75,7 @@ def _drop_idle_dropout(graph: fx.Graph) -> Iterator[str]:
 
 
 def _argument(node: fx.Node, name: str) -> object:
-    """Look up an argument of an operator's call, its default if it was not given."""
+    """Return an argument of an operator's call, its default if it was not given."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     for position, argument in enumerate(target._schema.arguments):
@@ -132,7 +132,7 @@ def _refuse_state(program: ExportedProgram) -> Iterator[str]:
 
 
 def _keep_inputs(program: ExportedProgram) -> Iterator[str]:
-    """Let an operator that overwrites an input write into a copy of it."""
+    """Redirect an operator that overwrites an input to a copy of it."""
     inputs = {
         spec.arg.name
         for spec in program.graph_signature.input_specs
@@ -147,12 +147,12 @@ def _keep_inputs(program: ExportedProgram) -> Iterator[str]:
 
 
 def _redirect(node: fx.Node, copy: fx.Node) -> None:
-    """Let every reader of a node but its copy read the copy."""
+    """Redirect every reader of a node but its copy to the copy."""
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
 def _writes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Give each operator that writes into a placeholder's memory, with the placeholder."""
+    """List each operator that writes into a placeholder's memory, with the placeholder."""
     for node, target in _calls(graph):
         for argument in target._schema.arguments:
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -164,7 +164,7 @@ def _writes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """Follow views back to the value whose memory they share."""
+    """Trace views back to the value whose memory they share."""
     while node.op == "call_function":
         target = node.target
         if isinstance(target, torch._ops.OpOverload):

@@ -21,7 +21,7 @@ from kd_nn import SupportsInteraction
 
 @contextlib.contextmanager
 def frozen_modes(module: nn.Module, mode: str | None) -> Iterator[None]:
-    """Fix the mode of probabilistic parts; check no values of distributions meanwhile."""
+    """Set the mode of probabilistic parts, and disable the checks of distributions."""
     validate = Distribution._validate_args
     parts = [part for part in module.modules() if isinstance(part, SupportsInteraction)]
     with contextlib.ExitStack() as stack:
@@ -45,7 +45,7 @@ class Reference:
         self._context = contextvars.copy_context()
 
     def __call__(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Give the outputs by wire name."""
+        """Return the outputs by wire name."""
         return self._context.copy().run(self._run, [tensor.clone() for tensor in tensors])
 
     def _run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class Reference:
 
 
 def reference_module(module: nn.Module, schema: Schema) -> Reference:
-    """Give a keyed module the inputs and outputs of a schema, to compare a file with."""
+    """Build the reference of a schema's inputs and outputs from a keyed module."""
     in_keys = [entry.key for entry in schema.inputs]
     out_keys = [entry.key for entry in schema.outputs]
     frozen, _, _ = prepare(module, in_keys, out_keys)

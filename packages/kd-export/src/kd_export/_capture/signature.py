@@ -43,7 +43,7 @@ class FlatModule(nn.Module):
     def __new__(
         cls, module: nn.Module, inputs: Sequence[Key], outputs: Sequence[Key], *, batch_dims: int
     ) -> FlatModule:
-        """Make an instance of a class whose forward has the arguments of these inputs."""
+        """Create an instance of a class whose forward has the arguments of these inputs."""
         kind = type("FlatModule", (cls,), {"forward": _forward(inputs), "__new__": object.__new__})
         return object.__new__(kind)
 
@@ -83,13 +83,14 @@ def _read(result: object, key: Key) -> Tensor:
     if value is None:
         known = result.keys() if isinstance(result, Mapping | TensorDict) else ()
         raise KeyMismatch(
-            f"the module gave no `{wire_name(key)}`; it gave {quoted(known)}.",
+            f"output `{wire_name(key)}` not found in the result of the module; available keys: "
+            f"{quoted(known)}.",
             key=key,
             expected=wire_name(key),
         )
     if not isinstance(value, Tensor):
         raise DtypeMismatch(
-            f"the output `{wire_name(key)}` is a {type(value).__name__}, not a tensor.",
+            f"expected a tensor for the output `{wire_name(key)}`, got a {type(value).__name__}.",
             key=key,
             expected="Tensor",
             got=type(value).__name__,

@@ -29,7 +29,7 @@ class Runner(Protocol):
     """A loaded program: the arrays of its own runtime in, the same out, in the file's order.
 
     Attributes:
-        direct: A quick way from a flat dict by wire name to another. It gives ``None`` whenever
+        direct: A quick way from a flat dict by wire name to another. It returns ``None`` whenever
             the input is not exactly what it was made for; the checked way is taken then.
 
     Example:
@@ -50,13 +50,13 @@ class Runner(Protocol):
         """Run on checked, contiguous arrays; ``names`` limits the outputs."""
 
     def adapt(self, value: object, entry: Entry) -> object:
-        """Bring a value to a contiguous array of the runtime; its dtype must be the entry's."""
+        """Convert a value to a contiguous array of the runtime; its dtype must be the entry's."""
 
     def restore(self, array: object, like: object) -> object:
-        """Bring an output to the kind of array that was given."""
+        """Convert an output to the kind of array that was passed in."""
 
     def build(self, drawn: Drawn) -> object:
-        """Make an array of drawn numbers."""
+        """Build an array of drawn numbers."""
 
     def numbers(self, array: object, positions: Sequence[int]) -> list[Number]:
         """Read numbers at positions of the flattened array."""
@@ -84,13 +84,19 @@ class Backend(Protocol):
         """Read the schema of a file without executing anything."""
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
-        """Give the schema as this format needs it: other names inside the file, say."""
+        """Return the schema as this format needs it: other names inside the file, say."""
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Write a program and its schema."""
 
     def load(self, data: bytes, schema: Schema) -> Runner:
-        """Make a runner of a file's bytes."""
+        """Build a runner from a file's bytes."""
+
+    def weights(self, data: bytes, runner: Runner) -> str | None:
+        """Compute the digest that the schema holds in ``weights`` from what was loaded.
+
+        ``None`` says that the format cannot tell; then verification does not check it.
+        """
 
 
 _known: dict[str, str | Backend] = {
@@ -116,7 +122,7 @@ def register_backend(backend: Backend) -> None:
 
 
 def backends() -> Mapping[str, str]:
-    """Give the known suffixes and what serves each.
+    """Return the known suffixes and what serves each.
 
     >>> backends()[".onnx"]
     'kd_export._backends.onnx:backend'
@@ -137,7 +143,7 @@ def backend_for(path: Path) -> Backend:
     fitting = sorted((s for s in known if path.name.endswith(s)), key=len)
     if not fitting:
         raise BackendMissing(
-            f"no backend serves `{path.name}`; known are {quoted(sorted(known))}.",
+            f"no backend found for `{path.name}`; available suffixes: {quoted(sorted(known))}.",
             expected=tuple(sorted(known)),
             got=path.suffix,
             hint="Name the file by its format, or register a backend with `register_backend`.",
@@ -159,8 +165,9 @@ def require(module: str, extra: str) -> object:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        missing = error.name or module  # a package may itself need another
         raise BackendMissing(
-            f"this needs `{module}`, which is not installed.",
-            expected=module,
+            f"this needs `{missing}`, which is not installed.",
+            expected=missing,
             hint=f'Install it with `pip install "kd-export[{extra}]"`.',
         ) from error

@@ -8,7 +8,6 @@ onnxruntime.
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +18,14 @@ from kd_export._errors import (
     ExportError,
     Key,
     KeyMismatch,
+    ProgramFailed,
     ShapeMismatch,
     nearest,
     quoted,
 )
 from kd_export._running.backend import Runner, backend_for
-from kd_export._schema.archive import check_trust
+from kd_export._running.loading import load_file
+from kd_export._schema.files import open_regular
 from kd_export._schema.schema import Entry, Schema, find_entry
 from kd_export._schema.wire import as_key, nest, unnest, wire_key, wire_name
 
@@ -61,6 +62,12 @@ class Session:
         self._runner = runner
         self._direct = runner.direct
 
+    def __repr__(self) -> str:
+        return repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
+
+    def _repr_html_(self) -> str:
+        return self.schema._repr_html_()
+
     def run(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs:
         """Run the program once.
 
@@ -77,13 +84,19 @@ class Session:
             KeyMismatch: An input is missing or unknown.
             DtypeMismatch: An input is not of the dtype of the schema.
             ShapeMismatch: An input's shape does not fit, or axes of one name differ.
+            ExportError: The program fails, also as a `RuntimeError`; an index may be out of range.
         """
         direct = self._direct
-        if direct is not None and outputs is None and x.__class__ is dict:
-            result = direct(cast("dict[str, object]", x))
-            if result is not None:
-                return cast(Inputs, result)
-        return self._checked(x, outputs)
+        try:
+            if direct is not None and outputs is None and x.__class__ is dict:
+                result = direct(cast("dict[str, object]", x))
+                if result is not None:
+                    return cast(Inputs, result)
+            return self._checked(x, outputs)
+        except ExportError:
+            raise
+        except Exception as error:
+            raise ProgramFailed(f"the program fails on these inputs: {error}") from error
 
     def _checked(self, x: Inputs, outputs: Iterable[object] | None) -> Inputs:
         values, form = _read(x, self.schema)
@@ -118,18 +131,19 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 ) -> Session:
     """Open an artefact of any format for running.
 
-    A ``.pt2`` file is a program: opening it demands that somebody vouches for it. An ``.onnx``
-    file is data for onnxruntime, and needs no such word.
+    A ``.pt2`` file is a program: opening it requires ``trusted=True`` or ``sha256=``. An ``.onnx``
+    file is data for onnxruntime, and requires neither.
 
     Args:
         path: The file; its suffix names the format.
-        trusted: Vouch for who made the file. Pickled payloads stay refused.
+        trusted: Say that you trust who made the file. Forged files stay refused.
         sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
 
     Raises:
-        UntrustedArtifact: Neither was given, the digest differs, or the file holds a payload
-            that is never executed.
+        UntrustedArtifact: Neither was given, the digest differs, or the file holds what
+            kd_export never writes.
         BackendMissing: The format's packages are not installed.
+        VerifyError: The weights in the file are not those that it was exported with.
         ExportError: The file is damaged, or was not written by kd_export.
 
     Example:
@@ -141,13 +155,8 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
         >>> kd_export.open("policy.pt2", trusted=True).schema.output("y").describe()
         'float32 (batch, 2)'
     """
-    path = Path(path)
-    backend = backend_for(path)
-    data = read_file(path)
-    if backend.executes or sha256 is not None:
-        check_trust(data, path, trusted=trusted, sha256=sha256)
-    schema = backend.read_schema(io.BytesIO(data))
-    return Session(schema, backend.load(data, schema))
+    loaded = load_file(Path(path), trusted=trusted, sha256=sha256)
+    return Session(loaded.schema, loaded.runner)
 
 
 def inspect(path: str | Path) -> Schema:
@@ -167,19 +176,8 @@ def inspect(path: str | Path) -> Schema:
     """
     path = Path(path)
     backend = backend_for(path)
-    try:
-        with path.open("rb") as file:
-            return backend.read_schema(file)
-    except OSError as error:
-        raise ExportError(f"`{path}` cannot be read: {error.strerror}.", got=str(path)) from error
-
-
-def read_file(path: Path) -> bytes:
-    """Read a file whole; one that cannot be read is an `ExportError`."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ExportError(f"`{path}` cannot be read: {error.strerror}.", got=str(path)) from error
+    with open_regular(path) as file:
+        return backend.read_schema(file)
 
 
 class _Form(Protocol):
@@ -213,7 +211,7 @@ class _Container:
 
 
 def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
-    """Pick the inputs in order, and remember how they were arranged."""
+    """Read the inputs in order, and how they were arranged."""
     # A container can only be one of kd_core's if kd_core has been imported.
     core = sys.modules.get("kd_core")
     if core is not None and core.is_tensor_collection(x):
@@ -223,7 +221,7 @@ def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
         return _in_order(held, schema, map(wire_name, held)), _Container(container)
     if not isinstance(x, Mapping):
         raise DtypeMismatch(
-            f"the inputs are a {type(x).__name__}.",
+            f"expected a mapping or a container of inputs, got a {type(x).__name__}.",
             expected="a mapping or a container",
             got=type(x).__name__,
             hint=f"Pass a dict with {quoted(entry.wire for entry in schema.inputs)}.",
@@ -240,7 +238,7 @@ def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
     for key in entries:
         if key not in known:
             raise KeyMismatch(
-                f"the program has no input `{wire_name(key)}`; it takes "
+                f"`{wire_name(key)}` is not an input of the program; available inputs: "
                 f"{quoted(entry.wire for entry in schema.inputs)}.",
                 key=key,
                 got=wire_name(key),
@@ -255,7 +253,7 @@ def _in_order(entries: Mapping[Key, object], schema: Schema, given: Iterable[str
         if entry.key not in entries:
             close = nearest(entry.wire, names)
             raise KeyMismatch(
-                f"the input `{entry.wire}` is missing; given are {quoted(names)}.",
+                f"input `{entry.wire}` not found; got {quoted(names)}.",
                 key=entry.key,
                 expected=entry.wire,
                 got=tuple(names),
@@ -272,7 +270,7 @@ def _check_shape(
     """Compare a shape with the schema's, each axis having one size throughout."""
     if len(shape) != len(entry.shape):
         raise ShapeMismatch(
-            f"`{entry.wire}` has shape {shape}; expected is {entry.describe()}.",
+            f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
             key=entry.key,
             expected=entry.shape,
             got=shape,
@@ -285,7 +283,7 @@ def _check_shape(
             reason = None if size == wanted else f"Dimension {dim} must be {wanted}."
         if reason is not None:
             raise ShapeMismatch(
-                f"`{entry.wire}` has shape {shape}; expected is {entry.describe()}.",
+                f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
                 key=entry.key,
                 expected=entry.shape,
                 got=shape,

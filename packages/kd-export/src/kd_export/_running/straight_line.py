@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from kd_export._errors import UntrustedArtifact
 from kd_export._running.backend import Direct
 from kd_export._schema.schema import Schema
+from kd_export._schema.serialized_program import is_name
 from kd_export._schema.wire import unused_name
 
 Core = Callable[..., tuple[Tensor, ...]]
@@ -57,6 +59,8 @@ adaptive_avg_pool2d.default avg_pool2d.default scaled_dot_product_attention.defa
 """
 
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
+_USED = ("Tensor", "KeyError", "len", "slice")
+"""What the written functions read besides their own names."""
 
 
 def _quick_routes() -> dict[object, Callable[..., object]]:
@@ -80,7 +84,7 @@ class StraightLine:
 
     Attributes:
         core: Takes the input tensors in order, unchecked, and gives the output tensors in order.
-        direct: Takes a flat dict by wire name and gives another, or gives ``None`` if any input
+        direct: Takes a flat dict by wire name and gives another, or returns ``None`` if any input
             is not exactly as the schema says.
         source: The source text of both.
     """
@@ -94,7 +98,7 @@ class StraightLine:
     ) -> None:
         self._globals: dict[str, object] = {}
         self._names: dict[fx.Node, str] = {}
-        self._taken: set[str] = {"inputs", "Tensor", "shape"}
+        self._taken: set[str] = {"inputs", "shape", *_USED}
         self._constants: dict[object, str] = {}
         body, results = self._write(graph_module, bound)
         arguments = [self._by_placeholder[name] for name in inputs]
@@ -137,7 +141,7 @@ class StraightLine:
         return lines, results
 
     def _name(self, node: fx.Node) -> str:
-        name = unused_name(node.name, self._taken)
+        name = unused_name(_checked(node.name), self._taken)
         self._taken.add(name)
         self._names[node] = name
         return name
@@ -156,7 +160,7 @@ class StraightLine:
             return f"{self._bind(torch.split_with_sizes)}({whole}, ({_tuple(sizes)}), {dim})"
         function = _ROUTES.get(target, target)
         parts = [self._argument(item) for item in node.args]
-        parts += [f"{name}={self._argument(item)}" for name, item in node.kwargs.items()]
+        parts += [f"{_checked(k)}={self._argument(item)}" for k, item in node.kwargs.items()]
         return f"{self._bind(function)}({', '.join(parts)})"
 
     def _by_constant(self, node: fx.Node) -> str | None:
@@ -187,7 +191,7 @@ class StraightLine:
         return self._bind(item)
 
     def _bind(self, value: object) -> str:
-        """Give a global name to a value that has no literal."""
+        """Bind a value that has no literal to a global name."""
         known = next((n for n, v in self._globals.items() if v is value), None)
         if known is not None:
             return known
@@ -230,8 +234,20 @@ class StraightLine:
         return name
 
 
+def _checked(name: str) -> str:
+    """Return a name that is about to become source, if it is one."""
+    if not is_name(name):
+        raise UntrustedArtifact(
+            f"the program names a value {name[:80]!r}, which is not a name.",
+            expected="an identifier",
+            got=name[:1000],
+            hint="The file is forged or damaged: do not use it.",
+        )
+    return name
+
+
 def _chunk_sizes(node: fx.Node) -> list[str] | None:
-    """Work out the sizes that a chunk of a fixed dimension gives."""
+    """Compute the sizes that a chunk of a fixed dimension has."""
     source, count, dim = (*node.args, 0)[:3]
     assert isinstance(source, fx.Node)
     assert isinstance(dim, int)

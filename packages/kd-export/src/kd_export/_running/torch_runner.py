@@ -5,7 +5,9 @@ Serves the ``.pt2`` backend, and programs that were never written to a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import hashlib
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +24,9 @@ from kd_export._schema.vectors import Drawn
 class TorchRunner:
     """Run a program as a straight-line function."""
 
-    def __init__(self, lines: StraightLine, schema: Schema) -> None:
+    def __init__(self, lines: StraightLine, schema: Schema, held: Mapping[str, object]) -> None:
         self.lines = lines
+        self.held = held
         self._schema = schema
         self.direct: Direct | None = lines.direct
 
@@ -41,8 +44,8 @@ class TorchRunner:
         """Check that the value is a tensor of the dtype; make it contiguous."""
         if not isinstance(value, Tensor):
             raise DtypeMismatch(
-                f"`{entry.wire}` is a {type(value).__name__}; expected is a tensor "
-                f"{entry.describe()}.",
+                f"expected a tensor {entry.describe()} for `{entry.wire}`, got a "
+                f"{type(value).__name__}.",
                 key=entry.key,
                 expected=entry.dtype,
                 got=type(value).__name__,
@@ -50,7 +53,7 @@ class TorchRunner:
             )
         if value.dtype is not getattr(torch, entry.dtype):
             raise DtypeMismatch(
-                f"`{entry.wire}` has dtype {value.dtype}; expected is {entry.describe()}.",
+                f"expected {entry.describe()} for `{entry.wire}`, got dtype {value.dtype}.",
                 key=entry.key,
                 expected=entry.dtype,
                 got=str(value.dtype).removeprefix("torch."),
@@ -58,8 +61,8 @@ class TorchRunner:
             )
         if value.layout is not torch.strided or value.is_meta:
             raise DtypeMismatch(
-                f"`{entry.wire}` is a tensor of layout {value.layout} on {value.device}; expected "
-                f"is a dense one with data, {entry.describe()}.",
+                f"expected a dense tensor with data, {entry.describe()}, for `{entry.wire}`, got "
+                f"layout {value.layout} on {value.device}.",
                 key=entry.key,
                 expected="torch.strided",
                 got=str(value.layout),
@@ -68,11 +71,11 @@ class TorchRunner:
         return value.contiguous()
 
     def restore(self, array: object, like: object) -> object:
-        """Give the tensor as it is."""
+        """Return the tensor as it is."""
         return array
 
     def build(self, drawn: Drawn) -> object:
-        """Make a tensor of drawn numbers."""
+        """Build a tensor of drawn numbers."""
         return build_tensor(drawn)
 
     def numbers(self, array: object, positions: Sequence[int]) -> list[Number]:
@@ -82,22 +85,39 @@ class TorchRunner:
 
 
 def run_program(program: ExportedProgram, schema: Schema) -> TorchRunner:
-    """Make a runner of an exported program."""
+    """Build a runner from an exported program."""
     signature = program.graph_signature
     bound: dict[str, object] = {}
+    held = held_by(program)
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT or spec.target is None:
             continue
-        held = program.state_dict if spec.target in program.state_dict else program.constants
         value = held[spec.target]
         bound[spec.arg.name] = value.detach() if isinstance(value, Tensor) else value
     inputs = [str(name) for name in signature.user_inputs]
-    return TorchRunner(StraightLine(program.graph_module, bound, inputs, schema), schema)
+    lines = StraightLine(program.graph_module, bound, inputs, schema)
+    return TorchRunner(lines, schema, held)
+
+
+def held_by(program: ExportedProgram) -> dict[str, object]:
+    """Return the weights, buffers and constants of a program by name."""
+    return {**program.state_dict, **program.constants}
+
+
+def digest_of(held: Mapping[str, object]) -> str:
+    """Compute the SHA-256 of all weights: name, dtype, shape and bytes of each, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(held.items()):
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            whole = tensor.detach().cpu().contiguous()
+            digest.update((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))
+    return digest.hexdigest()
 
 
 def build_tensor(drawn: Drawn) -> Tensor:
-    """Make a tensor of drawn numbers."""
-    return torch.tensor(list(drawn.numbers), dtype=getattr(torch, drawn.dtype)).reshape(drawn.shape)
+    """Build a tensor of drawn numbers."""
+    return torch.as_tensor(drawn.numbers, dtype=getattr(torch, drawn.dtype)).reshape(drawn.shape)
 
 
 def numbers_of(tensor: Tensor, positions: Sequence[int]) -> list[Number]:

@@ -12,18 +12,37 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kd_export._errors import ExportError, Key, KeyMismatch, SchemaVersion, nearest, quoted
+from kd_export._errors import (
+    ExportError,
+    Key,
+    KeyMismatch,
+    SchemaVersion,
+    brief,
+    nearest,
+    quoted,
+)
 from kd_export._schema.wire import as_key, wire_key, wire_name
+from kd_export._tables import Row, html_table, plain_table
 
 FORMAT = "kd-export"
 VERSION = 1
+RANDOM = "random"
+"""The mode of programs that draw random numbers: their stored tests have no numbers."""
 
-_DTYPES = (
-    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
-    "complex32 complex64 complex128"
-)
+_DTYPES = """
+bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex32
+complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu
+"""
+_MOST_DIMS = 64
+_LARGEST_SIZE = 1 << 62
+_LARGEST_NUMBER = 1 << 64
+_MOST_VECTORS = 1000
+_MOST_PARTS = 200_000
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Number = bool | int | float
+
+
+ENTRY_HEADER = ("", "key", "wire name", "dtype and shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,7 @@ class Axis:
     max: int | None = None
 
     def holds(self, size: int) -> bool:
-        """Tell whether a size lies in the range."""
+        """Decide whether a size lies in the range."""
         return self.min <= size and (self.max is None or size <= self.max)
 
     def __str__(self) -> str:
@@ -109,7 +128,7 @@ class Vector:
     outputs: Mapping[str, tuple[Number, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Schema:
     """What a program takes and gives.
 
@@ -122,7 +141,7 @@ class Schema:
         mode: The interaction type that was fixed at export, or ``None``.
         metadata: What the user stored.
         versions: The versions that made the file, by name.
-        weights: The SHA-256 of all weights, in hexadecimal.
+        weights: The SHA-256 of all weights, in hexadecimal; in an ONNX file, of all but the schema.
         vectors: The stored tests.
 
     Example:
@@ -130,6 +149,11 @@ class Schema:
         >>> schema = Schema((entry,), (entry,), {"batch": Axis(1, None)})
         >>> Schema.from_json(schema.to_json()) == schema
         True
+        >>> schema
+        Schema
+                key  wire name  dtype and shape
+        input   x    x          float32 (batch, 3)
+        output  x    x          float32 (batch, 3)
     """
 
     inputs: tuple[Entry, ...]
@@ -142,12 +166,18 @@ class Schema:
     weights: str = ""
     vectors: tuple[Vector, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}\n{plain_table(ENTRY_HEADER, entry_rows(self))}"
+
+    def _repr_html_(self) -> str:
+        return html_table(ENTRY_HEADER, entry_rows(self))
+
     def input(self, key: object) -> Entry:
-        """Give the input of a key or wire name."""
+        """Return the input of a key or wire name."""
         return find_entry(self.inputs, key, "input")
 
     def output(self, key: object) -> Entry:
-        """Give the output of a key or wire name."""
+        """Return the output of a key or wire name."""
         return find_entry(self.outputs, key, "output")
 
     def to_json(self) -> str:
@@ -155,7 +185,7 @@ class Schema:
         return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"))
 
     def to_data(self) -> dict[str, Json]:
-        """Give the schema as plain data, fit for JSON."""
+        """Return the schema as plain data, fit for JSON."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -179,6 +209,9 @@ class Schema:
             ExportError: The text is not such a schema.
         """
         try:
+            text = text.decode() if isinstance(text, bytes) else text
+            if text.count("[") + text.count("{") > _MOST_PARTS:
+                raise ValueError(f"it has more than {_MOST_PARTS:,} lists and objects")
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ExportError(f"the schema is not JSON: {error}.") from error
@@ -193,21 +226,15 @@ class Schema:
             )
         try:
             return cls._from_data(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ExportError(f"the schema is damaged: {error!r}.") from error
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ExportError(f"the schema is damaged: {repr(error)[:500]}.") from error
 
     @classmethod
     def _from_data(cls, data: dict[str, Json]) -> Schema:
-        axes = {name: _axis(item) for name, item in _dict(data["axes"]).items()}
-        inputs = tuple(_entry(item) for item in _list(data["inputs"]))
-        for entry in inputs:
-            unknown = [size for size in entry.shape if isinstance(size, str) and size not in axes]
-            if unknown:
-                raise ValueError(f"the input {entry.wire!r} has the unknown axis {unknown[0]!r}")
-        return cls(
-            inputs=inputs,
-            outputs=tuple(_entry(item) for item in _list(data["outputs"])),
-            axes=axes,
+        schema = cls(
+            inputs=_entries(data["inputs"]),
+            outputs=_entries(data["outputs"]),
+            axes={name: _axis(item) for name, item in _dict(data["axes"]).items()},
             batch_dims=_int(data["batch_dims"]),
             mode=None if data["mode"] is None else _str(data["mode"]),
             metadata=_dict(data["metadata"]),
@@ -215,6 +242,45 @@ class Schema:
             weights=_str(data["weights"]),
             vectors=tuple(_vector(item) for item in _list(data["vectors"])),
         )
+        if len(schema.vectors) > _MOST_VECTORS:
+            raise ValueError(f"{len(schema.vectors)} stored tests")
+        _check_axes(schema)
+        for vector in schema.vectors:
+            _check_vector(vector, schema)
+        return schema
+
+
+def _check_axes(schema: Schema) -> None:
+    for entry in schema.inputs:
+        for size in entry.shape:
+            if isinstance(size, str) and size not in schema.axes:
+                raise ValueError(f"the input {entry.wire!r} has the unknown axis {size!r}")
+
+
+def _check_vector(vector: Vector, schema: Schema) -> None:
+    """Check that a stored test gives every axis a size, and numbers of every output."""
+    if set(vector.sizes) != set(schema.axes):
+        raise ValueError(f"a stored test has sizes for {sorted(vector.sizes)}")
+    for name, size in vector.sizes.items():
+        if not schema.axes[name].holds(size):
+            raise ValueError(f"a stored test has {size} for the axis {brief(name)}")
+    expected = set() if schema.mode == RANDOM else {entry.wire for entry in schema.outputs}
+    if set(vector.outputs) != expected:
+        raise ValueError(f"a stored test has numbers of {sorted(vector.outputs)}")
+
+
+def entry_rows(schema: Schema) -> list[Row]:
+    """Return inputs and outputs as rows of a table under `ENTRY_HEADER`."""
+    return [
+        (
+            what,
+            entry.key[0] if len(entry.key) == 1 else str(entry.key),
+            entry.wire,
+            entry.describe(),
+        )
+        for what, entries in (("input", schema.inputs), ("output", schema.outputs))
+        for entry in entries
+    ]
 
 
 def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
@@ -227,7 +293,7 @@ def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
     name = key if isinstance(key, str) else wire_name(as_key(key))
     close = nearest(name, wires)
     raise KeyMismatch(
-        f"there is no {what} `{name}`; the {what}s are {quoted(wires)}.",
+        f"{what} `{name}` not found; available {what}s: {quoted(wires)}.",
         key=as_key(key),
         expected=tuple(wires),
         got=name,
@@ -285,27 +351,45 @@ def _vector_data(vector: Vector) -> Json:
 
 
 def _number_data(number: Number) -> Json:
-    """JSON has no words for the numbers that are not finite: they become strings."""
+    """Convert numbers that are not finite to strings: JSON has no words for them."""
     return str(number) if isinstance(number, float) and not math.isfinite(number) else number
 
 
 def _entry(item: Json) -> Entry:
     data = _dict(item)
     low, high = _list(data["range"]) if "range" in data else (None, None)
-    return Entry(
+    entry = Entry(
         key=tuple(_str(part) for part in _list(data["key"])),
         name=_str(data["name"]),
         dtype=_dtype(data["dtype"]),
-        shape=tuple(size if isinstance(size, str) else _int(size) for size in _list(data["shape"])),
-        low=None if low is None else _number(low),
-        high=None if high is None else _number(high),
+        shape=_shape(data["shape"]),
+        low=None if low is None else _finite(low),
+        high=None if high is None else _finite(high),
     )
+    if not entry.key or data["wire"] != entry.wire:
+        raise ValueError(f"the key {entry.key} has the wire name {data['wire']!r}")
+    return entry
+
+
+def _entries(items: Json) -> tuple[Entry, ...]:
+    entries = tuple(_entry(item) for item in _list(items))
+    for names in ([entry.wire for entry in entries], [entry.name for entry in entries]):
+        if len(set(names)) < len(names):
+            raise ValueError(f"two entries have one name: {names}")
+    return entries
+
+
+def _shape(item: Json) -> tuple[int | str, ...]:
+    sizes = _list(item)
+    if len(sizes) > _MOST_DIMS:
+        raise ValueError(f"a shape of {len(sizes)} dimensions")
+    return tuple(size if isinstance(size, str) else _size(size) for size in sizes)
 
 
 def _vector(item: Json) -> Vector:
     data = _dict(item)
     return Vector(
-        sizes={name: _int(size) for name, size in _dict(data["sizes"]).items()},
+        sizes={name: _size(size) for name, size in _dict(data["sizes"]).items()},
         seed=_int(data["seed"]),
         outputs={
             name: tuple(_number(number) for number in _list(numbers))
@@ -316,43 +400,57 @@ def _vector(item: Json) -> Vector:
 
 def _axis(item: Json) -> Axis:
     data = _dict(item)
-    return Axis(_int(data["min"]), None if data["max"] is None else _int(data["max"]))
+    return Axis(_size(data["min"]), None if data["max"] is None else _size(data["max"]))
 
 
 def _number(item: Json) -> Number:
     if isinstance(item, str):
         return float(item)
-    if isinstance(item, bool | int | float):
+    if isinstance(item, float) or (isinstance(item, int) and abs(item) < _LARGEST_NUMBER):
         return item
-    raise TypeError(f"expected a number, got {item!r}")
+    raise TypeError(f"expected a number, got {brief(item)}")
+
+
+def _finite(item: Json) -> Number:
+    number = _number(item)
+    if math.isfinite(number):
+        return number
+    raise ValueError(f"expected a finite number, got {number}")
+
+
+def _size(item: Json) -> int:
+    size = _int(item)
+    if 0 <= size <= _LARGEST_SIZE:
+        return size
+    raise ValueError(f"expected a size, got {size}")
 
 
 def _int(item: Json) -> int:
-    if isinstance(item, int):
+    if type(item) is int:
         return item
-    raise TypeError(f"expected an integer, got {item!r}")
+    raise TypeError(f"expected an integer, got {brief(item)}")
 
 
 def _str(item: Json) -> str:
     if isinstance(item, str):
         return item
-    raise TypeError(f"expected a string, got {item!r}")
+    raise TypeError(f"expected a string, got {brief(item)}")
 
 
 def _dtype(item: Json) -> str:
     name = _str(item)
-    if name in _DTYPES.split() or name.startswith("float8_"):
+    if name in _DTYPES.split():
         return name
-    raise ValueError(f"expected a dtype, got {name!r}")
+    raise ValueError(f"expected a dtype, got {brief(name)}")
 
 
 def _list(item: Json) -> list[Json]:
     if isinstance(item, list):
         return item
-    raise TypeError(f"expected a list, got {item!r}")
+    raise TypeError(f"expected a list, got {brief(item)}")
 
 
 def _dict(item: Json) -> dict[str, Json]:
     if isinstance(item, dict):
         return item
-    raise TypeError(f"expected an object, got {item!r}")
+    raise TypeError(f"expected an object, got {brief(item)}")

@@ -1,257 +1,145 @@
-"""What a ``.pt2`` file may hold before torch is let near it.
+"""What a ``.pt2`` file may hold before torch loads it.
 
-`torch.export.load` unpickles weights, evaluates expressions and looks operators up by dotted
-name: a forged file runs code. ``trusted=True`` vouches for who made a file, not for forgeries, so
-these are refused whatever the caller says. What torch does not recognise as its present format it
-takes for an older one, or for compiled code, and unpickles or loads that: so a file may hold what
-kd_export writes and nothing else. Stored sample inputs, guard code and extra files, which running
-a program does not need, are dropped and the rest is used.
+`torch.export.load` unpickles, evaluates expressions, imports modules and writes names into source:
+a forged file runs code. ``trusted=True`` says that the caller trusts who made a file; it does not
+let forgeries in. So nothing of the file reaches torch unless it is described here: an archive of
+the files that kd_export writes, stored without compression, whose JSON is checked field by field
+(`serialized_program`). What torch does not need to run the program is left out: sample inputs,
+extra files, guards, metadata.
 """
 
 from __future__ import annotations
 
-import ast
 import io
 import json
+import math
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection
 
 from kd_export._errors import ExportError, UntrustedArtifact
-from kd_export._schema.archive import DAMAGED
+from kd_export._schema.archive import open_zip
+from kd_export._schema.operators import check_operator, operators_of
+from kd_export._schema.serialized_program import check_program, check_weights
 
-_TARGET = re.compile(
-    r"torch\.ops\.(?!__|import_module\b|load_library\b|loaded_libraries\b)\w+\.\w+(\.\w+)?|"
-    r"_operator\.\w+|math\.\w+|"
-    r"torch\.(sym_\w+|_sym_\w+)|torch\._C\._set_grad_enabled"
-)
-_FUNCTIONS = (
-    "Symbol Integer Rational Float Add Mul Pow Max Min Eq Ne Lt Le Gt Ge And Or Not "
-    "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv LShift "
-    "RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator "
-    "TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
-    "Equality Unequality LessThan GreaterThan StrictLessThan StrictGreaterThan"
-)
-_WORDS = re.compile(r"[a-z]+\d+|true|false|oo|int_oo")
-_STRINGS = re.compile(r"[a-z]*\d+|[\d.e+-]+")
-_ARITHMETIC = (
-    ast.Expression,
-    ast.Call,
-    ast.keyword,
-    ast.Name,
-    ast.Load,
-    ast.Constant,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
-)
-_FORMAT_FILES = (
-    "archive_format archive_version byteorder version .data/version .data/serialization_id "
-    ".format_version .storage_alignment"
-)
-_PARTS = ("data/weights/", "data/constants/", "data/sample_inputs/", "models/", "extra/")
-_LARGEST = 1 << 26
-"""Bytes that an archive may always unpack to; a larger one, to 16 times its size."""
-_PLAIN_TREES = (None, "builtins.dict", "builtins.list", "builtins.tuple", "collections.OrderedDict")
+_FORMAT_FILES = """
+archive_format archive_version byteorder .data/version .data/serialization_id .format_version
+.storage_alignment
+"""
+_MODEL = "models/model.json"
+_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_SAMPLES = "data/sample_inputs/model.pt"
+_TENSORS = re.compile(r"data/weights/weight_\d{1,9}|data/constants/tensor_\d{1,9}")
+_EXTRA = re.compile(r"extra/[^/]+")
+_LARGEST_JSON = 1 << 25
+_LARGEST_FORMAT_FILE = 1 << 10
+_LARGEST_SPREAD = 1 << 26
+"""Bytes that tensors may always spread to, whatever their files hold (a row repeated, say)."""
+_WIDEST = 16
+"""Bytes of the widest number, complex128."""
+_MOST_DIMS = 64
 
 
-def disarm(data: bytes) -> io.BytesIO:
-    """Check a ``.pt2`` file and copy it without the parts that need not be loaded.
+def disarm(data: bytes, custom: Collection[str] = ()) -> tuple[io.BytesIO, list[str]]:
+    """Check a ``.pt2`` file and write it anew without what need not be loaded.
+
+    Args:
+        data: The bytes of the file.
+        custom: The paths of operators that the user defined in this process.
+
+    Returns:
+        The new archive, and the operators that the program calls.
 
     Raises:
-        UntrustedArtifact: It holds a pickled payload, an operator outside ``torch.ops``, an
-            expression that is more than arithmetic, or what is no part of an exported program.
-        ExportError: It is no whole archive, or unpacks to far more than its size.
+        UntrustedArtifact: It holds what is not part of an exported program, or would run code.
+        ExportError: It is not a whole archive.
     """
     result = io.BytesIO()
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
-            _check_layout(source.infolist(), len(data))
-            _copy_checked(source, target)
-    except ExportError:
-        raise
-    except DAMAGED as error:
-        raise ExportError(
-            f"the file is not a whole .pt2 archive: {error}.", hint="It may be truncated."
-        ) from error
+    with open_zip(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
+        files = _files(source)
+        operators: list[str] = []
+        for name, info in files.items():
+            if name == _MODEL:
+                program = check_program(_json(source, info))
+                operators = sorted(set(operators_of(program)))
+                content = json.dumps(program).encode()
+            elif name in _CONFIGS:
+                config = check_weights(_json(source, info))
+                _check_extents(config, name, files)
+                content = json.dumps(config).encode()
+            elif name in _FORMAT_FILES.split() and info.file_size > _LARGEST_FORMAT_FILE:
+                raise _foreign(info.filename)
+            elif name.startswith("extra/"):
+                continue
+            else:
+                content = b"" if name == _SAMPLES else source.read(info)
+            target.writestr(f"model/{name}", content)
+    for operator in operators:
+        check_operator(operator, custom)
     result.seek(0)
-    return result
+    return result, operators
 
 
-def _copy_checked(source: zipfile.ZipFile, target: zipfile.ZipFile) -> None:
-    for info in source.infolist():
-        if not _inner(info.filename).startswith("extra/"):
-            target.writestr(info.filename, _checked(info.filename, source.read(info)))
-
-
-def _inner(path: str) -> str:
-    return path.partition("/")[2]
-
-
-def _check_layout(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """Let pass the files of one exported program, all in one folder; each name once."""
-    folders = {info.filename.partition("/")[0] for info in infos}
-    names = {info.filename for info in infos}
-    for info in infos:
-        inner = _inner(info.filename)
-        known = inner in _FORMAT_FILES.split() or inner.startswith(_PARTS)
-        if not known or ".." in info.filename.split("/"):
+def _files(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """List the files of the program by their path in its folder."""
+    files: dict[str, zipfile.ZipInfo] = {}
+    folders = set()
+    for info in archive.infolist():
+        folder, _, name = info.filename.partition("/")
+        folders.add(folder)
+        known = name in (_MODEL, _SAMPLES, *_CONFIGS, *_FORMAT_FILES.split())
+        if not folder or not (known or _TENSORS.fullmatch(name) or _EXTRA.fullmatch(name)):
+            raise _foreign(info.filename)
+        if name in files or len(folders) > 1:
             raise UntrustedArtifact(
-                f"`{info.filename}` is not part of an exported program.",
-                got=info.filename,
-                hint="The file is forged, or of another format: do not use it.",
+                "the archive holds several programs, or a file twice.",
+                got=tuple(sorted(folders)),
+                hint="The file is forged or damaged: do not use it.",
             )
-    if len(folders) > 1 or len(names) < len(infos):
-        raise UntrustedArtifact(
-            "the archive holds several programs, or a file twice.",
-            got=tuple(sorted(folders)),
-            hint="The file is forged or damaged: do not use it.",
-        )
-    whole = sum(info.file_size for info in infos)
-    if whole > max(_LARGEST, 16 * size):
+        files[name] = info
+    return files
+
+
+def _foreign(name: str) -> UntrustedArtifact:
+    return UntrustedArtifact(
+        f"`{name[:200]}` is not part of an exported program.",
+        got=name[:1000],
+        hint="The file is forged, of another format, or pickled: do not use it. Ask for a file "
+        "that `kd_export.save` wrote.",
+    )
+
+
+def _json(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> object:
+    if info.file_size > _LARGEST_JSON:
         raise ExportError(
-            f"the archive of {size:,} bytes unpacks to {whole:,}.",
-            hint="Programs are stored uncompressed: the file is forged or damaged.",
+            f"`{info.filename}` has {info.file_size:,} bytes, more than {_LARGEST_JSON:,}.",
+            hint="The file is forged or damaged.",
         )
-
-
-def _checked(path: str, content: bytes) -> bytes:
-    """Check one file of the archive; give what to put in its place."""
-    inner = _inner(path)
-    name = inner.rsplit("/", 1)[-1]
-    if inner.startswith("data/sample_inputs/"):
-        return b""
-    if inner.startswith(("data/weights/", "data/constants/")):
-        if name.endswith("_config.json"):
-            _check_payloads(_json(content, path))
-        elif name.endswith(".pt"):
-            _check_legacy(content, path)
-        elif name.startswith(("custom_obj_", "opaque_obj_")):
-            raise _pickled(path)
-    elif inner.startswith("models/"):
-        return _check_model(_json(content, path))
-    return content
-
-
-def _check_legacy(content: bytes, path: str) -> None:
-    """Let pass the weights of torch 2.8 if they hold tensors alone; then torch loads them so."""
-    import torch
-
-    if not content:
-        return
     try:
-        torch.load(io.BytesIO(content), weights_only=True)
-    except Exception as error:
-        raise _pickled(path) from error
-
-
-def _json(content: bytes, path: str) -> dict[str, object]:
-    try:
-        data = json.loads(content)
+        data: object = json.loads(archive.read(info))
     except (ValueError, RecursionError) as error:
-        raise ExportError(f"`{path}` in the file is not JSON: {error}.") from error
-    if not isinstance(data, dict):
-        raise ExportError(f"`{path}` in the file is not a JSON object.")
+        raise ExportError(f"`{info.filename}` in the file is not JSON: {error}.") from error
     return data
 
 
-def _check_payloads(config: dict[str, object]) -> None:
-    for field, value in _walk(config):
-        if field == "use_pickle" and value:
-            raise _pickled("weights")
-
-
-def _check_model(model: dict[str, object]) -> bytes:
-    """Check targets and expressions of a serialised program; drop its guard code."""
-    for field, value in _walk(model):
-        if field == "target" and isinstance(value, str) and "." in value:
-            _check_target(value)
-        elif field == "expr_str":
-            _check_expression(value)
-        elif field in ("in_spec", "out_spec") and isinstance(value, str):
-            _check_tree(value)
-    for key in model.get("range_constraints", {}):  # type: ignore[attr-defined]  # JSON object
-        _check_expression(key)
-    if "guards_code" in model:  # torch 2.8 does not know the field
-        model["guards_code"] = []
-    return json.dumps(model).encode()
-
-
-def _walk(item: object) -> Iterator[tuple[str, object]]:
-    """Give every field of every object."""
-    if isinstance(item, dict):
-        for field, value in item.items():
-            yield field, value
-            yield from _walk(value)
-    elif isinstance(item, list):
-        for value in item:
-            yield from _walk(value)
-
-
-def _check_target(target: str) -> None:
-    if not _TARGET.fullmatch(target):
-        raise UntrustedArtifact(
-            f"the program calls `{target}`, which is not an operator.",
-            expected="operators of torch.ops",
-            got=target,
-            hint="The file is forged or damaged: do not use it.",
-        )
-
-
-def _check_expression(value: object) -> None:
-    """Let pass sums, products and the like of sizes, as sympy writes them; nothing else."""
-    try:
-        harmless = isinstance(value, str) and all(
-            map(_is_arithmetic, ast.walk(ast.parse(value.strip(), mode="eval")))
-        )
-    except (SyntaxError, RecursionError, ValueError):
-        harmless = False
-    if not harmless:
-        raise UntrustedArtifact(
-            f"the program holds {value!r} where a size expression should be.",
-            expected="arithmetic on sizes",
-            got=value,
-            hint="The file is forged or damaged: do not use it.",
-        )
-
-
-def _is_arithmetic(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS.split()
-    if isinstance(node, ast.Name):
-        return node.id in _FUNCTIONS.split() or _WORDS.fullmatch(node.id) is not None
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        # A function of sympy evaluates a string that it is given.
-        return _STRINGS.fullmatch(node.value) is not None
-    return isinstance(node, _ARITHMETIC)
-
-
-def _check_tree(text: str) -> None:
-    for field, value in _walk(_tree(text)):
-        if field == "type" and value not in _PLAIN_TREES:
+def _check_extents(config: object, name: str, files: dict[str, zipfile.ZipInfo]) -> None:
+    """Check that tensors have the files they name, and do not spread to far more bytes."""
+    assert isinstance(config, dict)
+    folder = name.rpartition("/")[0]
+    for key, weight in config["config"].items():
+        info = files.get(f"{folder}/{weight['path_name']}")
+        sizes = [size.get("as_int", -1) for size in weight["tensor_meta"]["sizes"]]
+        count = math.prod(sizes[:_MOST_DIMS])
+        fits = min(sizes, default=0) >= 0 and len(sizes) <= _MOST_DIMS
+        if info is None or not fits or (count and not info.file_size):
             raise UntrustedArtifact(
-                f"the program arranges its arguments as a `{value}`.",
-                expected="dict, list or tuple",
-                got=value,
+                f"the tensor `{key[:80]}` has no data in the file.",
+                got=weight["path_name"],
+                hint="The file is forged or damaged: do not use it.",
             )
-
-
-def _tree(text: str) -> object:
-    try:
-        tree: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"the arrangement of arguments is not JSON: {error}.") from error
-    return tree
-
-
-def _pickled(path: str) -> UntrustedArtifact:
-    return UntrustedArtifact(
-        f"`{path}` in the file is pickled: loading it would execute code.",
-        got=path,
-        hint="Ask for a file saved with torch 2.9 or later by `kd_export.export(...).save(...)`.",
-    )
+        if count * _WIDEST > max(_LARGEST_SPREAD, _WIDEST * info.file_size):
+            raise UntrustedArtifact(
+                f"the tensor `{key[:80]}` spreads {info.file_size:,} bytes to {count:,} numbers.",
+                got=count,
+                hint="The file is forged or damaged: do not use it.",
+            )

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kd_export._errors import ShapeMismatch
+from kd_export._errors import ExportError, ShapeMismatch
 from kd_export._schema.schema import Entry, Number, Schema
 
 STORED = 32
 """How many numbers of each output a stored test holds."""
+MOST_NUMBERS = 1 << 25
+"""How many numbers a test draws at most: a file may claim any shape."""
+
+_INT64 = 1 << 63
 
 _TOLERANCES = {
     "float64": (1e-7, 1e-9),
@@ -53,23 +58,35 @@ def _draw(
 ) -> Drawn:
     shape = concrete(entry.shape, sizes)
     count = math.prod(shape)
+    if count > MOST_NUMBERS:
+        raise ExportError(
+            f"a test of `{entry.wire}` with shape {shape} needs {count:,} numbers, more than "
+            f"{MOST_NUMBERS:,}.",
+            key=entry.key,
+            expected=MOST_NUMBERS,
+            got=count,
+            hint="Pass smaller `batch_sizes`, or an example of smaller shape.",
+        )
     low = 0 if entry.low is None else entry.low
     high = 1 if entry.high is None else entry.high
-    numbers: list[Number]
+    numbers: Sequence[Number]
     if entry.dtype == "bool":
-        numbers = [source.random() < 0.5 for _ in range(count)]
+        numbers = array("b", (source.random() < 0.5 for _ in range(count)))
     elif "float" in entry.dtype:
         width = high - low
-        numbers = [low + width * source.random() for _ in range(count)]
+        numbers = array("d", (low + width * source.random() for _ in range(count)))
     else:
-        numbers = [int(low) + int((high - low + 1) * source.random()) for _ in range(count)]
-        if limit is not None and low >= 0:
-            numbers = [number % limit for number in numbers]
+        start, width = int(low), high - low + 1
+        bound = max(limit, 1) if limit is not None and low >= 0 else None
+        whole = (start + int(width * source.random()) for _ in range(count))
+        bounded = whole if bound is None else (number % bound for number in whole)
+        small = low >= -_INT64 and high < _INT64
+        numbers = array("q", bounded) if small else list(bounded)
     return Drawn(numbers, shape, entry.dtype)
 
 
 def concrete(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Put sizes in the place of axis names.
+    """Replace axis names by sizes.
 
     >>> concrete(("batch", 3), {"batch": 2})
     (2, 3)
@@ -86,11 +103,16 @@ def positions(count: int) -> list[int]:
     >>> positions(3), positions(96)[:3]
     ([0, 1, 2], [0, 3, 6])
     """
-    stored = min(count, STORED)
+    stored = stored_count(count)
     return [index * count // stored for index in range(stored)]
 
 
+def stored_count(count: int) -> int:
+    """Return how many numbers are stored of an output of ``count`` elements."""
+    return min(count, STORED)
+
+
 def tolerance(dtype: str, rtol: float | None, atol: float | None) -> tuple[float, float]:
-    """Give the relative and absolute tolerance of a dtype; integers must be equal."""
+    """Return the relative and absolute tolerance of a dtype; integers must be equal."""
     default_rtol, default_atol = _TOLERANCES.get(dtype, (0.0, 0.0))
     return (default_rtol if rtol is None else rtol, default_atol if atol is None else atol)

@@ -20,7 +20,7 @@ _EMPTY = "%"
 
 
 def wire_name(key: Key) -> str:
-    """Give the flat name of a nested key.
+    """Return the flat name of a nested key.
 
     >>> wire_name(("out", "image"))
     'out.image'
@@ -33,7 +33,7 @@ def wire_name(key: Key) -> str:
 
 
 def wire_key(name: str) -> Key:
-    """Give the nested key that a flat name stands for.
+    """Return the nested key that a flat name stands for.
 
     >>> wire_key("out.image")
     ('out', 'image')
@@ -47,7 +47,7 @@ def wire_key(name: str) -> Key:
 
 
 def as_key(key: object) -> Key:
-    """Bring a key, given as a string or as (nested) tuples of strings, to one flat tuple.
+    """Convert a key, a string or (nested) tuples of strings, to one flat tuple.
 
     >>> as_key("a"), as_key(("a", ("b", "c")))
     (('a',), ('a', 'b', 'c'))

@@ -1,0 +1,172 @@
+import io
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tests.export.models import case
+
+import kd_export
+from kd_export import ExportError, UntrustedArtifact
+from kd_export._schema.onnx_file import (
+    SCHEMA_PROPERTY,
+    add_schema,
+    check_self_contained,
+    read_onnx_schema,
+    weights_digest,
+)
+
+
+def field(number: int, content: bytes) -> bytes:
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+SCHEMA = field(14, field(1, SCHEMA_PROPERTY.encode()) + field(2, b"{}"))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"\x08\x0a",  # ir_version, a varint
+        field(7, b"a graph"),
+        b"\x0d" + b"\x00" * 4 + b"\x09" + b"\x00" * 8,  # fields of 4 and of 8 bytes
+        field(14, field(1, b"other") + field(2, b"text")),
+    ],
+)
+def test_schema_is_found_among_other_fields(before: bytes) -> None:
+    assert read_onnx_schema(io.BytesIO(before + SCHEMA)) == "{}"
+
+
+@pytest.mark.parametrize("data", [b"\x72\x7f", b"\xff" * 12, b"\x0b", b"\x08", SCHEMA[:-1]])
+def test_broken_message_is_named_so(data: bytes) -> None:
+    with pytest.raises(ExportError, match="not a whole ONNX model"):
+        read_onnx_schema(io.BytesIO(data))
+
+
+def test_a_field_has_a_number() -> None:
+    with pytest.raises(ExportError, match="a field has no number"):
+        read_onnx_schema(io.BytesIO(bytes(1 << 20)))
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_file_of_endless_fields_is_refused_at_once(within: bool) -> None:
+    many = b"\x08\x01" * (1 << 20)
+    data = b"\x72\x80\x80\x80\x01" + many if within else many  # a property of 2 MB
+    start = time.perf_counter()
+    with pytest.raises(ExportError, match="too many fields"):
+        read_onnx_schema(io.BytesIO(data))
+    assert time.perf_counter() - start < 1
+
+
+def test_the_schema_is_appended() -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], []))
+    data = add_schema(model.SerializeToString(), "text")
+    assert read_onnx_schema(io.BytesIO(data)) == "text"
+    (entry,) = onnx.load_from_string(data).metadata_props
+    assert (entry.key, entry.value) == (SCHEMA_PROPERTY, "text")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    model = case("nested")
+    kd_export.save(model.module, tmp_path / "model.onnx", model.example)
+    return tmp_path / "model.onnx"
+
+
+def test_the_digest_is_of_the_weights_not_of_the_schema(path: Path) -> None:
+    data = path.read_bytes()
+    assert weights_digest(data) == weights_digest(add_schema(data, "more"))
+    model = onnx.load(path)
+    model.graph.initializer[0].raw_data = bytes(len(model.graph.initializer[0].raw_data))
+    assert weights_digest(model.SerializeToString()) != weights_digest(data)
+
+
+def external(name: str) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[2, 3])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": "weights.bin", "offset": "0", "length": "24"}.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def in_graph(graph: onnx.GraphProto) -> None:
+    graph.initializer.append(external("w"))
+
+
+def in_node(graph: onnx.GraphProto) -> None:
+    graph.node.append(helper.make_node("Constant", [], ["w"], value=external("w")))
+
+
+def in_inner_graph(graph: onnx.GraphProto) -> None:
+    inner = helper.make_graph([], "inner", [], [], initializer=[external("w")])
+    graph.node.append(helper.make_node("If", ["c"], ["w"], then_branch=inner, else_branch=inner))
+
+
+def in_sparse(graph: onnx.GraphProto) -> None:
+    graph.sparse_initializer.add().values.CopyFrom(external("w"))
+
+
+def without_location(graph: onnx.GraphProto) -> None:
+    graph.initializer.append(external("w"))
+    graph.initializer[-1].ClearField("data_location")
+
+
+PLACES = [in_graph, in_node, in_inner_graph, in_sparse, without_location]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_weights_in_other_files_are_refused(
+    path: Path, place: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.load(path)
+    assert callable(place)
+    place(model.graph)
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.chdir(path.parent)
+    np.zeros(6, "float32").tofile("weights.bin")
+    for call in (kd_export.open, kd_export.verify):
+        with pytest.raises(UntrustedArtifact, match="keeps weights or code in another file"):
+            call(path)
+    assert kd_export.inspect(path).inputs
+
+
+def test_a_node_of_compiled_code_is_refused() -> None:
+    graph = helper.make_graph([helper.make_node("EPContext", [], ["y"])], "g", [], [])
+    with pytest.raises(UntrustedArtifact, match="weights or code in another file"):
+        check_self_contained(helper.make_model(graph).SerializeToString())
+
+
+def test_endless_depth_is_damage() -> None:
+    graph = b""
+    for _ in range(40):
+        for number in (6, 5, 1):  # a graph in an attribute of a node of a graph
+            graph = bytes([number << 3 | 2]) + length_of(graph) + graph
+    with pytest.raises(ExportError, match="nested too deeply"):
+        check_self_contained(b"\x3a" + length_of(graph) + graph)
+
+
+def length_of(content: bytes) -> bytes:
+    return bytes([len(content) & 0x7F | 0x80, len(content) >> 7])
+
+
+def test_a_model_in_the_format_of_onnxruntime_is_not_read(path: Path) -> None:
+    """The bytes at 4 to 8 name that format: a file may be both."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = os.fspath(path.with_suffix(".ort"))
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    data = path.with_suffix(".ort").read_bytes()
+    assert data[4:8] == b"ORTM"
+    schema = kd_export.inspect(path)
+    path.write_bytes(data)
+    from kd_export._backends.onnx import backend
+
+    with pytest.raises(ExportError, match=r"not a whole ONNX model|cannot load the file"):
+        backend.load(data, schema)
