@@ -33,7 +33,7 @@ from kd_core._combine.joining import (
 from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import map_by
+from kd_core._protocol.primitives import map_by, whole
 
 if TYPE_CHECKING:
     from kd_core._types import Batch
@@ -230,6 +230,6 @@ def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDic
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)
-    masked = container._map_each(lambda leaf: mask.to(leaf.device))
+    masked = container._map_each(lambda leaf: mask.to(leaf.device), whole)
     data = [key for key, value in masked._entries.items() if isinstance(value, NonTensorData)]
     return masked.exclude(*data)

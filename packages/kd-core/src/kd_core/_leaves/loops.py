@@ -281,6 +281,12 @@ def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
     return entries.items() if kinds is None else cast("Iterable[tuple[str, Entry]]", kinds())
 
 
+def kinds_by_key(entries: Entries) -> Entries:
+    """Return the same as a mapping."""
+    kinds = getattr(entries, "_kinds", None)
+    return entries if kinds is None else dict(kinds())
+
+
 def entries_of(node: Node) -> Entries | None:
     """Return the entries of a node that is a container, `None` for data."""
     return cast("Entries | None", getattr(node, "_entries", None))

@@ -20,8 +20,8 @@ from kd_core._leaves.views import (
     NestedKeys,
     NestedValues,
 )
-from kd_core._leaves.writes import writable_source, write_all
-from kd_core._protocol.primitives import Waist, level_at
+from kd_core._leaves.writes import write_all
+from kd_core._protocol.primitives import Waist, check_has, level_at, writes_at
 from kd_core._types import NO_DEFAULT, NoDefault
 
 if TYPE_CHECKING:
@@ -92,9 +92,8 @@ class Access(Waist):
         """
         if inplace:
             path = path_of(key)
-            entry = find_entry(self._entries, path)
-            if entry is not None:
-                _overwrite(self, path, entry, value)
+            if has_entry(self._entries, path):
+                write_all(writes_at(self, path, value))
                 return self
         if key.__class__ is str:
             self._put(key, value)
@@ -144,17 +143,16 @@ class Access(Waist):
             KeyNotFound: if there is no such entry.
             ShapeMismatch: if the value cannot be broadcast to the entry.
         """
-        if key.__class__ is str:
+        if key.__class__ is str and self._owns_leaves:
             entry = self._entries.get(key)
-            if entry.__class__ is Tensor and value.__class__ is Tensor and self._owns_leaves:
+            if entry.__class__ is Tensor and value.__class__ is Tensor:
                 try:  # comparing the shapes first would cost half of the copy
                     entry.copy_(value)
                 except RuntimeError:
                     pass  # the general way finds what is wrong
                 else:
                     return self
-        path = path_of(key)
-        _overwrite(self, path, self._read(path), value)
+        write_all(writes_at(self, path_of(key), value))
         return self
 
     def setdefault(self, key: NestedKey, default: object) -> Tensor:
@@ -200,7 +198,7 @@ class Access(Waist):
             Locked: if the container is locked.
         """
         path = path_of(key)
-        self._read(path)
+        check_has(self, path)
         _remove(self, path)
         return self
 
@@ -338,11 +336,3 @@ def _remove(container: Waist, path: tuple[str, ...]) -> None:
     level = level_at(container, path[:-1])
     level._check_unlocked(f"remove {format_key(path)}")
     level._del_entry(path[-1])
-
-
-def _overwrite(container: Waist, path: tuple[str, ...], entry: Entry, value: object) -> None:
-    source = writable_source(path, entry, value)
-    write_all([(cast(Tensor, entry), source, path)])
-    level = level_at(container, path[:-1])
-    if not level._owns_leaves:
-        level._take_back({path[-1]: cast(Tensor, entry)})

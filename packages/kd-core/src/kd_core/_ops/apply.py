@@ -13,6 +13,7 @@ from kd_core._errors import InvalidArgument
 from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import Waist
 from kd_core._protocol.validation import admit
 from kd_core._types import NO_DEFAULT
@@ -178,6 +179,8 @@ def _each(
         target: from the descriptor of a level to that of the result; `None`: it stays.
         path: where the level stands.
     """
+    if isinstance(td, Composite) and target is None:
+        return td._by_member(lambda member: _each(member, fn, nested, None, path))
     desc = td._desc._unlocked if target is None else target(td._desc)
     rows = desc.rows
     entries: dict[str, Entry] = {}
@@ -227,6 +230,8 @@ class _Walk:
         self.filter_empty, self.target = filter_empty, target
 
     def level(self, td: Waist, others: tuple[object, ...], path: Path) -> Waist:
+        if isinstance(td, Composite) and self.target is None:
+            return td._by_member(lambda member, *rows: self.level(member, rows, path), *others)
         desc = td._desc.unlocked() if self.target is None else self.target(td._desc)
         mine = td._entries
         theirs = [self._entries_beside(mine, other, path) for other in others]
@@ -278,7 +283,11 @@ def _target(
 
 def _finish(td: W, result: W) -> W:
     """Store the result into the container."""
-    td._check_unlocked("put results of a function into the container")
+    action = "put results of a function into the container"
+    td._check_unlocked(action)
+    if isinstance(td, Composite):
+        td._change_members(action, _finish, td._rows_beside(cast("Entry", result)))
+        return td
     if result._desc is not td._desc.unlocked():
         td._describe(result._desc)
     for key in list(td._entries):

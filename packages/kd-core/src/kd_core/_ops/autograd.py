@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidValue
 from kd_core._ops.operands import leaves_of, name_in
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Autograd(Waist):
 
 
 def _gradients(td: Waist) -> Waist:
+    if isinstance(td, Composite):
+        return td._by_member(_gradients)
     entries: dict[str, Entry] = {}
     for key, value in td._entries.items():
         if isinstance(value, Waist):

@@ -12,8 +12,8 @@ from kd_core import _registry
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
 from kd_core._keys import format_key
-from kd_core._leaves.loops import same_data
-from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._leaves.loops import kinds_by_key, same_data
+from kd_core._leaves.writes import Write, write_all
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _stage(
             f"the state of {format_key(path) if path else 'a container'} must be a mapping, but a "
             f"`{type(state).__name__}` came."
         )
-    content, entries = _content(state), td._entries
+    content, entries = _content(state), kinds_by_key(td._entries)
     if strict and content.keys() != entries.keys():
         raise KeySetMismatch(
             f"the state dict lacks {listed(key for key in entries if key not in content)}, and the "
@@ -166,8 +166,7 @@ def _stage(
         if isinstance(entry, Waist):
             _stage(entry, value, strict, (*path, key), writes)
         elif isinstance(entry, Tensor):
-            where = (*path, key)
-            writes.append((entry, writable_source(where, entry, value), where))
+            writes += td._writes(key, value, (*path, key))
         elif not same_data(entry._item(), value):
             raise InvalidArgument(
                 f"entry {format_key((*path, key))} is data that is no tensor, {entry._item()!r}, "

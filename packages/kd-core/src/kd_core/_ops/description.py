@@ -12,7 +12,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
-from kd_core._leaves.loops import common_batch
+from kd_core._leaves.loops import common_batch, kinds_of
 from kd_core._ops.operands import leaves_of
 from kd_core._protocol.primitives import Waist
 
@@ -151,7 +151,7 @@ def _put_on(level: Waist, device: torch.device | None) -> None:
 
 def _refuse_locked(level: Waist, desc: Descriptor, path: tuple[str, ...]) -> None:
     """Refuse to grow a nested container that is locked on its own, or by another one."""
-    for key, value in level._entries.items():
+    for key, value in kinds_of(level._entries):
         if isinstance(value, Waist) and value._desc.batch[: desc.ndim] != desc.batch:
             if value._desc.frozen:
                 name = format_key((*path, key))
@@ -161,7 +161,7 @@ def _refuse_locked(level: Waist, desc: Descriptor, path: tuple[str, ...]) -> Non
 
 def _grow_children(level: Waist, desc: Descriptor) -> None:
     """Give nested entries at least the batch size of `desc`, which all leaves are known to have."""
-    for key, value in level._entries.items():
+    for key, value in list(kinds_of(level._entries)):
         if isinstance(value, Tensor):
             continue
         own = value._desc

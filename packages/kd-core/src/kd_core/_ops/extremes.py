@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._ops.reducing import batch_dims_of, reduced, without
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import Waist, whole
 
 if TYPE_CHECKING:
     from typing import Self
@@ -135,12 +135,12 @@ class Extrema(Waist):
             tensor([1., 2., 3.])
         """
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumsum(leaf, axis))
+        return self._map_each(lambda leaf: torch.cumsum(leaf, axis), whole)
 
     def cumprod(self, dim: int) -> Self:
         """Return the products up to each row along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumprod(leaf, axis))
+        return self._map_each(lambda leaf: torch.cumprod(leaf, axis), whole)
 
 
 def _extreme(

@@ -33,9 +33,10 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
 from kd_core._leaves.loops import find_entry, missing_key, same_data
-from kd_core._leaves.writes import Write, as_source, commit, copy_pairs, write_all
+from kd_core._leaves.writes import Write, as_source, check_write, commit, copy_pairs, write_all
 from kd_core._ops.rows import rows_where, take_rows
-from kd_core._protocol.primitives import Waist, level_at
+from kd_core._protocol.composite import Composite, takes
+from kd_core._protocol.primitives import Waist, check_has, level_at
 
 if TYPE_CHECKING:
     from typing import Self
@@ -113,7 +114,7 @@ class Indexing(Waist):
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
-        self._read(path)
+        check_has(self, path)
         level = level_at(self, path[:-1])
         level._check_unlocked(f"remove {format_key(path)}")
         level._del_entry(path[-1])
@@ -151,14 +152,19 @@ class Indexing(Waist):
             tensor([1., 0., 0.])
         """
         path = path_of(key)
-        entry = self._read(path)
+        check_has(self, path)
+        level = level_at(self, path[:-1])
         rows = _Rows(index, self._desc.batch)
         writes: list[Write] = []
+        if isinstance(level, Composite):
+            rows.direct += level._row_writes(index, {path[-1]: value}, path[:-1])
+            rows.commit(writes)
+            return self
+        entry = level._entries[path[-1]]
         if isinstance(entry, Waist):
             _stage_level(entry, value, path, rows, writes)
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
-            rows.lent.append((level_at(self, path[:-1]), {path[-1]: entry}))
         else:
             _check_same_data(entry, value, path)
         rows.commit(writes)
@@ -185,7 +191,7 @@ def _taken(container: W, index: object) -> W:
     ndim = desc.ndim
     try:
         return container._map_each(
-            fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
+            takes(fn, index), lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
         )
     except IndexError as error:
         raise _beyond(batch, error) from None
@@ -248,7 +254,7 @@ def _rows_taken(container: W, rows: Tensor) -> W:
         return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
 
     count = rows.shape[0]
-    return container._map_each(take, lambda batch: (count, *batch[1:]))
+    return container._map_each(takes(take, rows), lambda batch: (count, *batch[1:]))
 
 
 def _beyond(batch: Batch, error: IndexError) -> IndexError:
@@ -324,14 +330,16 @@ def _no_index(item: object) -> InvalidArgument:
 class _Rows:
     """Where an indexed write lands: in a view of each leaf, or at an index into it."""
 
-    __slots__ = ("batch", "batch_fn", "fn", "lent", "ndim", "where")
+    __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "where")
 
     def __init__(self, index: object, batch: Batch) -> None:
         self.fn, after = resolve(index, batch)
         self.batch_fn = _leading(batch, after)
         self.batch, self.ndim = batch, len(batch)
         self.where = None if _gives_views(index) else plain_index(index, batch)
-        self.lent: list[tuple[Waist, dict[str, Tensor]]] = []
+        self.index = index
+        self.direct: list[Write] = []
+        """Writes into members of a stack, which found their rows themselves."""
 
     def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
         """Check one write and note it down."""
@@ -365,6 +373,8 @@ class _Rows:
 
     def commit(self, writes: list[Write]) -> None:
         """Write what was recorded."""
+        for each in self.direct:
+            check_write(*each)
         if self.where is None:
             write_all(writes)
         else:
@@ -372,8 +382,7 @@ class _Rows:
                 commit(writes, self._put_rows)
             except IndexError as error:  # from the first one: the index is the same for all
                 raise _beyond(self.batch, error) from None
-        for lender, leaves in self.lent:
-            lender._take_back(leaves)
+        write_all(self.direct)
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
         target[self.where] = source
@@ -432,6 +441,9 @@ def _stage_level(
     target: Waist, value: object, path: tuple[str, ...], rows: _Rows, writes: list[Write]
 ) -> None:
     """Record the writes of one level: of a container, a mapping, or one value for all."""
+    if isinstance(target, Composite):
+        rows.direct += target._row_writes(rows.index, value, path)
+        return
     entries = target._entries
     if isinstance(value, Waist):
         source: Mapping[str, object] = value._entries
@@ -441,10 +453,6 @@ def _stage_level(
         source = {
             key: value for key, entry in entries.items() if isinstance(entry, (Tensor, Waist))
         }
-    if not target._owns_leaves:  # each read would make another tensor
-        entries = {key: entries[key] for key in source if key in entries}
-        leaves = {key: entry for key, entry in entries.items() if isinstance(entry, Tensor)}
-        rows.lent.append((target, leaves))
     for key, new in source.items():
         entry = entries.get(key)
         if entry.__class__ is Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from kd_core._leaves.loops import kinds_of
 from kd_core._leaves.views import walk_items
 from kd_core._ops.operands import leaves_of
 from kd_core._protocol.primitives import Waist
@@ -33,7 +34,7 @@ class Inventory(Waist):
             >>> TensorDict({"a": {"b": {"c": 0.0}}}).depth
             2
         """
-        nested = [value for value in self._entries.values() if isinstance(value, Inventory)]
+        nested = [value for _, value in kinds_of(self._entries) if isinstance(value, Inventory)]
         return 1 + max(value.depth for value in nested) if nested else 0
 
     @property

@@ -41,6 +41,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves, name_of_leaf
+from kd_core._ops.alignment import beside_members
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def binary(
     operand = _as_operand(other)
     leaves = leaves_of(td)
     if isinstance(operand, Tensor):
-        if operand.ndim == 0:
+        if operand.ndim == 0 and _keeps_batch(td):
             return td._rebuild(iter(run_with(leaves, operand, fn, None)))
         beside = padded(td, operand, leaves)
         return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
@@ -248,7 +249,7 @@ def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[obje
             _check_batches(td._desc.batch, operand._desc.batch)
         elif operand is not None:
             value = _as_operand(operand)
-            if isinstance(value, Tensor) and value.ndim:
+            if isinstance(value, Tensor) and (value.ndim or not _keeps_batch(td)):
                 column = padded(td, value, leaves)
             else:
                 columns.append([value] * len(leaves))
@@ -289,14 +290,8 @@ def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     batch = td._desc.batch
     if _keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
-    beside = td._map_each(
-        lambda leaf: pad_to_leaves(operand, [leaf], batch)[0].expand(
-            *batch, *(1,) * (leaf.ndim - len(batch))
-        )
-    )
-    theirs: list[Tensor] = []
-    td._collect_pair(cast("Entry", beside), [], theirs, ())
-    return theirs
+    check_lines_up(tuple(operand.shape), batch, "a tensor")
+    return beside_members(td, operand)
 
 
 def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
@@ -341,7 +336,9 @@ def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
-    if stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries)):
+    if stays and (
+        is_dynamo_compiling() or few_leaves(td._entries) or (kernel is None and _keeps_batch(td))
+    ):
         return td._zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []

@@ -10,16 +10,19 @@ with its index expanded, takes 2500.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.caching import Plan, plan, remembered
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
-from kd_core._protocol.primitives import Waist, map_by
+from kd_core._protocol.composite import takes
+from kd_core._protocol.primitives import Waist, map_by, whole
 
 if TYPE_CHECKING:
     from typing import Self
@@ -111,7 +114,8 @@ class Partition(Waist):
                 "Use `gather`, or `td[index]`."
             )
         new = (*batch[:at], index.numel(), *batch[at + 1 :])
-        return map_by(plan(batch, lambda leaf: take_rows(leaf, index, at), new), self)
+        where = (*(slice(None),) * at, index)
+        return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
     def gather(self, dim: int, index: Tensor) -> Self:
         """Copy rows by number along one batch dimension, as `torch.gather` does.
@@ -210,9 +214,9 @@ class Partition(Waist):
                 cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
             )
         if not isinstance(other, Tensor) or not other.ndim:
-            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other))
+            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), whole)
         new = _spread(other, batch, "a tensor")
-        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)))
+        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), whole)
 
 
 class DealPlan(NamedTuple):
@@ -232,8 +236,19 @@ class DealPlan(NamedTuple):
 def _deal_plan(batch: Batch, leaf: DealFn, at: int, sizes: Sequence[Batch]) -> DealPlan:
     """Return a plan that replaces dimension `at` by each of `sizes`, one after the other."""
     batches = [(*batch[:at], *size, *batch[at + 1 :]) for size in sizes]
+    if not is_dynamo_compiling():
+        leaf.__dict__["indices"] = _indices(at, sizes)
     ndim = len(batch)
     return DealPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
+
+
+def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
+    """Return the index of each part: what a container of members takes of them."""
+    before = (slice(None),) * at
+    if () in sizes:
+        return [(*before, row) for row in range(len(sizes))]
+    stops = [*accumulate(size for (size,) in sizes)]
+    return [(*before, slice(stop - size, stop)) for (size,), stop in zip(sizes, stops, strict=True)]
 
 
 def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
@@ -297,9 +312,12 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> DealPlan:
         part, longer = size // where, size % where
         sizes = [(part + (i < longer),) for i in range(where)]
         return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
-    bounds = zip((0, *where), (*where, size), strict=True)
+    bounds = list(zip((0, *where), (*where, size), strict=True))
     sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
-    return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    how = _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    before = (slice(None),) * at
+    how.leaf.__dict__["indices"] = [(*before, slice(*bound)) for bound in bounds]
+    return how
 
 
 @remembered
@@ -318,9 +336,11 @@ def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
             f"cannot narrow dimension {at} to {length} rows from {start} on: it has {size} rows."
         )
     new = (*batch[:at], length, *batch[at + 1 :])
+    rows = slice(first, first + length)
     if at == 0:
-        return plan(batch, lambda leaf: leaf[first : first + length], new)
-    return plan(batch, lambda leaf: leaf.narrow(at, first, length), new)
+        return plan(batch, takes(lambda leaf: leaf[first : first + length], rows), new)
+    index = (*(slice(None),) * at, rows)
+    return plan(batch, takes(lambda leaf: leaf.narrow(at, first, length), index), new)
 
 
 def _leading(index: Tensor, batch: Batch) -> BatchFn:

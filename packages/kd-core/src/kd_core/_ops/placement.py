@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.operands import cast_leaves, leaves_of
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -155,11 +156,8 @@ def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
 def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
     """Return a new container of the leaves on a device; those that are there already are shared."""
     desc = describe(td._desc.batch, device)
-    if not td._owns_leaves:
-        moved = td._map_all(  # member by member
-            lambda leaves: [leaf.to(device, non_blocking=non_blocking) for leaf in leaves]
-        )
-        return moved._with_descriptor(desc)
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: _moved(member, device, non_blocking))
     entries: dict[str, Entry] = {}
     for key, value in td._entries.items():
         if value.__class__ is Tensor or isinstance(value, Tensor):

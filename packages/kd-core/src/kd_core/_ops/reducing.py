@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import Waist, whole
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, BatchFn
@@ -115,15 +115,19 @@ def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tenso
 
 def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
     leaves: list[Tensor] = []
+    everything = dim is None and not keepdim
 
     def note(leaf: Tensor) -> Tensor:
         leaves.append(leaf)
         return leaf
 
-    td._map_each(note)  # whole batches, where `_collect` may give those of members
+    if everything:
+        td._collect(leaves)
+    else:
+        td._map_each(note, whole)
     if not leaves:
         raise InvalidValue("`reduce=True` needs at least one tensor, but the container has none.")
-    if dim is None and not keepdim:
+    if everything:
         return fn(torch.cat([leaf.reshape(-1) for leaf in leaves]))
     if not isinstance(dim, str) or keepdim:
         raise InvalidArgument(

@@ -14,8 +14,8 @@ from torch.compiler import is_compiling
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
-from kd_core._leaves.loops import find_entry, same_data
-from kd_core._leaves.writes import check_write, copy_pairs, writable_source, write_all
+from kd_core._leaves.loops import find_entry, kinds_by_key, same_data
+from kd_core._leaves.writes import check_write, copy_pairs, write_all
 from kd_core._protocol.primitives import Waist, level_at
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Structure(Waist):
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
         """
-        kept = _selected(self, keys, self if strict else None, ())
+        kept = self._selected(keys, self if strict else None, ())
         return self._replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -138,7 +138,7 @@ class Structure(Waist):
             *keys: what to drop.
             inplace: change this container instead of making a new one.
         """
-        kept = _without(self, keys)
+        kept = self._without(keys)
         return self._replace_entries(kept, "exclude in place") if inplace else kept
 
     def rename_key_(self, old: NestedKey, new: NestedKey, safe: bool = False) -> Self:
@@ -243,6 +243,12 @@ class Structure(Waist):
                 return False
         return True
 
+    def _selected(self, keys: Sequence[NestedKey], top: Waist | None, prefix: Path) -> Self:
+        return _select(self, keys, top, prefix)
+
+    def _without(self, keys: Sequence[NestedKey]) -> Self:
+        return _drop(self, keys)
+
     def _replace_entries(self, other: Waist, action: str) -> Self:
         self._check_unlocked(action)
         entries = dict(other._entries)
@@ -340,7 +346,7 @@ def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str,
             flat[name] = value
 
 
-def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Path) -> W:
+def _select(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Path) -> W:
     """The part of one level that some keys name; a missing one is an error of `top`."""
     kept: dict[str, Entry] = {}
     parts: dict[str, list[NestedKey]] = {}
@@ -363,8 +369,8 @@ def _selected(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Pa
             _demand(top, (*prefix, first, *path_of(below)))
     for first, rest in parts.items():
         value = kept[first]
-        if isinstance(value, Waist):
-            kept[first] = _selected(value, rest, top, (*prefix, first))
+        if isinstance(value, Structure):
+            kept[first] = value._selected(rest, top, (*prefix, first))
         else:
             _demand(top, (*prefix, first, *path_of(rest[0])))
             del kept[first]
@@ -381,12 +387,11 @@ def _demand(top: Waist | None, path: tuple[NestedKey, ...]) -> None:
 def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
     """Entries for a result: what a locked container encloses is locked with it, results are not."""
     return {
-        key: value if isinstance(value, Tensor) else value._map_each(_same)
-        for key, value in kept.items()
+        key: value if isinstance(value, Tensor) else value._shallow() for key, value in kept.items()
     }
 
 
-def _without(container: W, keys: Sequence[NestedKey]) -> W:
+def _drop(container: W, keys: Sequence[NestedKey]) -> W:
     kept: dict[str, Entry] = {**container._entries}
     parts: dict[str, list[NestedKey]] = {}
     for key in keys:
@@ -400,8 +405,8 @@ def _without(container: W, keys: Sequence[NestedKey]) -> W:
             parts.setdefault(first, []).append(below)
     for first, rest in parts.items():
         value = kept.get(first)
-        if isinstance(value, Waist):
-            kept[first] = _without(value, rest)
+        if isinstance(value, Structure):
+            kept[first] = value._without(rest)
     desc = container._desc
     return container._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
@@ -430,19 +435,19 @@ def _stage_update(
     level: Waist, items: Mapping[str, object], path: Path, how: _Update, stage: Staged
 ) -> None:
     """Check each entry and note down what to do; nothing is changed here."""
-    entries = level._entries
+    kinds = kinds_by_key(level._entries)
     for key, value in items.items():
         taken, only = _narrowed(how.only, key)
         if not taken:
             continue
-        current = entries.get(key)
+        current = kinds.get(key)
         if isinstance(current, Waist) and isinstance(value, (Waist, Mapping)):
             inner = _source_items(value, "update")
             rule = _Update(how.clone, how.inplace, only)
             _stage_update(current, inner, (*path, key), rule, stage)
             continue
         if how.inplace and isinstance(current, Tensor):
-            stage.append(_staged_write(level, (*path, key), current, value))
+            stage.append(_staged_write(level, (*path, key), value))
             continue
         level._check_unlocked(f"update {format_key((*path, key))}")
         entry = level._admit(key, value, path)
@@ -455,17 +460,12 @@ def _staged_set(level: Waist, key: str, entry: Entry) -> Callable[[], None]:
     return lambda: level._set_entry(key, entry)
 
 
-def _staged_write(level: Waist, path: Path, current: Tensor, value: object) -> Callable[[], None]:
-    source = writable_source(path, current, value)
+def _staged_write(level: Waist, path: Path, value: object) -> Callable[[], None]:
+    writes = level._writes(path[-1], value, path)
     if not is_compiling():
-        check_write(current, source, path)
-
-    def write() -> None:
-        write_all([(current, source, path)])
-        if not level._owns_leaves:
-            level._take_back({path[-1]: current})
-
-    return write
+        for write in writes:
+            check_write(*write)
+    return lambda: write_all(writes)
 
 
 def _is_same_data(current: Entry, value: object) -> bool:
@@ -484,17 +484,14 @@ def _stage_writes(
     only: list[Path] | None,
     stage: Staged,
 ) -> None:
+    kinds = kinds_by_key(level._entries)
     for key, value in items.items():
         taken, below = _narrowed(only, key)
         if not taken:
             continue
-        current = level._read((key,))
+        current = kinds[key] if key in kinds else level._read((key,))
         if isinstance(current, Waist) and isinstance(value, (Waist, Mapping)):
             inner = _source_items(value, "update_")
             _stage_writes(current, inner, (*path, key), below, stage)
         elif not _is_same_data(current, value):
-            stage.append(_staged_write(level, (*path, key), cast(Tensor, current), value))
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf
+            stage.append(_staged_write(level, (*path, key), value))

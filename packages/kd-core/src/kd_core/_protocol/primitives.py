@@ -12,11 +12,12 @@ for authors of containers, and `kd_core.testing.ContainerContract` proves an imp
 | `_like` | the container of other entries: same kind, or a plain one where the kind says so |
 | `_with_descriptor` | a shallow copy under another batch size, device or lock |
 | `_describe` | take another descriptor, in place |
-| `_owns_leaves`, `_take_back` | whether writes into leaves of `_entries` stay; if not, keep them |
+| `_writes` | the in-place writes that store a value in an entry |
 
-What follows from these alone stands here too: `_map_each` (one leaf at a time), `_map_all` (all
-leaves at once), `_zip_each` and `_collect_pair` (the leaves of two containers), `_deal` (several
-containers of one), `_shallow` (a copy that shares tensors), `_hold` (locks of enclosing ones).
+What follows from these alone stands here too: `_map_each` (one leaf at a time), `_zip_each` and
+`_collect_pair` (the leaves of two containers), `_deal` (several containers of one), `_shallow` (a
+copy that shares tensors), `_hold` (locks of enclosing ones). What a container of members supplies
+beside them stands in `composite`.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from kd_core._leaves.loops import (
     collect_pairs,
     deal,
     entries_of,
+    has_entry,
     map_each,
     missing_key,
     rebuild,
     walk_error,
     zip_each,
 )
+from kd_core._leaves.writes import writable_source
 from kd_core._protocol.validation import admit, refuse_cycle
 
 if TYPE_CHECKING:
@@ -48,7 +51,8 @@ if TYPE_CHECKING:
 
     from kd_core._batch.caching import Plan
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, LeavesFn, Memo, Node
+    from kd_core._leaves.writes import Write
+    from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo, Node
 
 
 W = TypeVar("W", bound="Waist")
@@ -60,7 +64,7 @@ class Waist:
     __slots__ = ()
 
     _owns_leaves: ClassVar[bool] = True
-    """Whether the tensors of `_entries` are the container's own, so that writes into them stay."""
+    """Whether the tensors of `_entries` are the container's own: not so for a `Composite`."""
 
     @property
     @abstractmethod
@@ -92,8 +96,10 @@ class Waist:
     def _with_descriptor(self, desc: Descriptor) -> Self:
         """A shallow copy with another descriptor; entries that do not fit are an error."""
 
-    def _take_back(self, leaves: Mapping[str, Tensor]) -> None:
-        """Store the values of leaves that `_entries` made up, after they were written to."""
+    def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
+        """Return the checked writes that store a value in the entry at `key`, found at `path`."""
+        entry = self._entries[key]
+        return [(cast(Tensor, entry), writable_source(path, entry, value), path)]
 
     def _item(self) -> object:
         return self
@@ -158,7 +164,8 @@ class Waist:
 
         Args:
             fn: from a leaf to a leaf.
-            batch: from a batch shape to the new one, at every level; `None`: it stays.
+            batch: from a batch shape to the new one, at every level. `None`: `fn` asks for no
+                batch, so that members of a stack may be mapped one by one.
             memo: a descriptor and its successor, so that children which share it do not ask again.
         """
         desc = self._desc
@@ -185,12 +192,6 @@ class Waist:
             memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
         parts = deal(self._entries, fn, batches, memo)
         return [self._like(part, after) for part, after in zip(parts, memo[1], strict=True)]
-
-    def _map_all(self, fn: LeavesFn) -> Self:
-        """Apply an elementwise `fn` to the list of all leaves, called once."""
-        leaves: list[Tensor] = []
-        self._collect(leaves)
-        return self._rebuild(iter(fn(leaves)))
 
     def _collect(self, leaves: list[Tensor]) -> None:
         """Append the tensors that hold the values; those of members lack the stacked dimension."""
@@ -245,12 +246,29 @@ def map_by(how: Plan, container: W) -> W:
     return container._map_each(leaf, inner, (desc, desc.with_batch(batch)))
 
 
+def whole(batch: Batch) -> Batch:
+    """Return a batch shape as it is: for `_map_each` of what moves rows, but keeps their number."""
+    return batch
+
+
 def level_at(container: Waist, path: tuple[str, ...]) -> Waist:
     """The container at a path (of length zero: this one)."""
     node = container._read(path) if path else container
     if not isinstance(node, Waist):
         raise walk_error((*path, "..."), len(path), node)
     return node
+
+
+def writes_at(container: Waist, path: tuple[str, ...], value: object) -> list[Write]:
+    """Return the checked writes that store a value in the entry at a path, which must exist."""
+    check_has(container, path)
+    return level_at(container, path[:-1])._writes(path[-1], value, path)
+
+
+def check_has(container: Waist, path: tuple[str, ...]) -> None:
+    """Raise `KeyNotFound` where there is no entry at a path; the entry is not read."""
+    if not has_entry(container._entries, path):
+        container._read(path)
 
 
 def _same(leaf: Tensor) -> Tensor:

@@ -1,0 +1,127 @@
+"""The entries of several members, stacked when they are read.
+
+Knows how one entry of each member becomes one of the stack, and why it may not; must not know what
+operations do with a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
+from kd_core._keys import format_key
+from kd_core._leaves.loops import same_data
+from kd_core._protocol.primitives import Waist
+
+if TYPE_CHECKING:
+    from kd_core._protocol.composite import Composite
+    from kd_core._types import Entry
+
+
+class StackedEntries(Mapping[str, "Entry"]):
+    """The entries that all members have, in the order of the first member."""
+
+    __slots__ = ("_stack",)
+
+    def __init__(self, stack: Composite) -> None:
+        self._stack = stack
+
+    def __getitem__(self, key: str) -> Entry:
+        entry = self.get(key)
+        if entry is None:
+            raise KeyError(key)
+        return entry
+
+    def get(self, key: str, default: object = None) -> Entry | None:  # type: ignore[override]  # one
+        """Return the stacked entry, or `default` where a member has none."""
+        stack = self._stack
+        found = [member._entries.get(key) for member in stack._members]
+        if found[0].__class__ is Tensor:
+            try:  # asking each for its class first would cost as much as the stacking
+                return torch.stack(cast("list[Tensor]", found), stack._dim)
+            except (KdError, RuntimeError, TypeError):
+                pass  # one of them is something else
+        if any(entry is None for entry in found):
+            return cast("Entry | None", default)
+        return _stacked(stack, key, cast("list[Entry]", found))
+
+    def __iter__(self) -> Iterator[str]:
+        first, *others = (member._entries for member in self._stack._members)
+        keys = first.keys()
+        if all(keys == other.keys() for other in others):
+            return iter(keys)
+        return iter([key for key in keys if all(key in other for other in others)])
+
+    def _kinds(self) -> list[tuple[str, Entry]]:
+        """Return keys and what is of the kind of their entries: nothing is stacked for it."""
+        stack = self._stack
+        found: list[tuple[str, Entry]] = []
+        for key in self:
+            rows = [member._entries[key] for member in stack._members]
+            nodes = all(isinstance(row, Waist) for row in rows)
+            entry = _stacked_nodes(stack, cast("list[Waist]", rows)) if nodes else rows[0]
+            found.append((key, entry))
+        return found
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, key: object) -> bool:
+        return all(key in member._entries for member in self._stack._members)
+
+
+def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
+    """Return one entry of all members, or raise the error that says why there is none."""
+    if all(isinstance(entry, Tensor) for entry in found):
+        leaves = cast("list[Tensor]", found)
+        try:
+            return torch.stack(leaves, stack._dim)
+        except RuntimeError as error:
+            raise ragged(key, leaves, stack._dim, error) from None
+    if all(isinstance(entry, Waist) for entry in found):
+        return _stacked_nodes(stack, cast("list[Waist]", found))
+    if any(isinstance(entry, (Tensor, Waist)) for entry in found):
+        kinds = " and a ".join(sorted({f"`{type(entry).__name__}`" for entry in found}))
+        raise KeySetMismatch(
+            f"entry {format_key(key)} is a {kinds} among the members: it must be of one kind. Read "
+            f"it from each, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
+        )
+    values = [cast("Waist", entry)._item() for entry in found]
+    if not all(same_data(value, values[0]) for value in values):
+        raise InvalidValue(
+            f"entry {format_key(key)} is data that differs among the members, so it has no single "
+            f"value. Read it from each, as in `[member[{key!r}] for member in "
+            f"td.unbind({stack._dim})]`."
+        )
+    return _registry.wrap_data(values[0], stack._desc.unlocked())
+
+
+def _stacked_nodes(stack: Composite, members: list[Waist]) -> Entry:
+    first = members[0]._desc.batch
+    if any(member._desc.batch != first for member in members):
+        outer = [member._desc.batch for member in stack._members]
+        pairs = zip(members, outer, strict=True)
+        members = [
+            member._with_descriptor(member._desc.with_batch(batch)) for member, batch in pairs
+        ]
+    nested = stack._of(members)
+    if stack._desc.frozen:
+        nested._describe(nested._desc.with_lock(None, 1))
+    return cast("Entry", nested)
+
+
+def ragged(key: str, leaves: list[Tensor], dim: int, error: Exception | str = "") -> KdError:
+    """Build the error of an entry that cannot be stacked."""
+    shapes = {shape_text(leaf.shape): None for leaf in leaves}
+    if len(shapes) == 1:
+        return InvalidValue(f"entry {format_key(key)} cannot be stacked: {error}")
+    return ShapeMismatch(
+        f"entry {format_key(key)} is ragged: its shapes among the {len(leaves)} members are "
+        f"{', '.join(shapes)}. Read it from each, as in `[member[{key!r}] for member in "
+        f"td.unbind({dim})]`, or pad the members to one shape."
+    )

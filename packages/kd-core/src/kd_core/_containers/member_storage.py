@@ -1,0 +1,253 @@
+"""The primitives of a container whose storage is its members.
+
+An entry is stacked when it is read, and its rows go to the members when it is written. What needs
+no whole batch runs on the members; their own keys, shapes, dtypes and memory are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._base import TensorDictBase
+from kd_core._batch.descriptor import describe
+from kd_core._containers.member_entries import StackedEntries
+from kd_core._containers.member_index import Picked, pick
+from kd_core._containers.member_writes import held_twice, rows_to_write, write_whole
+from kd_core._errors import ShapeMismatch, shape_text
+from kd_core._keys import format_key
+from kd_core._protocol.composite import Composite, as_for_a_batch, index_of
+from kd_core._protocol.primitives import Waist
+from kd_core._types import NO_DEFAULT
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._leaves.writes import Write
+    from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo
+
+
+class MemberStorage(TensorDictBase, Composite):
+    """A container that holds its entries in members."""
+
+    __slots__ = ("__weakref__", "_desc", "_dim", "_members")
+
+    _desc: Descriptor
+    _dim: int
+    _members: list[TensorDictBase]  # type: ignore[assignment]  # of containers with all methods
+
+    @property
+    def _entries(self) -> Mapping[str, Entry]:
+        return StackedEntries(self)
+
+    def _describe(self, desc: Descriptor) -> None:
+        if desc.batch != self._desc.batch:
+            inner = self._inner_batch(desc)
+            for member in self._members:
+                member._describe(member._desc.with_batch(inner))
+        self._desc = desc
+
+    def _inner_batch(self, desc: Descriptor) -> tuple[int, ...]:
+        """Return the batch size of each member where that of the stack is `desc`'s."""
+        batch, dim = desc.batch, self._dim
+        if batch[dim : dim + 1] != (len(self._members),):
+            raise ShapeMismatch(
+                f"batch_size {shape_text(batch)} does not fit {len(self._members)} containers "
+                f"stacked along dimension {dim}: that dimension must stay. Take `contiguous()`."
+            )
+        return batch[:dim] + batch[dim + 1 :]
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        inner, device = self._inner_batch(desc), desc.device
+        members = [
+            member._with_descriptor(describe(inner, device or member._desc.device))
+            for member in self._members
+        ]
+        new = self._of(members)
+        new._desc = desc
+        return new
+
+    def _of(self, members: Sequence[Waist], dim: int | None = None) -> Self:
+        new = object.__new__(self.__class__)
+        new._members = list(cast("Sequence[TensorDictBase]", members))
+        new._dim = self._dim if dim is None else dim
+        new._desc = describe_stack(members, new._dim)
+        return new
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        # What it is typed as, not its class: a result of whole entries is dense.
+        return cast("Self", _registry.make_dense(entries, desc))
+
+    def _check_unlocked(self, action: str) -> None:
+        super()._check_unlocked(action)
+        for member in self._members:
+            member._check_unlocked(action)
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        self._check_unlocked(f"set {format_key(key)}")
+        rows = self._rows(value)
+        if len({id(member) for member in self._members}) < len(rows):
+            raise held_twice(f"set {format_key(key)}")
+        pairs = zip(self._members, rows, strict=True)
+        entries = [member._admit(key, row) for member, row in pairs]
+        for member, entry in zip(self._members, entries, strict=True):
+            member._set_entry(key, entry)
+
+    def _del_entry(self, key: str) -> None:
+        self._change_members(f"remove {format_key(key)}", lambda member: member._del_entry(key))
+
+    def _rows(self, value: Entry) -> Sequence[Entry]:
+        """Return what of an entry goes to each member."""
+        dim = self._dim
+        if isinstance(value, Tensor):
+            return value.unbind(dim)
+        if isinstance(value, MemberStorage) and self._matches(value):
+            return cast("list[Entry]", value._members)
+        count = len(self._members)
+        return [value._map_each(_Row(dim, row), _without(dim)) for row in range(count)]
+
+    def _matches(self, other: MemberStorage) -> bool:
+        return other._dim == self._dim and len(other._members) == len(self._members)
+
+    def _rows_beside(self, other: Entry) -> Sequence[Entry]:
+        batch = self._desc.batch
+        if not isinstance(other, Waist):
+            return [other] * len(self._members)  # refused by the members
+        if not other._desc.batch:
+            return [cast("Entry", other)] * len(self._members)
+        if other._desc.batch[: len(batch)] != batch:
+            raise ShapeMismatch(
+                f"containers of batch sizes {shape_text(batch)} and "
+                f"{shape_text(other._desc.batch)} do not match."
+            )
+        return self._rows(cast("Entry", other))
+
+    def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
+        rows = rows_to_write(self, key, value, path)
+        pairs = zip(self._members, rows, strict=True)
+        return [write for member, row in pairs for write in member._writes(key, row, path)]
+
+    def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+        writes: list[Write] = []
+        picked = pick(index, self._desc.batch, self._dim)
+        alone = not isinstance(value, (Waist, Mapping, Tensor))  # the same for all rows
+        if picked is not None and picked.in_place and (alone or picked.distinct):
+            write_whole(self._taken(picked), value, path, writes)
+            return writes
+        if picked is not None and alone:
+            for member in self._picked(picked):
+                copy = member.clone()
+                copy[picked.inner] = value
+                write_whole(member, copy, path, writes)
+            return writes
+        # Rows of several members at once: of a stacked copy, which is then written back as a whole.
+        source = value._entries if isinstance(value, Waist) else value
+        part = self
+        if isinstance(source, Mapping):
+            part = self.select(*(key for key in source if key in self._entries))
+        whole = part.contiguous()
+        whole[index] = value
+        write_whole(self, whole, path, writes)
+        return writes
+
+    def _taken(self, picked: Picked) -> TensorDictBase:
+        """Return what an index takes: members, or what their own index gives."""
+        members = self._picked(picked)
+        if picked.inner:
+            members = [member[picked.inner] for member in members]
+        return members[0] if isinstance(picked.rows, int) else self._of(members, picked.dim)
+
+    def _picked(self, picked: Picked) -> list[TensorDictBase]:
+        rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows
+        return [self._members[row] for row in rows]
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        if batch is None:
+            new = self._by_member(lambda member: member._map_each(fn))
+            new._desc = self._desc.unlocked()
+            return new
+        index = index_of(fn)  # which an enclosing container hands down
+        picked = None if index is NO_DEFAULT else pick(index, self._desc.batch, self._dim)
+        if picked is None:
+            return super()._map_each(fn, batch, memo)
+        return cast("Self", self._result(picked))
+
+    def _result(self, picked: Picked) -> TensorDictBase:
+        """Return what an index takes, as a result: not locked, and a copy where torch copies."""
+        taken = self._taken(picked)
+        if picked.in_place and not picked.views:
+            return taken.clone()
+        return taken._shallow() if self._desc.frozen else taken
+
+    def _deal(
+        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    ) -> Sequence[Self]:
+        indices = getattr(fn, "indices", None)
+        if indices is None:
+            return super()._deal(fn, batches, memo)
+        return [self[index] for index in indices]
+
+    def _collect(self, leaves: list[Tensor]) -> None:
+        for member in self._members:
+            member._collect(leaves)
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        new = self._by_member(lambda member: member._rebuild(leaves))
+        new._desc = self._desc.unlocked()
+        return new
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        start = len(mine)
+        for member, row in zip(self._members, self._rows_beside(other), strict=True):
+            member._collect_pair(row, mine, theirs, path)
+        if not cast("Waist", other)._desc.batch:
+            for position in range(start, len(mine)):
+                theirs[position] = self._beside(mine[position], theirs[position], path)
+
+    def _beside(self, leaf: Tensor, operand: Tensor, path: tuple[str, ...]) -> Tensor:
+        """Return a leaf without batch as it stands beside that of one member."""
+        if operand.ndim > leaf.ndim - self._dim:
+            raise ShapeMismatch(
+                f"an entry of shape {shape_text(operand.shape)}{' below ' if path else ''}"
+                f"{format_key(path) if path else ''} of a container of batch_size () reaches the "
+                f"stacked dimension {self._dim}. Give that container the batch size of the stack."
+            )
+        return as_for_a_batch(leaf, operand)
+
+    def _shallow(self) -> Self:
+        new = self._by_member(lambda member: member._shallow())
+        new._desc = self._desc.unlocked()
+        return new
+
+    def _below(self) -> list[TensorDictBase]:
+        return self._members
+
+
+def describe_stack(members: Sequence[Waist], dim: int) -> Descriptor:
+    """Return the descriptor of members of one batch size, stacked along a dimension."""
+    first = members[0]._desc
+    batch = (*first.batch[:dim], len(members), *first.batch[dim:])
+    alike = all(member._desc.device == first.device for member in members)
+    return describe(batch, first.device if alike else None)
+
+
+class _Row:
+    """Takes one row of a dimension."""
+
+    __slots__ = ("_dim", "_row")
+
+    def __init__(self, dim: int, row: int) -> None:
+        self._dim, self._row = dim, row
+
+    def __call__(self, leaf: Tensor) -> Tensor:
+        return leaf.select(self._dim, self._row)
+
+
+def _without(dim: int) -> BatchFn:
+    return lambda batch: batch[:dim] + batch[dim + 1 :]

@@ -1,0 +1,124 @@
+"""In-place writes into the members of a stack: what goes to which, checked before the first.
+
+Knows stacks and values; must not know an index. All writes are returned, for the caller to do at
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._containers.member_entries import ragged
+from kd_core._errors import InvalidArgument, InvalidValue, KeySetMismatch, listed
+from kd_core._keys import format_key
+from kd_core._leaves.loops import kinds_by_key, same_data
+from kd_core._leaves.writes import Write, as_source, writable_source
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import Waist
+
+if TYPE_CHECKING:
+    from kd_core._types import Entry
+
+    Path = tuple[str, ...]
+
+
+def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequence[object]:
+    """Return what of a value each member writes into its entry.
+
+    Raises:
+        ShapeMismatch: if the value cannot be broadcast to the stacked entry.
+        InvalidValue: if a member is held twice, and would have to take two rows.
+    """
+    entries = [member._entries[key] for member in stack._members]
+    if not all(isinstance(entry, Tensor) for entry in entries):
+        return [value] * len(entries)
+    leaves = cast("list[Tensor]", entries)
+    source = value if isinstance(value, Tensor) else as_source(path, value)
+    if not source.ndim:
+        return [source] * len(leaves)
+    shapes = {leaf.shape for leaf in leaves}
+    if len(shapes) > 1:
+        raise ragged(key, leaves, stack._dim)
+    if len({id(member) for member in stack._members}) < len(leaves):
+        raise held_twice(f"write rows to {format_key(path)}")
+    shape = list(shapes.pop())
+    shape.insert(stack._dim, len(leaves))
+    whole = torch.empty((), dtype=source.dtype, device="meta").expand(shape)
+    return writable_source(path, whole, source).expand(shape).unbind(stack._dim)
+
+
+def held_twice(action: str) -> InvalidValue:
+    """Build the error of a stack that holds a member twice."""
+    return InvalidValue(
+        f"cannot {action}: the stack holds a member twice, and each member takes one row. Stack "
+        "`clone(recurse=False)` of that member instead."
+    )
+
+
+def write_whole(target: Waist, value: object, path: Path, writes: list[Write]) -> None:
+    """Append the writes that store a value in all rows of a container.
+
+    Args:
+        target: what is written.
+        value: a container or mapping, whose keys may be fewer, or one value for all leaves.
+        path: where the target stands.
+        writes: what they are appended to.
+    """
+    if isinstance(target, Composite):
+        rows = _rows_of(target, value)
+        if rows is not None:
+            for member, row in zip(target._members, rows, strict=True):
+                write_whole(member, row, path, writes)
+            return
+    kinds = kinds_by_key(target._entries)
+    source = _by_key(kinds, value)
+    unknown = [key for key in source if key not in kinds]
+    if unknown:
+        where = f" below {format_key(path)}" if path else ""
+        raise KeySetMismatch(
+            f"the source has keys{where} that the target lacks: {listed(unknown)}. The target has "
+            f"{listed(kinds)}. Add them first with `set`, or `select` the source's keys."
+        )
+    for key, new in source.items():
+        entry, where_ = kinds[key], (*path, key)
+        if isinstance(entry, Waist):
+            write_whole(entry, new, where_, writes)
+        elif isinstance(entry, Tensor):
+            writes += target._writes(key, new, where_)
+        else:
+            _check_same_data(entry, new, where_)
+
+
+def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
+    """Return what of a value goes to each member, where that takes no look at the keys."""
+    if isinstance(value, Composite) and _match(target, value):
+        return value._members
+    if isinstance(value, (Waist, Mapping)) or (isinstance(value, Tensor) and value.ndim):
+        return None
+    return [value] * len(target._members)
+
+
+def _match(one: Composite, other: Composite) -> bool:
+    return one._dim == other._dim and one._desc.batch == other._desc.batch
+
+
+def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
+    if isinstance(value, Waist):
+        return value._entries
+    if isinstance(value, Mapping):
+        return value
+    return {key: value for key, kind in kinds.items() if isinstance(kind, (Tensor, Waist))}
+
+
+def _check_same_data(entry: Entry, value: object, path: Path) -> None:
+    old = cast("Waist", entry)._item()
+    new = value._item() if hasattr(value, "_item") else value
+    if not same_data(old, new):
+        raise InvalidArgument(
+            f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
+            "cannot be written to some of its rows. Use `set` to replace it."
+        )

@@ -1,0 +1,121 @@
+"""A container that is made of members: what operations ask of it beside the primitives.
+
+An operation that needs no whole batch runs on each member (`_by_member`), so that members keep keys
+of their own, shapes of their own, dtypes and memory. What changes the structure changes all members
+or none (`_change_members`). Everything else reads `_entries`, which stacks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._protocol.primitives import Waist
+from kd_core._types import NO_DEFAULT
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._leaves.writes import Write
+    from kd_core._types import Entry, LeafFn
+
+
+class Composite(Waist):
+    """Members stacked along a batch dimension."""
+
+    __slots__ = ()
+
+    _owns_leaves: ClassVar[bool] = False
+
+    _dim: int
+    """The batch dimension along which members are stacked."""
+
+    _members: list[Waist]
+
+    @abstractmethod
+    def _of(self, members: Sequence[Waist], dim: int | None = None) -> Self:
+        """Return a container of other members, stacked along another dimension if one is given."""
+
+    @abstractmethod
+    def _rows_beside(self, other: Entry) -> Sequence[Entry]:
+        """Return what of another container stands beside each member."""
+
+    @abstractmethod
+    def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+        """Return the checked writes that store a value in the rows at an index."""
+
+    def _by_member(self, fn: Callable[..., Waist], *others: object) -> Self:
+        """Apply `fn` to each member and its rows of other containers; stack what it gives."""
+        columns = [self._rows_beside(cast("Entry", other)) for other in others]
+        return self._of([fn(*row) for row in zip(self._members, *columns, strict=True)])
+
+    def _change_members(
+        self, action: str, change: Callable[..., object], *columns: Sequence[object]
+    ) -> None:
+        """Change the structure of each member; where one fails, all are as they were.
+
+        Args:
+            action: what is done, for the message of a locked container.
+            change: called with a member and its part of each column, once for each member.
+            *columns: for each member, what else `change` takes.
+        """
+        self._check_unlocked(action)
+        rows = {id(row[0]): row for row in zip(self._members, *columns, strict=True)}
+        saved = [(level, dict(level._entries)) for level in _levels(self)]
+        try:
+            for row in rows.values():
+                change(*row)
+        except BaseException:
+            for level, entries in saved:
+                _restore(level, entries)
+            raise
+
+
+def takes(fn: LeafFn, index: object) -> LeafFn:
+    """Note on a leaf function which index of the batch it takes, so that members are picked."""
+    if type(fn) is not itemgetter and not is_dynamo_compiling():
+        fn.__dict__["index"] = index
+    return fn
+
+
+def index_of(fn: LeafFn) -> object:
+    """Return the index of the batch that a leaf function takes; `NO_DEFAULT` if it is none."""
+    if type(fn) is itemgetter:
+        return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0]
+    return getattr(fn, "index", NO_DEFAULT)
+
+
+def _levels(level: Waist) -> Iterator[Waist]:
+    """Walk all containers that hold entries of their own."""
+    if not isinstance(level, Composite):
+        yield level
+    for node in level._below():
+        if isinstance(node, Waist):
+            yield from _levels(node)
+
+
+def _restore(level: Waist, entries: dict[str, Entry]) -> None:
+    """Give a level its entries back, in their order."""
+    now = level._entries
+    if list(now) != list(entries):
+        for key in list(now):
+            level._del_entry(key)
+    for key, entry in entries.items():
+        if now.get(key) is not entry:
+            level._set_entry(key, entry)
+
+
+def as_for_a_batch(leaf: Tensor, operand: Tensor) -> Tensor:
+    """Return an operand without dimensions as it promotes beside the stacked leaf.
+
+    To torch two 0-d tensors are of one rank, where beside the stacked leaf the operand gives way.
+    """
+    if leaf.ndim or operand.ndim:
+        return operand
+    return operand.to(torch.result_type(leaf.new_empty(1), operand))

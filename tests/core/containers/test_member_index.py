@@ -1,0 +1,106 @@
+"""An index of a stack takes what it takes of a tensor: members, their rows, or copies of both."""
+
+import pytest
+import torch
+from tests.core.kinds import inner
+
+from kd_core import LazyStackedTensorDict, OutOfRange, TensorDict, TensorDictBase, lazy_stack
+from kd_core.testing import assert_close
+
+DIMS = (0, 1, 2)
+MASK = torch.tensor([True, False, True])
+ROWS = torch.tensor([2, 0, -1])
+INDICES = (
+    -1,
+    slice(1, None),
+    slice(None, None, 2),
+    slice(2, 2),
+    (..., -1),
+    (-1,),
+    (-1, ...),
+    (None, ..., 0),
+    (slice(None), None, 1),
+    (..., None),
+    (0, slice(1, 3), -1),
+    MASK,
+    (slice(None), MASK),
+    (..., ROWS),
+    (..., ROWS, slice(0, 1)),
+    (0, ROWS),
+    (ROWS, 0, ..., None),
+    (torch.tensor([[0, 1]]), slice(1, 2)),
+    (slice(None), torch.tensor([[0, 1]])),
+    (ROWS, ROWS),
+    (ROWS, slice(None), ROWS),
+    torch.ones(3, 3, dtype=torch.bool),
+    (torch.tensor(1), ...),
+)
+
+
+def dense() -> TensorDict:
+    a, b = torch.arange(54.0).reshape(3, 3, 3, 2), torch.arange(27.0).reshape(3, 3, 3)
+    return TensorDict({"a": a, "n": {"b": b}}, [3, 3, 3])
+
+
+def stacked(dim: int) -> LazyStackedTensorDict:
+    return lazy_stack([row.clone() for row in dense().unbind(dim)], dim)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_rows_are_those_of_a_tensor(dim: int, index: object) -> None:
+    taken: TensorDictBase = stacked(dim)[index]  # type: ignore[call-overload]  # any of the above
+    assert_close(taken, dense()[index])  # type: ignore[call-overload]  # any of the above
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_values_are_written_to_the_members(dim: int, index: object) -> None:
+    stack, whole = stacked(dim), dense()
+    members = stack.unbind(dim)
+    new: TensorDictBase = (dense() * 2)[index]  # type: ignore[call-overload]  # any of the above
+    stack[index], whole[index] = new, new
+    assert_close(lazy_stack(members, dim), whole)
+    stack[index], whole[index] = -1, -1
+    assert_close(lazy_stack(members, dim), whole)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_views_reach_the_members(dim: int) -> None:
+    for index in INDICES[:11]:
+        stack, whole = stacked(dim), dense()
+        stack[index].add_(1)
+        whole[index].add_(1)
+        assert_close(stack, whole)
+
+
+@pytest.mark.parametrize("index", [MASK, [0, 0], ROWS])
+def test_rows_by_number_are_copies(index: object) -> None:
+    stack = stacked(0)
+    stack[index].zero_()  # type: ignore[call-overload]  # any of the above
+    assert_close(stack, dense())
+
+
+def test_pieces_reach_the_members() -> None:
+    stack = stacked(1)
+    for piece in (*stack.split(2, 1), *stack.chunk(3, 0), *stack.tensor_split([1], 1)):
+        piece.add_(1)
+    stack.narrow(1, 1, 2).add_(1)
+    stack.unbind(0)[1].add_(1)
+    expected = dense() + 3
+    expected[:, 1:].add_(1)
+    expected[1].add_(1)
+    assert_close(stack, expected)
+
+
+def test_an_enclosing_container_hands_its_index_down() -> None:
+    td = TensorDict({"s": stacked(0)}, [3])
+    for taken in (td[1:], td[MASK], td[ROWS], td.split(2)[0], td.index_select(0, ROWS % 3)):
+        assert type(inner(taken, "s")) is LazyStackedTensorDict
+    assert td.unbind(0)[1].get("s") is td[1].get("s")
+
+
+@pytest.mark.parametrize("index", [3, (0, -4), (..., torch.tensor([3]))])
+def test_a_row_that_is_not_there_is_refused(index: object) -> None:
+    with pytest.raises(OutOfRange, match=r"batch_size \(3, 3, 3\)"):
+        stacked(1)[index]  # type: ignore[call-overload]  # any of the above
