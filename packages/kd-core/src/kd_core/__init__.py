@@ -4,11 +4,11 @@ from typing import Final
 
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import is_tensor_collection as is_tensor_collection
-from kd_core._combine.combining import cat as cat
-from kd_core._combine.combining import merge_tensordicts as merge_tensordicts
-from kd_core._combine.combining import pad as pad
-from kd_core._combine.combining import pad_sequence as pad_sequence
-from kd_core._combine.combining import stack as stack
+from kd_core._combine.concatenating import cat as cat
+from kd_core._combine.merging import merge_tensordicts as merge_tensordicts
+from kd_core._combine.padding import pad as pad
+from kd_core._combine.padding import pad_sequence as pad_sequence
+from kd_core._combine.stacking import stack as stack
 from kd_core._containers.factories import from_module as from_module
 from kd_core._containers.factories import make_tensordict as make_tensordict
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict

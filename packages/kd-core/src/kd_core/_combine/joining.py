@@ -1,5 +1,12 @@
 """Walking several containers at once, to join their leaves: what stack and cat share.
 
+Decisions that hold here:
+
+- Everything is strict: all containers have the same keys, in any order, and batch sizes that fit.
+  An error names the entry and the number of the container that differs.
+- Data that is no tensor is one value for the whole batch, so all containers must agree on it.
+- The first container gives the kind of the result.
+
 The leaves of one key are handed to torch as they are. What went wrong is looked for only after
 torch refused, so leaves that fit are never looked at twice; the message then names the entry and
 the number of the container that differs. Measured on 8 containers: below some 16 keys a lookup per

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from kd_core._base import TensorDictBase
-from kd_core._combine.combining import stack
+from kd_core._combine.stacking import stack
 
 
 def _collate(

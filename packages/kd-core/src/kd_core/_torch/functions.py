@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kd_core._base import is_tensor_collection
-from kd_core._combine.combining import cat, stack
+from kd_core._combine.concatenating import cat
+from kd_core._combine.stacking import stack
 from kd_core._errors import InvalidArgument
 from kd_core._ops.filling import fill_like
 from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY

@@ -1,14 +1,4 @@
-"""Making one container of several: stack, cat, pad and merge.
-
-Decisions that hold here:
-
-- Everything is strict: all containers have the same keys, in any order, and batch sizes that fit.
-  An error names the entry and the number of the container that differs.
-- Data that is no tensor is one value for the whole batch, so all containers must agree on it.
-- The first container gives the kind of the result.
-
-How several containers are walked at once stands in `_join`.
-"""
+"""Adding rows to containers, until several have as many."""
 
 from __future__ import annotations
 
@@ -21,15 +11,8 @@ from torch import Tensor
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import plan, remembered
 from kd_core._batch.shapes import as_ints, wrap_dim
-from kd_core._combine.joining import (
-    Join,
-    batches_differ,
-    combined,
-    concatenated_shape,
-    dims_of,
-    first_of,
-    stacked_shape,
-)
+from kd_core._combine.joining import batches_differ, first_of
+from kd_core._combine.stacking import stack
 from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key
@@ -39,53 +22,6 @@ if TYPE_CHECKING:
     from kd_core._types import Batch
 
 C = TypeVar("C", bound=TensorDictBase)
-
-# By names of their own: dynamo guards that the `torch` of each module it looks into is the same.
-_stack_tensors, _cat_tensors = torch.stack, torch.cat
-
-
-def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
-    """Stack containers along a new batch dimension; `torch.stack` comes here too.
-
-    Args:
-        tensors: containers of the same keys and batch size.
-        dim: where the new dimension goes; negative ones count from behind the last one.
-        out: a container whose leaves the result is written to.
-
-    Raises:
-        KeySetMismatch: if a container has other keys than the first.
-        ShapeMismatch: if a batch size or the shape of an entry differs.
-        InvalidValue: if they hold different values of data that is no tensor.
-
-    Example:
-        >>> import torch
-        >>> from kd_core import TensorDict, stack
-        >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]).batch_size
-        torch.Size([2, 3])
-    """
-    return combined(tensors, _stacking(dims_of(tensors, "stack"), dim), out)
-
-
-def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
-    """Concatenate containers along a batch dimension; `torch.cat` comes here too.
-
-    Args:
-        tensors: containers of the same keys, whose batch sizes differ in `dim` at most.
-        dim: along which batch dimension.
-        out: a container whose leaves the result is written to.
-
-    Raises:
-        KeySetMismatch: if a container has other keys than the first.
-        ShapeMismatch: if a batch size or the shape of an entry differs elsewhere.
-        InvalidValue: if they hold different values of data that is no tensor.
-
-    Example:
-        >>> import torch
-        >>> from kd_core import TensorDict, cat
-        >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
-        torch.Size([5])
-    """
-    return combined(tensors, _concatenating(dims_of(tensors, "cat"), dim), out)
 
 
 def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
@@ -163,42 +99,6 @@ def pad_sequence(
             f"there is an entry {format_key(key)} already. Pass another key as `return_mask`."
         )
     return result.set(key, _masks(result, lengths, at + 1))
-
-
-def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
-    """Make a container of the entries of several, nested ones merged; the tensors are shared.
-
-    Args:
-        first: gives the kind and the batch size.
-        *others: containers of the same batch size; where keys meet, the later entry stays.
-
-    Raises:
-        ShapeMismatch: if a batch size differs.
-
-    Example:
-        >>> from kd_core import TensorDict, merge_tensordicts
-        >>> merged = merge_tensordicts(TensorDict(a=1, b={"c": 2}), TensorDict(b={"d": 3}))
-        >>> list(merged.keys(True, True))
-        ['a', ('b', 'c'), ('b', 'd')]
-    """
-    batch = first_of([first, *others], "merge_tensordicts")._desc.batch
-    for number, other in enumerate(others, start=1):
-        if other._desc.batch != batch:
-            raise batches_differ(batch, other._desc.batch, number, "merge_tensordicts", ())
-    merged = first.clone(recurse=False)
-    for other in others:
-        merged.update(other)
-    return merged
-
-
-@remembered
-def _stacking(ndim: int, dim: int) -> Join:
-    return Join("stack", wrap_dim(dim, ndim + 1), _stack_tensors, stacked_shape)
-
-
-@remembered
-def _concatenating(ndim: int, dim: int) -> Join:
-    return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape)
 
 
 @remembered

@@ -1,0 +1,36 @@
+"""Merging the entries of several containers into one."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from kd_core._base import TensorDictBase
+from kd_core._combine.joining import batches_differ, first_of
+
+C = TypeVar("C", bound=TensorDictBase)
+
+
+def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
+    """Make a container of the entries of several, nested ones merged; the tensors are shared.
+
+    Args:
+        first: gives the kind and the batch size.
+        *others: containers of the same batch size; where keys meet, the later entry stays.
+
+    Raises:
+        ShapeMismatch: if a batch size differs.
+
+    Example:
+        >>> from kd_core import TensorDict, merge_tensordicts
+        >>> merged = merge_tensordicts(TensorDict(a=1, b={"c": 2}), TensorDict(b={"d": 3}))
+        >>> list(merged.keys(True, True))
+        ['a', ('b', 'c'), ('b', 'd')]
+    """
+    batch = first_of([first, *others], "merge_tensordicts")._desc.batch
+    for number, other in enumerate(others, start=1):
+        if other._desc.batch != batch:
+            raise batches_differ(batch, other._desc.batch, number, "merge_tensordicts", ())
+    merged = first.clone(recurse=False)
+    for other in others:
+        merged.update(other)
+    return merged
