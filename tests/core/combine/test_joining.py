@@ -15,8 +15,10 @@ from kd_core import (
     ShapeMismatch,
     TensorDict,
     cat,
+    lazy_stack,
     stack,
 )
+from kd_core.testing import assert_close
 
 JOINS: list[Any] = [stack, torch.stack]
 CATS: list[Any] = [cat, torch.cat, torch.concat, torch.concatenate]
@@ -42,9 +44,9 @@ def test_cat_puts_rows_where_torch_does(join: Any, dim: int) -> None:
 
 
 @BOTH
-def test_lazy_stacks_become_dense(join: Any) -> None:
+def test_lazy_stacks_beside_dense_ones_become_dense(join: Any) -> None:
     rows = (torch.stack if join is stack else torch.cat)([numbers(), numbers()])
-    got = join([lazy_container(), container()])
+    got = join([container(), lazy_container()])
     assert isinstance(got, TensorDict)
     assert_rows(got, container(), rows)
 
@@ -224,3 +226,40 @@ def test_an_out_that_does_not_fit_is_left_alone(
     with pytest.raises(error, match=message):
         stack([td, td], out=out)
     assert not out["a"].any()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@BOTH
+def test_out_may_be_a_lazy_stack(join: Any, dim: int) -> None:
+    parts = [
+        TensorDict({"a": torch.full((2, 2), i), "n": {"b": torch.ones(2, 2)}}, [2, 2])
+        for i in (1.0, 2.0)
+    ]
+    expected = join(parts, dim)
+    rows = [(row * 0).to(torch.float64) for row in expected.unbind(1)]
+    out = lazy_stack(rows, 1)
+    assert join(parts, dim, out=out) is out
+    assert rows[1]["a"].dtype is torch.float64
+    assert_close(lazy_stack(rows, 1).float(), expected)
+
+
+@BOTH
+def test_an_out_of_another_dtype_is_left_alone(join: Any) -> None:
+    parts = [TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]) for _ in range(2)]
+    for out in (join(parts) * 0, lazy_stack((join(parts) * 0).unbind(0))):
+        out["b"] = out["b"].int()
+        with pytest.raises(InvalidArgument, match=r"`b` of `out` is of torch.int32"):
+            join(parts, out=out)
+        assert not out["a"].any()
+
+
+@pytest.mark.parametrize("stack_dim", [0, 1])
+def test_lazy_stacks_are_concatenated_member_by_member(stack_dim: int) -> None:
+    rows = [TensorDict({"r": torch.full((2, n), n)}, [2]) for n in (1, 2)]
+    stack_ = lazy_stack(rows, stack_dim)
+    longer = cat([stack_, stack_], stack_dim)
+    assert [row["r"].shape[-1] for row in longer.unbind(stack_dim)] == [1, 2, 1, 2]
+    wider = cat([stack_, stack_], 1 - stack_dim)
+    assert [tuple(row["r"].shape) for row in wider.unbind(stack_dim)] == [(4, 1), (4, 2)]
+    longer.zero_()
+    assert rows[1]["r"].all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -11,6 +11,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.caching import remembered
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, combined, concatenated_shape, dims_of
+from kd_core._protocol.composite import Composite
 
 C = TypeVar("C", bound=TensorDictBase)
 
@@ -22,7 +23,8 @@ def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
     """Concatenate containers along a batch dimension; `torch.cat` comes here too.
 
     Args:
-        tensors: containers of the same keys, whose batch sizes differ in `dim` at most.
+        tensors: containers of the same keys, whose batch sizes differ in `dim` at most. Lazy
+            stacks of the same stacked dimension are joined member by member.
         dim: along which batch dimension.
         out: a container whose leaves the result is written to.
 
@@ -37,7 +39,30 @@ def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
         >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
         torch.Size([5])
     """
-    return combined(tensors, _concatenating(dims_of(tensors, "cat"), dim), out)
+    how = _concatenating(dims_of(tensors, "cat"), dim)
+    joined = _members_joined(tensors, how) if out is None else None
+    return combined(tensors, how, out) if joined is None else cast(C, joined)
+
+
+def _members_joined(containers: Sequence[object], how: Join) -> Composite | None:
+    """Concatenate lazy stacks of one stacked dimension member by member, if they are such."""
+    first = containers[0]
+    if not isinstance(first, Composite):
+        return None
+    at, batch = first._dim, first._members[0]._desc.batch
+    stacks = [each for each in containers if isinstance(each, Composite) and each._dim == at]
+    if len(stacks) < len(containers):
+        return None
+    rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
+    if how.dim == at:
+        members = [member for column in rows for member in column]
+        if any(member._desc.batch != batch for member in members):
+            return None
+        return first._of([member.clone() for member in members])
+    if any(len(column) != len(rows[0]) for column in rows):
+        return None
+    inner = how.dim - (how.dim > at)
+    return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
 
 
 @remembered

@@ -15,6 +15,7 @@ leaf beats the comparison of whole key lists, above it the other way round.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
@@ -36,8 +37,11 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._leaves.writes import check_write, write_all
+from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
+    from kd_core._leaves.writes import Write
     from kd_core._types import Batch, Entries, Entry, Memo
 
     Path: TypeAlias = tuple[str, ...]
@@ -124,11 +128,26 @@ def combined(containers: Sequence[C], how: Join, out: C | None) -> C:
     """Join containers, into new leaves or those of `out`."""
     if out is None:
         return _join(how, containers, (), None)  # type: ignore[return-value]  # the kind of the first
-    writes: list[tuple[Column, Tensor]] = []
-    _stage_out(how, containers, out, (), writes)
-    for column, target in writes:
+    staged = _Staged([], [])
+    _stage_out(how, containers, out, (), staged)
+    for write in staged.copies:
+        check_write(*write)
+    for column, target in staged.columns:
         how.call(column, how.dim, out=target)
+    write_all(staged.copies)
     return out
+
+
+class _Staged(NamedTuple):
+    """What is to be written to `out`.
+
+    Attributes:
+        columns: leaves to join, and the leaf that torch joins them into.
+        copies: writes of joined leaves into the members of a stack.
+    """
+
+    columns: list[tuple[Column, Tensor]]
+    copies: list[Write]
 
 
 def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
@@ -290,7 +309,7 @@ def _stage_out(
     nodes: Column,
     out: Entry,
     path: Path,
-    writes: list[tuple[Column, Tensor]],
+    staged: _Staged,
 ) -> None:
     """Note down what is to be written where, after checking that it fits."""
     if not isinstance(out, TensorDictBase):
@@ -318,9 +337,13 @@ def _stage_out(
             )
         if isinstance(column[0], Tensor) and isinstance(target, Tensor):
             _check_leaf_out(how, column, target, (*path, key))
-            writes.append((column, target))
+            if isinstance(out, Composite):
+                joined = how.call(column, how.dim)
+                staged.copies.extend(out._writes(key, joined, (*path, key)))
+            else:
+                staged.columns.append((column, target))
         else:
-            _stage_out(how, column, target, (*path, key), writes)
+            _stage_out(how, column, target, (*path, key), staged)
 
 
 def _check_data_out(data: NonTensorData, out: Entry, path: Path) -> None:
@@ -337,6 +360,12 @@ def _check_leaf_out(how: Join, column: Column, target: Tensor, path: Path) -> No
         shape = how.shape([tuple(leaf.shape) for leaf in leaves], how.dim)
     if shape is None:
         _explain(how, column, path, None)
+    dtype = functools.reduce(torch.promote_types, [leaf.dtype for leaf in leaves])
+    if not torch.can_cast(dtype, target.dtype):
+        raise InvalidArgument(
+            f"entry {format_key(path)} of `out` is of {target.dtype}, which cannot take the result "
+            f"of {dtype}. Cast `out` first."
+        )
     if tuple(target.shape) != shape:
         raise ShapeMismatch(
             f"entry {format_key(path)} of `out` has shape {tuple(target.shape)}, but the result "
