@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
 from kd_core import (
     InvalidArgument,
+    InvalidValue,
     KeyNotFound,
     KeySetMismatch,
     NonTensorData,
@@ -113,3 +115,14 @@ def test_data_and_a_leaf_do_not_match() -> None:
     other = TensorDict({"x": torch.zeros(3, 2), "n": {"word": torch.zeros(3, 2)}}, [3, 2])
     with pytest.raises(KeySetMismatch, match="no tensor in the first"):
         make() + other
+
+
+@pytest.mark.parametrize(
+    "value", [["x", "y"], ("x", "y"), [torch.zeros(2), torch.zeros(3)], numpy.array(["x", "y"])]
+)
+def test_one_value_per_row_is_refused(value: object) -> None:
+    with pytest.raises(InvalidValue, match=r"`s` is a `\w+` of 2 values .* `NonTensorData`"):
+        TensorDict({"s": value}, [2])
+    td = TensorDict({"s": NonTensorData(value, [2]), "t": ["x", "y", "z"]}, [2])
+    assert td["s"] is value
+    assert td.set_non_tensor("u", value)[0]["u"] is value

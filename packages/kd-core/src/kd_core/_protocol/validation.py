@@ -50,6 +50,8 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
         return admit_mapping(key, value, desc, path)
     converted = _as_tensor(value)
     if converted is None:
+        if desc.batch and _holds_rows(value, desc.batch[0]):
+            raise _no_rows(key, value, desc, path)
         return _registry.wrap_data(value, desc)
     return _admit_tensor(key, converted, desc, path)
 
@@ -150,6 +152,22 @@ def _as_tensor(value: object) -> Tensor | None:
         except (ValueError, TypeError):
             return None
     return None
+
+
+def _holds_rows(value: object, rows: int) -> bool:
+    """Tell whether a value that is not a tensor looks like one value per row."""
+    if isinstance(value, (list, tuple)):
+        return len(value) == rows
+    return type(value).__module__ == "numpy" and getattr(value, "shape", ())[:1] == (rows,)
+
+
+def _no_rows(key: str, value: object, desc: Descriptor, path: tuple[str, ...]) -> InvalidValue:
+    return InvalidValue(
+        f"entry {format_key((*path, key))} is a `{type(value).__name__}` of {desc.batch[0]} values "
+        f"that do not form a tensor, one for each row of batch_size {desc.batch}. Rows of such "
+        "data cannot be stored: give numbers or a tensor, or wrap it in `NonTensorData` to store "
+        "it as one value that every row has."
+    )
 
 
 def _of_array(value: object) -> Tensor:
