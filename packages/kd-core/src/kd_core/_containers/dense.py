@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ class Dense(TensorDictBase):
     _entries: dict[str, Entry]
     _nested: bool
     """Whether an entry may be something else than a tensor; a flat dict skips the question."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if Dense not in cls.__bases__:
+            _use_general_methods(cls)
 
     def _describe(self, desc: Descriptor) -> None:
         self._desc = desc
@@ -224,6 +229,25 @@ class Dense(TensorDictBase):
         new = restore(self.__class__, entries, desc.batch, desc.device, desc.lock)
         memo[id(self)] = new
         return new
+
+
+# What methods that are overridden for speed do without: a class that overrides the primitive on the
+# left takes the general methods on the right instead, which call it.
+_SHORTCUTS: Final = {
+    "_set_entry": ("_put", "_set_leaves", "_store", "update"),
+    "_admit": ("_put", "_store", "update"),
+    "_like": ("_map_each", "_deal", "_rebuild", "_zip_each", "_shallow"),
+    "_describe": ("_hold",),
+}
+
+
+def _use_general_methods(cls: type[Dense]) -> None:
+    """Replace the methods that would bypass what a class overrides."""
+    own = vars(cls)
+    for primitive, shortcuts in _SHORTCUTS.items():
+        for name in shortcuts if primitive in own else ():
+            if name not in own:
+                setattr(cls, name, getattr(TensorDictBase, name))
 
 
 def restore(
