@@ -9,7 +9,7 @@ from tests.core.kinds import inner
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from kd_core import InvalidValue, TensorDict
+from kd_core import InvalidValue, TensorDict, lazy_stack
 
 
 def nested(batch: int = 3) -> TensorDict:
@@ -176,7 +176,7 @@ def test_a_subclass_comes_back_as_itself() -> None:
 
 
 def test_a_structure_survives_being_written_down() -> None:
-    td = TensorDict({"a": torch.zeros(3), "n": {"opts": [1, "x", None]}}, [3], device="cpu")
+    td = TensorDict({"a": torch.zeros(3), "n": {"opts": [1, "x", None, 2]}}, [3], device="cpu")
     spec = pytree.tree_structure(td)
     loaded = pytree.treespec_loads(pytree.treespec_dumps(spec))
     assert loaded == spec
@@ -214,3 +214,13 @@ def test_an_exported_program_with_containers_is_saved_and_loaded(
         assert result.batch_size == (size,)
         assert result["n", "word"] == "reach"
         torch.testing.assert_close(result["out"], nested(size)["b"] * 2)
+
+
+def test_gradients_with_respect_to_a_lazy_stack() -> None:
+    td = lazy_stack([TensorDict({"a": torch.full((2,), i)}) for i in (1.0, 2.0)])
+    gradient = torch.func.grad(lambda each: (each["a"] ** 2).sum())(td)
+    assert gradient["a"].tolist() == [[2, 2], [4, 4]]
+    nested = torch.func.grad(lambda each: (each["s", "a"] ** 2).sum())(TensorDict({"s": td}, [2]))
+    assert nested["s", "a"].tolist() == [[2, 2], [4, 4]]
+    rows = torch.func.vmap(torch.func.grad(lambda each: (each["a"] ** 2).sum()))(td)
+    assert rows["a"].tolist() == [[2, 2], [4, 4]]

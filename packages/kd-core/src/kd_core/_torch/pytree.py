@@ -17,12 +17,16 @@ Decisions that hold here:
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.compiler import is_compiling
 from torch.utils import _pytree
 
 from kd_core import _registry
@@ -98,7 +102,23 @@ def _same(left: object, right: object) -> bool:
 
 def _flatten(container: Waist) -> tuple[list[object], Structure]:
     children: list[object] = []
-    return children, _take_apart(container, children)
+    with _below_gradients(container):
+        return children, _take_apart(container, children)
+
+
+def _below_gradients(container: Waist) -> AbstractContextManager[object]:
+    """Return the context in which the entries of a container are read.
+
+    What a stack makes inside of `torch.func.grad` is of the level of that transform, which torch
+    then cannot wrap for it: where the members come from outside, they are stacked outside.
+    """
+    level = maybe_current_level()
+    if container._owns_leaves or level is None or is_compiling():
+        return nullcontext()
+    leaves: list[Tensor] = []
+    container._collect(leaves)
+    inside = any(torch._C._functorch.maybe_get_level(leaf) == level for leaf in leaves)
+    return nullcontext() if inside else temporarily_pop_interpreter_stack()
 
 
 def _take_apart(container: Waist, children: list[object]) -> Structure:
