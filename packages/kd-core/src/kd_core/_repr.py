@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -39,10 +39,18 @@ def describe_node(node: Node) -> str:
     entries = entries_of(node)
     if entries is None:
         return repr(node)
-    shown = {key: _entry(entries, key) for key in sorted(entries)[:MOST_KEYS]}
-    lines = [f"{key}: {_describe(value)}" for key, value in shown.items()]
-    if len(entries) > MOST_KEYS:
-        lines.append(f"... ({len(entries) - MOST_KEYS} more)")
+    partial: dict[str, str] = getattr(entries, "_partial", dict)()
+    keys = sorted([*entries, *partial])
+    shown = {key: _entry(entries, key) for key in keys[:MOST_KEYS] if key not in partial}
+    ragged = {
+        key: cast("str", getattr(entries, "_ragged")(key))  # noqa: B009  # a stack has it
+        for key, value in shown.items()
+        if isinstance(value, ShapeMismatch)
+    }
+    texts = {key: _describe(value) for key, value in shown.items()} | partial | ragged
+    lines = [f"{key}: {texts[key]}" for key in keys[:MOST_KEYS]]
+    if len(keys) > MOST_KEYS:
+        lines.append(f"... ({len(keys) - MOST_KEYS} more)")
     inner = _indent(",\n".join(lines), 2)
     fields = f"{INDENT}fields={{\n{inner}}}" if lines else f"{INDENT}fields={{\n{INDENT}}}"
     desc = node._desc
@@ -52,8 +60,13 @@ def describe_node(node: Node) -> str:
         f"{type(node).__name__}(\n{fields},\n"
         f"{INDENT}batch_size={torch.Size(desc.batch)},\n"
         f"{INDENT}device={desc.device},\n"
-        f"{INDENT}is_shared={shared})"
+        f"{INDENT}is_shared={shared}{_stack_dim(node)})"
     )
+
+
+def _stack_dim(node: Node) -> str:
+    dim = getattr(node, "stack_dim", None)
+    return "" if dim is None else f",\n{INDENT}stack_dim={dim}"
 
 
 def _is_shared_anywhere(leaf: Tensor) -> bool:
@@ -70,7 +83,7 @@ def _entry(entries: Entries, key: str) -> Entry | KdError:
 
 def _describe(value: Entry | KdError) -> str:
     if isinstance(value, KdError):
-        return "ragged" if isinstance(value, ShapeMismatch) else "differs among the members"
+        return "differs among the members"
     return describe_leaf(value) if isinstance(value, Tensor) else describe_node(value)
 
 

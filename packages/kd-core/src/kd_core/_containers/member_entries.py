@@ -68,11 +68,36 @@ class StackedEntries(Mapping[str, "Entry"]):
             found.append((key, entry))
         return found
 
+    def _partial(self) -> dict[str, str]:
+        """Describe the entries that only some members have, which reading does not show."""
+        levels = [member._entries for member in self._stack._members]
+        found: dict[str, str] = {}
+        for key in {key: None for level in levels for key in level if key not in self}:
+            entries = [level[key] for level in levels if key in level]
+            shapes = {shape_text(_shape_of(entry)): None for entry in entries}
+            kinds = {type(entry).__name__: None for entry in entries}
+            found[key] = (
+                f"{' or '.join(kinds)} in {len(entries)} of {len(levels)} members, "
+                f"of shape {' or '.join(shapes)}"
+            )
+        return found
+
+    def _ragged(self, key: str) -> str:
+        """Describe an entry whose shapes differ."""
+        entries = [member._entries[key] for member in self._stack._members]
+        return (
+            f"ragged, of shapes {', '.join({shape_text(_shape_of(each)): 0 for each in entries})}"
+        )
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, key: object) -> bool:
         return all(key in member._entries for member in self._stack._members)
+
+
+def _shape_of(entry: Entry) -> tuple[int, ...]:
+    return tuple(entry.shape) if isinstance(entry, Tensor) else entry._desc.batch
 
 
 def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
