@@ -297,7 +297,7 @@ class Access(Waist):
 
     def __len__(self) -> int:
         desc = self._desc
-        return desc.batch[0] if desc.ndim else 0
+        return desc.batch[0] if desc.ndim else len(self._entries)
 
     def __bool__(self) -> bool:
         raise InvalidArgument(

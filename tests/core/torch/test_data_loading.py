@@ -1,0 +1,48 @@
+"""A container goes through loaders and trainers that know mappings of tensors only."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kd_core import TensorDict
+
+BATCH = TensorDict({"input_ids": torch.arange(6).reshape(2, 3), "label": torch.tensor([0, 1])}, [2])
+
+
+def prepared(inputs: Any) -> Any:
+    """Do as the trainer of transformers does to move what it was given."""
+    if isinstance(inputs, Mapping):
+        return type(inputs)({key: prepared(value) for key, value in inputs.items()})  # type: ignore[call-arg]  # any
+    return inputs.to("cpu")
+
+
+def collated(features: list[Any]) -> dict[str, torch.Tensor]:
+    """Do as the default collator of transformers does."""
+    assert isinstance(features[0], Mapping)
+    first = features[0]
+    batch = {"labels": torch.tensor([each["label"].item() for each in features])}
+    for key, value in first.items():
+        if key != "label" and value is not None and not isinstance(value, str):
+            batch[key] = torch.stack([each[key] for each in features])
+    return batch
+
+
+def test_a_trainer_rebuilds_it_without_a_batch_size() -> None:
+    inputs = prepared(BATCH)
+    assert len(inputs) == 2  # a trainer refuses a batch of no length
+    assert "label" in inputs
+    assert torch.equal(dict(**inputs)["input_ids"], BATCH["input_ids"])
+
+
+def test_a_collator_puts_its_rows_together() -> None:
+    for features in (list(BATCH), [BATCH[0], BATCH[1]]):
+        batch = collated(features)
+        assert torch.equal(batch["input_ids"], BATCH["input_ids"])
+        assert batch["labels"].tolist() == [0, 1]
+
+
+def test_the_length_is_that_of_the_batch_or_the_number_of_entries() -> None:
+    assert len(BATCH) == 2
+    assert len(TensorDict({"a": 1.0, "b": 2.0, "c": 3.0})) == 3
+    assert len(TensorDict()) == 0
