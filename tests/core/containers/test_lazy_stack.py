@@ -1,5 +1,6 @@
 """What is particular to lazy stacks: members that differ, and rows that go to them."""
 
+import functools
 import pickle
 
 import numpy
@@ -271,3 +272,18 @@ def test_equal_arrays_are_one_value() -> None:
     rows = [TensorDict({"names": numpy.array(["a", "b"])}) for _ in range(2)]
     assert LazyStackedTensorDict(*rows)["names"].tolist() == ["a", "b"]
     assert stack_dense(rows)["names"].tolist() == ["a", "b"]
+
+
+def test_stacks_nest_as_deep_as_containers() -> None:
+    empty: TensorDictBase = TensorDict()
+    with pytest.raises(InvalidValue, match="nest at most"):
+        functools.reduce(lambda stack, _: lazy_stack([stack]), range(500), empty)
+
+
+def test_stacks_of_stacks_whose_keys_differ_are_written() -> None:
+    leaf = torch.ones(2)
+    stack = lazy_stack(
+        [lazy_stack([TensorDict(b=leaf, c=1.0)]), lazy_stack([TensorDict(b=leaf + 1)])]
+    )
+    stack.neg_()
+    assert leaf.tolist() == [-1, -1]

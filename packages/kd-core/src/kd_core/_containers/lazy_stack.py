@@ -23,6 +23,7 @@ from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
 from kd_core._protocol.primitives import Waist, check_has
+from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
     from typing import Self
@@ -66,6 +67,8 @@ class LazyStackedTensorDict(MemberStorage):
                     f"members of a lazy stack are containers, but member {position} is a "
                     f"`{type(member).__name__}`. Wrap a mapping with `TensorDict` first."
                 )
+            if isinstance(member, MemberStorage):
+                refuse_cycle(f"member {position}", member, None, ())
         first = members[0]._desc
         for position, member in enumerate(members):
             if member._desc is not first and member._desc.batch != first.batch:
