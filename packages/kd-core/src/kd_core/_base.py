@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import TypeGuard
 
 from kd_core import _registry
@@ -115,6 +116,8 @@ def _gather_concerns() -> None:
         for name, value in vars(concern).items():
             if name not in own and (callable(value) or hasattr(value, "__get__")):
                 setattr(TensorDictBase, name, value)
+                if isinstance(value, FunctionType):  # what an error of its arguments names
+                    value.__qualname__ = f"{TensorDictBase.__name__}.{name}"
 
 
 _gather_concerns()
