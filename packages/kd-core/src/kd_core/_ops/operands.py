@@ -336,9 +336,8 @@ def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
-    if stays and (
-        is_dynamo_compiling() or few_leaves(td._entries) or (kernel is None and _keeps_batch(td))
-    ):
+    singly = stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries))
+    if singly and (getattr(td, "_nested", True) is False or _keeps_batch(td)):
         return td._zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
