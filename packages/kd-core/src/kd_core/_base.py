@@ -112,12 +112,12 @@ def _gather_concerns() -> None:
     code calls. "ops: per call" in the benchmarks.
     """
     own = vars(TensorDictBase)
-    for concern in TensorDictBase.__mro__[1:-1]:
-        for name, value in vars(concern).items():
-            if name not in own and (callable(value) or hasattr(value, "__get__")):
-                setattr(TensorDictBase, name, value)
-                if isinstance(value, FunctionType):  # what an error of its arguments names
-                    value.__qualname__ = f"{TensorDictBase.__name__}.{name}"
+    found = [item for concern in TensorDictBase.__mro__[1:-1] for item in vars(concern).items()]
+    for name, value in found:
+        if name not in own and (callable(value) or hasattr(value, "__get__")):
+            setattr(TensorDictBase, name, value)
+            if isinstance(value, FunctionType):  # what an error of its arguments names
+                value.__qualname__ = f"{TensorDictBase.__name__}.{name}"
 
 
 _gather_concerns()
