@@ -67,6 +67,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         torch.Size([2])
     """
 
+    changes_by_assignment = True
+
     _settings: Settings
     default_interaction_type: InteractionType
     generator: Generator

@@ -27,6 +27,8 @@ class ScoringModule(TensorDictModuleBase):
         tensor(0.2500)
     """
 
+    changes_by_assignment = True
+
     def __init__(self, module: ProbabilisticTensorDictModule) -> None:
         super().__init__()
         self.module = module

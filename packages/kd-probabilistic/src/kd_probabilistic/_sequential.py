@@ -48,6 +48,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         (['loc', 'scale'], ['action'])
     """
 
+    changes_by_assignment = True
+
     def __init__(
         self,
         *modules: Modules,

@@ -39,4 +39,4 @@ def _shape(value: object) -> str:
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if is_tensor_collection(value):
         return f"{type(value).__name__} {tuple(value.batch_size)}"
-    return type(value).__name__
+    return "missing" if value is None else type(value).__name__

@@ -56,6 +56,8 @@ class EnsembleModule(TensorDictModuleBase):
         torch.Size([3, 10, 2])
     """
 
+    changes_by_assignment = True
+
     params: TensorDictParams
 
     def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:

@@ -81,6 +81,7 @@ class TensorDictModuleBase(Flagged):
         tensor([2., 2., 2.])
     """
 
+    changes_by_assignment = True
     _class_in_keys: ClassVar[Keys | None] = None
     _class_out_keys: ClassVar[Keys | None] = None
     _has_value_form: ClassVar[bool] = False

@@ -50,8 +50,8 @@ class TensorDictModule(TensorDictModuleBase):
         strict: Whether a missing input is an error; else None is passed for it.
 
     Attributes:
-        plain_forward_values: `forward_values` of this class; a subclass whose `forward_values` is
-            the same is called in line.
+        plain_functions: The functions of this class that a plan writes in line; a subclass that
+            overrides one of them is called instead.
 
     Raises:
         InvalidKey: If a key is not a nested key, or an output is named twice.
@@ -66,6 +66,8 @@ class TensorDictModule(TensorDictModuleBase):
         >>> module(x=torch.ones(2, 3)).shape
         torch.Size([2, 4])
     """
+
+    changes_by_assignment = True
 
     replaces_container: ClassVar[bool] = False
 
@@ -169,8 +171,6 @@ class TensorDictModule(TensorDictModuleBase):
                 result = function(**named, **self.method_kwargs)
         return self.split_outputs(result)
 
-    plain_forward_values = forward_values
-
     def split_outputs(self, result: object) -> tuple[object, ...]:
         """Match what the callable returned to the out keys.
 
@@ -228,6 +228,11 @@ class TensorDictModule(TensorDictModuleBase):
         if all(key == DISCARD for key in keys):
             return tuple(None for _ in keys)
         raise output_mismatch(describe(self), keys, "None (is a `return` missing?)")
+
+    plain_functions: ClassVar[Mapping[str, object]] = {
+        "forward_values": forward_values,
+        "split_outputs": split_outputs,
+    }
 
     def _from_mapping(self, result: Mapping[NestedKey, object]) -> tuple[object, ...]:
         keys = self._own_out_keys()

@@ -24,16 +24,12 @@ from kd_core import (
     is_tensor_collection,
 )
 from kd_core.extending import is_prefix
-from kd_nn._dispatch.call_names import MISSING
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
     container_of,
     destination,
     entry,
-    read_entries,
-    read_optional,
-    write_entries,
 )
 from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
@@ -79,6 +75,8 @@ class TensorDictSequential(StepList):
         >>> model.select_out_keys("y")(torch.ones(2, 3)).shape
         torch.Size([2, 4])
     """
+
+    changes_by_assignment = True
 
     partial_tolerant: bool
 
@@ -141,19 +139,9 @@ class TensorDictSequential(StepList):
             return run_members(self, tensordict, members, tensordict_out)
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
-        run = None if resolved.is_watched(self) else resolved.run
-        if run is None:
-            outputs = resolved.graph.out_keys
-            visible = resolved.out_keys if outputs is None else outputs
-            return run_steps(self, tensordict, target, resolved.live, visible)
-        if self.partial_tolerant:
-            values = read_optional(tensordict, resolved.reads, MISSING)
-        else:
-            values = read_entries(tensordict, resolved.reads, self._reader_of)
-        results = zip(resolved.writes, run(self, *values), strict=True)
-        made = {key: value for key, value in results if value is not MISSING}
-        write_entries(target, tuple(made), tuple(made.values()))
-        return target
+        outputs = resolved.graph.out_keys
+        visible = resolved.out_keys if outputs is None else outputs
+        return run_steps(self, tensordict, target, resolved.live, visible)
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""
@@ -166,12 +154,7 @@ class TensorDictSequential(StepList):
 
     def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
         """Compute the visible outputs from values by key; see the base class."""
-        resolved = self._resolve()
-        if resolved.run is None or resolved.is_watched(self):
-            return None
-        fed = [values.get(key, MISSING) for key in resolved.reads]
-        outputs = resolved.run(self, *fed)
-        return tuple(None if value is MISSING else value for value in outputs)
+        return None  # steps are interpreted on a container
 
     def select_subsequence(
         self,
@@ -231,8 +214,8 @@ class TensorDictSequential(StepList):
         if traced is None or anyone_skips:
             return BUSY
         if args and args[0].__class__ is TensorDict:
-            alone = len(args) == 1 and not kwargs and traced.container is not None
-            return traced.container(self, args[0]) if alone else BUSY  # type: ignore[misc]  # there if alone
+            alone = len(args) == 1 and not kwargs
+            return traced.container(self, args[0]) if alone else BUSY
         if traced.tensors is None or len(args) > len(traced.names):
             return BUSY
         # Loops, since a generator costs dynamo a frame for each element.
@@ -269,18 +252,11 @@ class TensorDictSequential(StepList):
 
     def _resolve(self) -> Resolved:
         resolved: Resolved | None = self.__dict__.get("_resolved")
-        if resolved is None or not resolved.is_current():
+        if resolved is None or not resolved.dependencies.are_current():
             resolved = Resolved.of(self)
             if not torch.compiler.is_dynamo_compiling():
                 self.__dict__["_resolved"] = resolved
         return resolved
-
-    def _reader_of(self, key: NestedKey) -> str:
-        graph = self._resolve().graph
-        for idx, (name, step) in enumerate(self.named_steps()):
-            if any(is_prefix(key, read) for read in graph.nodes[idx].reads):
-                return f"step `{name}`, {describe(step)}, of {describe(self)}"
-        return describe(self)
 
     def _refresh(self) -> None:
         self._resolve()

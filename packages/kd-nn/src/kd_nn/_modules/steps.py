@@ -25,6 +25,8 @@ Step = tuple[str, nn.Module]
 class StepList(TensorDictModuleBase):
     """A keyed module that holds others in order."""
 
+    changes_by_assignment = True
+
     module: nn.ModuleList | nn.ModuleDict
 
     def named_steps(self) -> list[tuple[str, nn.Module]]:

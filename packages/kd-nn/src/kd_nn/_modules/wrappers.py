@@ -40,6 +40,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         running ['y']
     """
 
+    changes_by_assignment = True
+
     def __init__(self, td_module: nn.Module) -> None:
         super().__init__()
         if not (hasattr(td_module, "in_keys") and hasattr(td_module, "out_keys")):
@@ -118,6 +120,8 @@ class WrapModule(TensorDictModuleBase):
         >>> first(TensorDict(x=torch.ones(2, 3), batch_size=[2, 3])).batch_size
         torch.Size([3])
     """
+
+    changes_by_assignment = True
 
     def __init__(
         self,

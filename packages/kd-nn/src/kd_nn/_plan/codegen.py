@@ -19,8 +19,6 @@ from kd_nn._dispatch.notes import add_step_note
 from kd_nn._keys.specs import InKeySpec
 from kd_nn._plan.program import Call, Path, Program
 
-ValuesFunction = Callable[..., tuple[object, ...]]
-
 _NAMES: dict[str, object] = {
     "_Exception": Exception,
     "_KeyError": KeyError,
@@ -53,7 +51,8 @@ class Text:
         """Define the function whose text this is."""
         scope = dict(self.names)
         exec(_compile("\n".join(self.lines)), scope)
-        return cast("Callable[..., object]", scope[name])
+        # Taken out: a function that its own globals hold is freed by a garbage collection only.
+        return cast("Callable[..., object]", scope.pop(name))
 
 
 @functools.lru_cache(maxsize=512)
@@ -68,6 +67,7 @@ class Calls:
         self.program = program
         self.text = text
         self._holders: dict[Path, str] = {}
+        self._dying = last_reads(program)
 
     def write_holders(self, depth: int) -> None:
         """Write that the dicts in which the steps are found get names: each is looked up once."""
@@ -107,14 +107,16 @@ class Calls:
             text.add(depth, f"if {there}:")
             depth += 1
         text.add(depth, f"_step = {idx}")
-        targets = [f"_o{place}" if w is None else f"_v{w}" for place, w in enumerate(call.writes)]
+        targets = ["_o" if w is None else f"_v{w}" for w in call.writes]
         if plain_module(call.step):
             self._write_plain(depth, idx, targets)
-            return
-        left = "".join(f"{target}, " for target in targets)
-        values = ", ".join(f"_v{slot}" for slot in call.reads)
-        right = f"{self.step(idx)}.forward_values({values})"
-        text.add(depth, f"{left}= {right}" if left else right)
+        else:
+            left = "".join(f"{target}, " for target in targets)
+            values = ", ".join(f"_v{slot}" for slot in call.reads)
+            right = f"{self.step(idx)}.forward_values({values})"
+            text.add(depth, f"{left}= {right}" if left else right)
+        for slot in self._dying[idx]:
+            text.add(depth, f"_v{slot} = None")
 
     def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
         text = self.text
@@ -149,6 +151,19 @@ class Calls:
         text.add(depth + 1, "_note(_error, _step, _locals())", "raise")
 
 
+def last_reads(program: Program) -> list[list[int]]:
+    """Return, for each call, the slots that no later call and no output reads.
+
+    They are cleared after the call, so that a value lives no longer than in an `nn.Sequential`.
+    """
+    later = {slot for _, slot in program.outputs}
+    dying: list[list[int]] = []
+    for call in reversed(program.calls):
+        dying.append(sorted(set(call.reads) - later))
+        later.update(call.reads)
+    return dying[::-1]
+
+
 def arguments(call: Call) -> list[str]:
     """Return the arguments of what a plain module wraps, as text."""
     spec = cast("InKeySpec", call.step.spec)
@@ -162,8 +177,11 @@ def arguments(call: Call) -> list[str]:
 
 def plain_module(step: nn.Module) -> bool:
     """Return whether the step calls what it wraps exactly as `TensorDictModule` does."""
-    plain = getattr(type(step), "plain_forward_values", None)
-    return plain is not None and getattr(type(step), "forward_values", None) is plain
+    kind = type(step)
+    plain = getattr(kind, "plain_functions", None)
+    if plain is None or not plain.keys().isdisjoint(step.__dict__):
+        return False
+    return all(getattr(kind, name) is function for name, function in plain.items())
 
 
 class Note:
@@ -178,18 +196,3 @@ class Note:
         keys = cast("list[NestedKey]", call.step.in_keys)
         given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
         add_step_note(error, call.place, call.step, given)
-
-
-def values_function(program: Program) -> ValuesFunction:
-    """Return the function that makes the calls: from the root and the inputs to the outputs.
-
-    Steps are called through their modules, so hooks on what they wrap run, and tracers see calls.
-    """
-    text = Text()
-    inputs = "".join(f", _v{slot}" for _, slot in program.inputs)
-    text.add(0, f"def _run(_root{inputs}, /):")
-    calls = Calls(program, text)
-    calls.write_holders(1)
-    calls.write_all(1)
-    text.add(1, f"return ({''.join(f'_v{slot}, ' for _, slot in program.outputs)})")
-    return cast("ValuesFunction", text.function("_run"))

@@ -12,6 +12,7 @@ from torch import nn
 
 from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
+from kd_nn._dispatch.entries import Inplace
 from kd_nn._plan.codegen import Calls, Text
 from kd_nn._plan.eager import BUSY, write_container_call, write_tensor_outputs
 from kd_nn._plan.program import Program
@@ -31,7 +32,7 @@ class Traced:
     """
 
     names: tuple[str, ...]
-    container: Callable[..., object] | None
+    container: Callable[..., object]
     tensors: Callable[..., object] | None
 
 
@@ -55,7 +56,7 @@ def traced_functions(
     names: CallNames,
     watched: Callable[[], bool],
     flags: list[list[bool]],
-    inplace: bool,
+    inplace: Inplace,
 ) -> Traced:
     """Return the functions for dynamo.
 
@@ -64,12 +65,12 @@ def traced_functions(
         names: The argument names of the sequence.
         watched: Tells whether a hook asks for the steps one by one.
         flags: What the steps raise when they change.
-        inplace: Whether results are written into the container that is given.
+        inplace: Which container is written; see `destination`.
     """
     # dynamo calls it while it traces, and leaves no guard: it does not guard hooks of modules
     # either. To trace one look-up per step and kind of hook took a seventh of a first call.
     watched = assume_constant_result(watched)
-    tensors = container = None
+    tensors = None
     # A step may make None, but where all inputs must be there it marks a missing one: no guard.
     absent = "_MISSING" if program.tolerant else "None"
     if names.are_parameters and not any(name.startswith("_") for name in names.names):
@@ -83,15 +84,14 @@ def traced_functions(
         _write_calls(program, text, absent)
         write_tensor_outputs(program, text)
         tensors = text.function("_call")
-    if inplace:
-        text = Text()
-        text.add(0, "def _call(_root, _td):")
-        _write_guard(text, watched, flags)
-        for key, slot in program.inputs:
-            text.add(1, f"_v{slot} = _td.get({key!r}, {absent})")
-        _write_calls(program, text, absent)
-        write_container_call(program, text)
-        container = text.function("_call")
+    text = Text()
+    text.add(0, "def _call(_root, _td):")
+    _write_guard(text, watched, flags)
+    for key, slot in program.inputs:
+        text.add(1, f"_v{slot} = _td.get({key!r}, {absent})")
+    _write_calls(program, text, absent)
+    write_container_call(program, text, inplace)
+    container = text.function("_call")
     return Traced(names.names, container, tensors)
 
 

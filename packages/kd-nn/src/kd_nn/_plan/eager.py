@@ -17,22 +17,19 @@ the page on performance.
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, TypeGuard, cast
 
 import torch
 from torch import nn
 
-from kd_core.extending import plain_str
 from kd_nn._dispatch.call_names import CallNames
+from kd_nn._dispatch.entries import Inplace, destination
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import InKeySpec
 from kd_nn._plan.codegen import Calls, Text, plain_module
-from kd_nn._plan.inlining import CALL, HOOKS, PLACE, Watch
-from kd_nn._plan.invalidation import flags_of
-from kd_nn._plan.program import Program, resolve, runs_on_values
-
-if TYPE_CHECKING:
-    from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, Watch
+from kd_nn._plan.invalidation import Flagged, flags_of, running_classes
+from kd_nn._plan.program import Program, keyed, resolve, runs_on_values
 
 
 class Outcome:
@@ -48,6 +45,8 @@ class Outcome:
 BUSY: Final = Outcome("busy")
 STALE: Final = Outcome("stale")
 FREE_PLANS: Final = 20
+WRITTEN: Final = (True, None, False, "empty")
+"""The values of `inplace` that a plan knows."""
 WAIT: Final = 1000
 """After so many plans a module goes the long way for so many calls before it gets another one."""
 
@@ -73,24 +72,39 @@ def _never(*_: object, **__: object) -> Outcome:
 NO_PLAN: Final = Plan(_never, _never)
 
 
-def make_plan(module: "TensorDictModuleBase") -> Plan:
-    """Return the plan of a keyed module, `NO_PLAN` if it must go the long way."""
+def make_plan(module: nn.Module) -> Plan:
+    """Return the plan of a keyed module, `NO_PLAN` if it must be interpreted."""
     if not runs_on_values(module):
         return NO_PLAN
-    in_keys, out_keys = tuple(module.in_keys), tuple(k for k in module.out_keys if k != "_")
+    # Taken before anything is read: what another thread changes meanwhile makes the plan stale.
+    flags = {member: member.change_flag() for member in module.modules() if _has_flag(member)}
+    plan = _plan_of(module)
+    return NO_PLAN if any(m.change_flag() is not flag for m, flag in flags.items()) else plan
+
+
+def _has_flag(module: nn.Module) -> TypeGuard[Flagged]:
+    return isinstance(module, Flagged)
+
+
+def _plan_of(module: nn.Module) -> Plan:
+    keys = keyed(module)
+    in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != "_")
     program = resolve(module, in_keys, out_keys)
     if program is None:
         return NO_PLAN
+    inplace = module.__dict__.get("inplace", True)
     container: Callable[..., object] = _never
-    if module.__dict__.get("inplace", True) in (True, None):
-        container = _container_function(module, program)
+    if inplace in WRITTEN:
+        container = _container_function(module, program, inplace)
     names = CallNames(in_keys, "_")
     if not names.are_parameters or any(name.startswith("_") for name in names.names):
         return Plan(container, _never)
     return Plan(container, _tensors_function(module, program, names))
 
 
-def _container_function(module: nn.Module, program: Program) -> Callable[..., object]:
+def _container_function(
+    module: nn.Module, program: Program, inplace: Inplace
+) -> Callable[..., object]:
     text = Text()
     text.add(0, "def _call(_root, _td):")
     calls = FastCalls(module, program, text)
@@ -101,7 +115,7 @@ def _container_function(module: nn.Module, program: Program) -> Callable[..., ob
         text.add(1, f"_v{slot} = _td.get({key!r}{default})")
     calls.write_input_test()
     calls.write_all(1)
-    write_container_call(program, text)
+    write_container_call(program, text, inplace)
     return text.function("_call")
 
 
@@ -122,8 +136,17 @@ def _tensors_function(
     return text.function("_call")
 
 
-def write_container_call(program: Program, text: Text) -> None:
-    """Write that the outputs are stored in `_td`, all or nothing, and that it is returned."""
+def write_container_call(program: Program, text: Text, inplace: Inplace) -> None:
+    """Write that the outputs are stored, all or nothing, and that their container is returned.
+
+    Args:
+        program: The calls that made the outputs.
+        text: The function that is written; `_td` is the container of the inputs.
+        inplace: Which container is written; see `destination`.
+    """
+    if inplace not in (True, None):
+        text.name("_destination", destination)
+        text.add(1, f"_td = _destination(_td, {inplace!r}, None)")
     if program.tolerant:
         text.add(1, "_out = {}")
         for key, slot in program.outputs:
@@ -159,10 +182,11 @@ class FastCalls(Calls):
         self.root = root
         self.watch = Watch(text)
         self.hooks, self.checks = self.watch.hooks, self.watch.checks
+        self.classes: set[type] = set()
         self.opened: set[int] = set()
         self.forms: dict[int, list[str]] = {}
-        text.names.update(_BUSY=BUSY, _STALE=STALE)
-        self._watch(root, "_R")
+        text.names.update(_BUSY=BUSY, _STALE=STALE, _True=True)
+        self._watch(root, "_root")
         self._watch_containers()
         for idx, call in enumerate(program.calls):
             if call.path:
@@ -202,11 +226,13 @@ class FastCalls(Calls):
             _tracing=torch._C._get_tracing_state,
             _Module=nn.Module,
             _call_of_modules=CALL,
+            _impl_of_modules=IMPL,
             _owner=weakref.ref(self.root),
             _skips=anyone_skips,
         )
         busy = [*self.hooks, *_global_hooks(text), "_skips", "_compiler._is_compiling_flag"]
-        busy += ["_Module.__call__ is not _call_of_modules", "_tracing()"]
+        busy += ["_Module.__call__ is not _call_of_modules"]
+        busy += ["_Module._call_impl is not _impl_of_modules", "_tracing()"]
         text.add(1, f"if {' or '.join(busy)}:")
         text.add(2, "return _BUSY")
         text.add(1, "try:")
@@ -233,21 +259,46 @@ class FastCalls(Calls):
         for place, container in enumerate([*sequences, *self.program.containers]):
             holder = container._modules["module"]
             members = {} if holder is None else holder._modules
-            name = self.text.name(f"_L{place}", members)
-            self.checks.append(f"_len({name}) != {len(members)}")
-            for idx, (key, member) in enumerate(members.items()):
-                step = self.text.name(f"_L{place}_{idx}", member)
-                self.checks.append(f"{name}[{plain_str(key)!r}] is not {step}")
+            name = f"_L{place}"
+            if holder is not None:
+                self.watch.holds(holder, name)
+            for idx, member in enumerate(members.values()):
                 if member is not None:
-                    self._watch(member, step)
+                    self._watch(member, f"{name}_{idx}")
 
     def _watch(self, module: nn.Module, name: str) -> None:
-        """Test the hooks of a keyed module, its change flag and those of what is inside."""
+        """Write the tests of the hooks of a keyed module, and of the change flags inside it."""
         inside = flags_of(module)
         flags = inside[:1] if hasattr(type(module), "named_steps") else inside
         for idx, flag in enumerate(flags):
             self.checks.append(self.text.name(f"{name}_changed{idx}", flag))
+        self._watch_class(type(module))
+        self._watch_properties(module, name)
         self._watch_hooks(module, name)
+
+    def _watch_class(self, kind: type) -> None:
+        """Write the tests that nothing was assigned on a class that changes how it runs."""
+        for base in running_classes(kind):
+            if base in self.classes:
+                continue
+            own = self.text.name(f"_C{len(self.classes)}", base.__dict__)
+            self.classes.add(base)
+            self.checks.append(f"_len({own}) != {len(base.__dict__)}")
+            for name, function in base.defined.items():
+                this = self.text.name(f"{own}_{name}", function)
+                self.checks.append(f"{own}[{name!r}] is not {this}")
+
+    def _watch_properties(self, module: nn.Module, name: str) -> None:
+        """Write the tests of what a class of the user computes, without an assignment."""
+        if getattr(type(module), "changes_by_assignment", False):
+            return
+        keys = keyed(module)
+        if module is not self.root:
+            self.text.name(name, module)
+        for what in ("in_keys", "out_keys", "out_keys_source"):
+            now = self.text.name(f"{name}_{what}", list(getattr(keys, what)))
+            self.checks.append(f"{name}.{what} != {now}")
+        self.checks.append(f"{name}.has_value_form is not _True")
 
     def _watch_hooks(self, module: nn.Module, name: str) -> None:
         for kind in HOOKS:
@@ -267,7 +318,12 @@ class FastCalls(Calls):
         self.opened.add(idx)
         spec = cast("InKeySpec", step.spec)
         one = spec.names is None and len(spec.reads) == 1
-        if one and step.__dict__["method"] is None and not step.__dict__["method_kwargs"]:
+        if not step.__dict__["method_kwargs"]:
+            self.checks.append(self.text.name(f"_A{idx}", step.__dict__["method_kwargs"]))
+            one = one and step.__dict__["method"] is None
+        else:
+            one = False
+        if one:
             lines = self.watch.lines(module, name)
             if lines is not None:
                 self.forms[idx] = lines

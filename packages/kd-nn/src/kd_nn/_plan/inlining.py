@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
 
-from kd_core.extending import plain_str
 from kd_nn._keys.specs import Keys
 from kd_nn._plan.codegen import Text
 
 CALL: Final = nn.Module.__call__
+IMPL: Final = nn.Module._call_impl
+CHAIN: Final = nn.Sequential.forward
+ITERATE: Final = nn.Sequential.__iter__
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLACE: Final = "<x>"
 """Stands for the input in a line."""
@@ -33,7 +35,7 @@ FORMS: Final[dict[type[nn.Module], tuple[Callable[..., Tensor], str, Keys]]] = {
     nn.Sigmoid: (nn.Sigmoid.forward, f"_torch.sigmoid({PLACE})", ()),
     nn.Identity: (nn.Identity.forward, PLACE, ()),
 }
-"""What `forward` of some of torch's modules does, on the parameters of the moment.
+"""What `forward` of some of torch's modules does, on its current parameters.
 
 Used only for these very classes, while their `forward` is torch's and no instance was patched or
 parametrised.
@@ -46,27 +48,49 @@ class Watch:
 
     Attributes:
         text: The function that is written.
-        hooks: Expressions that are true if somebody watches a module right now.
+        hooks: Expressions that are true if a module has a hook.
         checks: Expressions that are true if a module is not what it was.
     """
 
     text: Text
     hooks: list[str] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
+    classes: dict[type[nn.Module], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Name what the forms use."""
         self.text.names.update(_F=F, _torch=torch)
 
     def opens(self, module: nn.Module, name: str) -> bool:
-        """Tell whether `forward` of a module may be called directly, and test that it stays so."""
-        if type(module).__call__ is not CALL or module._compiled_call_impl is not None:
+        """Return whether `forward` may be called directly, and write the test that it stays so."""
+        kind = type(module)
+        if kind.__call__ is not CALL or kind._call_impl is not IMPL:
             return False
+        if module._compiled_call_impl is not None or "_call_impl" in module.__dict__:
+            return False
+        own = self._class(kind)
         attributes = self.text.name(f"{name}_attributes", module.__dict__)
         # Looked up anew: an empty dict may be assigned to drop hooks, and only keyed modules tell.
         self.hooks += [f"{attributes}[{kind!r}]" for kind in HOOKS]
+        self.checks.append(f"_type({name}) is not {own} or {name}.__dict__ is not {attributes}")
         self.checks.append(f"_len({attributes}) != {len(module.__dict__)}")
         return True
+
+    def _class(self, kind: type[nn.Module]) -> str:
+        """Name a class of wrapped modules, and test that they are called as torch calls them."""
+        if kind not in self.classes:
+            own = self.classes[kind] = self.text.name(f"_K{len(self.classes)}", kind)
+            self.text.names.update(_calls=CALL, _call_impl=IMPL)
+            self.checks.append(
+                f"{own}.__call__ is not _calls or {own}._call_impl is not _call_impl"
+            )
+        return self.classes[kind]
+
+    def holds(self, holder: nn.Module, name: str) -> None:
+        """Name the members of a module, and test that they stay the same, in order."""
+        members = self.text.name(f"{name}_members", tuple(holder._modules.values()))
+        state = self.text.name(f"{name}_state", holder.__dict__)
+        self.checks.append(f"(*{state}['_modules'].values(),) != {members}")
 
     def lines(self, module: nn.Module, name: str) -> list[str] | None:
         """Return the expressions that do what `forward` does, one after the other.
@@ -89,18 +113,23 @@ class Watch:
             return None
         self.checks.append(self.text.name(f"{name}_modules", module._modules))
         values = self.text.name(f"{name}_parameters", module._parameters)
+        if parameters:
+            self.checks.append(f"{name}_attributes['_parameters'] is not {values}")
+            self.checks += [f"{key!r} not in {values}" for key in parameters]
         return [line.replace("parameters", values).replace("attributes", f"{name}_attributes")]
 
     def _members(self, module: nn.Sequential, name: str) -> list[str] | None:
         members = module._modules
-        if None in members.values() or not self._stays(module, name, nn.Sequential.forward):
+        if None in members.values() or not self._stays(module, name, CHAIN):
             return None
-        holder = self.text.name(f"{name}_modules", members)
-        self.checks.append(f"_len({holder}) != {len(members)}")
+        self.holds(module, name)
+        iterate = f"{self._class(nn.Sequential)}.__iter__ is not _iterate"
+        if iterate not in self.checks:
+            self.text.names["_iterate"] = ITERATE
+            self.checks.append(iterate)
         lines: list[str] = []
-        for place, (key, member) in enumerate(members.items()):
+        for place, member in enumerate(members.values()):
             inner = self.text.name(f"{name}_{place}", member)
-            self.checks.append(f"{holder}[{plain_str(key)!r}] is not {inner}")
             opens = self.opens(member, inner)
             found = self.lines(member, inner) if opens else None
             call = f"{inner}.forward" if opens else inner
@@ -108,12 +137,12 @@ class Watch:
         return lines
 
     def _stays(self, module: nn.Module, name: str, forward: Callable[..., object]) -> bool:
-        """Tell whether a module runs this `forward`, and test that it stays so."""
+        """Return whether a module runs this `forward`, and write the test that it stays so."""
         kind = type(module)
         if kind.forward is not forward or "forward" in module.__dict__:
             return False
-        own = self.text.name(f"_K_{kind.__name__}", kind)
-        self.checks.append(f"_type({name}) is not {own}")
+        self.checks.append(f"'forward' in {name}_attributes")
+        own = self._class(kind)
         latest = f"{own}.forward is not {self.text.name(f'{own}_forward', forward)}"
         if latest not in self.checks:
             self.checks.append(latest)

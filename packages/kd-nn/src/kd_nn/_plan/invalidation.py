@@ -1,37 +1,44 @@
-"""Modules that say when something changes that decides how they run.
+"""Keyed modules that invalidate what was derived from them.
 
-A plan, and the resolved graph of a sequence, hold only while the keys and the structure stay as
-they were. Looking at all of that on each call would cost more than the plan gains. So an
-assignment to an attribute that matters appends to a list, the flag, which whoever depends on the
-module has kept: testing an empty list costs 5 ns.
+A plan, and the resolved graph of a sequence, are caches of how a module runs. Comparing all that
+they were made from on each call would cost more than they save. So a change of the module appends
+to a list, its *change flag*, which every cache that depends on the module has kept: testing an
+empty list is the cheapest guard there is.
+
+What counts as a change is decided by exclusion: every assignment and every deletion of an
+attribute, except
+
+- one that leaves the very object in place that was there before,
+- a mark of torch's own (`HARMLESS`), and
+- `training` of the classes of this library: they do not read it, and what they wrap reads it when
+  it runs. The keys of any other class may depend on it.
+
+What a class of the user computes (`in_keys` as a property, say) may change without an assignment,
+so whoever depends on it compares it. Functions assigned on a class are compared with those that it
+defined. Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`.
+A cache takes the flags *before* it reads anything, so that a change made meanwhile by another
+thread leaves it stale, not wrong.
 """
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Final, Self
 
 from torch import nn
 
-_DECIDES_HOW_IT_RUNS = frozenset(
-    {
-        "__call__",
-        "__class__",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-        "_compiled_call_impl",
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "forward",
-        "in_keys",
-        "inplace",
-        "method",
-        "method_kwargs",
-        "module",
-        "out_keys",
-        "partial_tolerant",
-        "strict",
-    }
-)
 _NEVER_COPIED = ("_changed", "_plan", "_plans_made", "_resolved")
-"""What belongs to one object alone: the fast calls made for it."""
+"""What belongs to one object alone: its flag, and what was derived from it."""
+_ABSENT = object()
+HARMLESS: Final = frozenset({"_is_torch_compile"})
+"""Marks that torch puts on a module, and that nothing derived from a keyed module depends on."""
+RUNNING: Final = (
+    "forward",
+    "forward_values",
+    "split_outputs",
+    "__call__",
+    "_call_impl",
+    "_wrapped_call_impl",
+)
+"""What a class may define to say how its modules run."""
 
 
 def flags_of(step: nn.Module) -> "list[list[bool]]":
@@ -40,39 +47,86 @@ def flags_of(step: nn.Module) -> "list[list[bool]]":
 
 
 class Flagged(nn.Module):
-    """A module that raises its flag when its keys or its structure are assigned."""
+    """A module that raises its change flag whenever an attribute is assigned or deleted."""
+
+    changes_by_assignment: ClassVar[bool] = False
+    """Whether keys and settings change only when an attribute other than `training` is assigned.
+
+    True for the classes of this library. A class of the user may compute them from anything, so
+    what depends on it compares them.
+    """
+
+    defined: ClassVar[Mapping[str, object]] = {}
+    """The functions among `RUNNING` that the class defined when it was made."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Record the functions that the class defines; expect it to compute its keys."""
+        super().__init_subclass__(**kwargs)
+        cls.changes_by_assignment = cls.__dict__.get("changes_by_assignment", False)
+        cls.defined = {name: cls.__dict__[name] for name in RUNNING if name in cls.__dict__}
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Assign, and tell the fast calls if it matters to them."""
+        """Assign, and invalidate what was derived from the module."""
+        state = self.__dict__
+        is_same = state.get(name, _ABSENT) is value
         super().__setattr__(name, value)  # type: ignore[arg-type]  # torch types modules only
-        if name in _DECIDES_HOW_IT_RUNS:
-            self._flag_change()
+        is_harmless = name in HARMLESS or (name == "training" and self.changes_by_assignment)
+        if is_same or is_harmless:
+            return
+        _raise_flag(state)
+        if name == "__dict__":  # the new one may hold copies of the old one's caches
+            _raise_flag(self.__dict__)
 
     def __delattr__(self, name: str) -> None:
-        """Delete, and tell the fast calls if it matters to them."""
+        """Delete, and invalidate what was derived from the module."""
         super().__delattr__(name)
-        if name in _DECIDES_HOW_IT_RUNS:
-            self._flag_change()
+        self._flag_change()
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state to copy or pickle, without anything made for the fast call."""
-        state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]  # by torch
+        """Return the state to copy or pickle, without anything derived from the module."""
+        state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {name: value for name, value in state.items() if name not in _NEVER_COPIED}
 
     def _replicate_for_data_parallel(self) -> Self:
-        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # by torch
+        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         for name in _NEVER_COPIED:
             replica.__dict__.pop(name, None)
         return replica
 
     def _flag_change(self) -> None:
-        flag = self.__dict__.pop("_changed", None)
-        if flag is not None:
-            flag.append(True)
-        self.__dict__.pop("_plan", None)
-        self.__dict__.pop("_resolved", None)
+        """Invalidate what was derived from the module."""
+        _raise_flag(self.__dict__)
 
     def change_flag(self) -> list[bool]:
-        """Return a list that gets an element as soon as the keys or the structure change."""
+        """Return a list that gets an element as soon as the module changes."""
         flag: list[bool] = self.__dict__.setdefault("_changed", [])
         return flag
+
+
+def running_classes(kind: type) -> list[type[Flagged]]:
+    """Return the classes in which Python looks for `forward`, up to the one that defines it."""
+    found: list[type[Flagged]] = []
+    for base in kind.__mro__:
+        if issubclass(base, Flagged):
+            found.append(base)
+            if "forward" in base.defined:
+                break
+    return found
+
+
+def is_patched(kind: type) -> bool:
+    """Return whether how modules of a class run was assigned on the class after it was made."""
+    return any(
+        base.__dict__.get(name) is not base.__dict__["defined"].get(name)
+        for base in kind.__mro__
+        if "defined" in base.__dict__
+        for name in RUNNING
+    )
+
+
+def _raise_flag(state: dict[str, object]) -> None:
+    flag = state.pop("_changed", None)
+    if isinstance(flag, list):
+        flag.append(True)
+    state.pop("_plan", None)
+    state.pop("_resolved", None)

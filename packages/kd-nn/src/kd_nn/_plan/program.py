@@ -14,6 +14,7 @@ from torch import nn
 
 from kd_core import NestedKey
 from kd_nn._keys.specs import DISCARD, Keys, strictly_overlaps
+from kd_nn._plan.invalidation import is_patched
 
 
 class Keyed(Protocol):
@@ -168,7 +169,8 @@ def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
         resolver.enter(root, scope)
     except Unresolvable:
         return None
-    if any(key not in scope for key in out_keys):
+    written = {slot for call in resolver.calls for slot in call.writes}
+    if any(scope.get(key) not in written for key in out_keys):
         return None
     outputs = tuple((key, scope[key]) for key in out_keys)
     calls = _needed(resolver.calls, (slot for _, slot in outputs))
@@ -206,8 +208,10 @@ def runs_on_values(step: object) -> bool:
     return (
         isinstance(step, nn.Module)
         and getattr(step, "has_value_form", False) is True
+        and not is_patched(type(step))
         and "forward" not in step.__dict__
         and "__call__" not in step.__dict__
+        and "_call_impl" not in step.__dict__
         and step._compiled_call_impl is None
         and step.__dict__.get("strict", True)
     )
