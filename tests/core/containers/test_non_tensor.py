@@ -57,8 +57,38 @@ def test_brackets_give_the_value_and_get_the_wrapper() -> None:
     assert isinstance(wrapper, NonTensorData)
     assert wrapper.data == "reach"
     assert id(wrapper) in map(id, td.values(True))
-    popped: object = td.pop(("n", "word"))
-    assert popped == "reach"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda td: td.get("word"),
+        lambda td: td.pop("word"),
+        lambda td: td.popitem()[1],
+        lambda td: td.setdefault("word", "other"),
+        lambda td: td.setdefault("new", "reach"),
+        lambda td: td.get_at("word", 0),
+        lambda td: dict(td.items())["word"],
+        lambda td: next(iter(td.values())),
+    ],
+)
+def test_only_brackets_unwrap(read: Callable[[TensorDict], object]) -> None:
+    wrapper = read(TensorDict({"word": "reach"}, [2]))
+    assert isinstance(wrapper, NonTensorData)
+    assert wrapper.data == "reach"
+
+
+def test_it_is_not_a_leaf() -> None:
+    td = TensorDict({"word": "reach", "a": 1.0, "n": {"word": "grasp", "b": 2.0}})
+    assert list(td.keys(True, True)) == ["a", ("n", "b")]
+    assert list(td.keys(leaves_only=True)) == ["a"]
+    assert all(isinstance(leaf, torch.Tensor) for leaf in td.values(True, True))
+    assert len(td.items(True, True)) == len(td.keys(True, True)) == 2
+    assert "word" in td.keys(sort=True)
+    assert "word" not in td.keys(True, True)
+    data = td.keys(True, True, is_leaf=lambda kind: kind is NonTensorData)
+    assert list(data) == ["word", "a", ("n", "word"), ("n", "b")]
+    assert len(data) == 4
 
 
 def test_a_wrapper_is_stored_as_it_is() -> None:

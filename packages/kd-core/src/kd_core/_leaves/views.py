@@ -43,7 +43,7 @@ def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> It
             found.append((key, value))
             continue
         inner = _container_entries(value, is_leaf)
-        if inner is None or not leaves_only:
+        if not leaves_only or _counts(value, is_leaf):
             found.append((key, value))
         if inner is not None and nested:
             _walk_below(inner, (key,), options, found, read)
@@ -59,7 +59,7 @@ def _walk_below(
             found.append(((*prefix, key), value))
             continue
         inner = _container_entries(value, is_leaf)
-        if inner is None or not leaves_only:
+        if not leaves_only or _counts(value, is_leaf):
             found.append(((*prefix, key), value))
         if inner is not None:
             _walk_below(inner, (*prefix, key), options, found, read)
@@ -71,9 +71,12 @@ def _first(item: tuple[str, Entry]) -> str:
 
 def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
     inner: Entries | None = getattr(value, "_entries", None)
-    if inner is not None and is_leaf is not None and is_leaf(type(value)):
-        return None
-    return inner
+    return None if inner is None or _counts(value, is_leaf) else inner
+
+
+def _counts(value: Node, is_leaf: IsLeaf) -> bool:
+    """Return whether an entry that is not a tensor counts as a leaf."""
+    return is_leaf is not None and is_leaf(type(value))
 
 
 def _count(entries: Entries, options: Options) -> int:
@@ -83,11 +86,10 @@ def _count(entries: Entries, options: Options) -> int:
         if value.__class__ is Tensor or isinstance(value, Tensor):
             continue
         inner = _container_entries(value, options[2])
-        if inner is not None:
-            if options[0]:
-                count += _count(inner, options)
-            if options[1]:
-                count -= 1
+        if inner is not None and options[0]:
+            count += _count(inner, options)
+        if options[1] and not _counts(value, options[2]):
+            count -= 1
     return count
 
 
@@ -97,7 +99,7 @@ def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> boo
     for part in path[:-1]:
         level = level[part]._entries  # type: ignore[union-attr]  # a container, as it has the path
     found = next(value for key, value in kinds_of(level) if key == path[-1])
-    return isinstance(found, Tensor) or _container_entries(found, is_leaf) is None
+    return isinstance(found, Tensor) or _counts(found, is_leaf)
 
 
 class NestedKeys(KeysView["NestedKey"]):
@@ -185,10 +187,12 @@ ALL_LEAVES: Final[Options] = (True, True, None, False)
 
 def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
     """Return the leaves of an entry that is not a plain tensor: itself, or what it encloses."""
-    inner: Entries | None = getattr(value, "_entries", None)
-    if inner is None:
+    if isinstance(value, Tensor):
         return [(key, value)]
+    inner: Entries | None = getattr(value, "_entries", None)
     found: Items = []
+    if inner is None:  # non-tensor data
+        return found
     _walk_below(inner, (key,), ALL_LEAVES, found, read)
     return found
 
@@ -209,7 +213,7 @@ class _Leaves:
                     count += len(value._entries) - 1  # type: ignore[union-attr]  # it is dense
                 elif not isinstance(value, Tensor):
                     inner = _container_entries(value, None)
-                    count += 0 if inner is None else _count(inner, ALL_LEAVES) - 1
+                    count += -1 if inner is None else _count(inner, ALL_LEAVES) - 1
         return count
 
 

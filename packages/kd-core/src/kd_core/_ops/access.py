@@ -156,14 +156,14 @@ class Access(Waist):
         return self
 
     def setdefault(self, key: NestedKey, default: object) -> Tensor:
-        """Read the entry at `key`, after storing `default` there if it was missing."""
+        """Return the entry at `key` as `get` does, after storing `default` if it is missing."""
         path = path_of(key)
         if find_entry(self._entries, path) is None:
             self._store(path, default)
-        return _value(self, path)
+        return cast(Tensor, self._read(path))
 
     def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Tensor:
-        """Remove the entry at `key` and return it.
+        """Remove the entry at `key` and return it as `get` does: non-tensor data in its wrapper.
 
         Raises:
             KeyNotFound: if it is missing and no default was given.
@@ -173,22 +173,22 @@ class Access(Waist):
             entry = self._entries.get(key)
             if entry is not None:
                 self._del_entry(key)
-                return cast(Tensor, entry if isinstance(entry, Tensor) else entry._item())
+                return cast(Tensor, entry)
         path = path_of(key)
         if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
             return cast(Tensor, default)
-        value = _value(self, path)
+        entry = self._read(path)
         _remove(self, path)
-        return value
+        return cast(Tensor, entry)
 
     def popitem(self) -> tuple[str, Tensor]:
-        """Remove the entry that was added last; return its key and value."""
+        """Remove the entry that was added last; return its key and the entry."""
         keys = list(self._entries)
         if not keys:
-            raise KeyNotFound("popitem() found no entry: the container is empty.")
-        value = _value(self, (keys[-1],))
+            raise KeyNotFound("`popitem` found no entry: the container is empty.")
+        entry = self._read((keys[-1],))
         _remove(self, (keys[-1],))
-        return keys[-1], value
+        return keys[-1], cast(Tensor, entry)
 
     def del_(self, key: NestedKey) -> Self:
         """Remove the entry at `key`.
@@ -223,7 +223,8 @@ class Access(Waist):
         path = path_of(key)
         if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
             return default
-        return _value(self, path)
+        entry = self._read(path)
+        return entry if isinstance(entry, Tensor) else entry._item()
 
     def keys(
         self,
@@ -237,8 +238,9 @@ class Access(Waist):
 
         Args:
             include_nested: also the keys of nested containers, as tuples.
-            leaves_only: not the nested containers themselves.
-            is_leaf: tells by its type whether a container counts as a leaf.
+            leaves_only: only tensors: neither nested containers nor non-tensor data.
+            is_leaf: returns for the type of an entry that is not a tensor whether it counts as a
+                leaf; nested containers that do are not entered.
             sort: in alphabetical order instead of insertion order.
 
         Example:
@@ -306,11 +308,6 @@ class Access(Waist):
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable, like a dict
-
-
-def _value(container: Waist, path: tuple[str, ...]) -> Tensor:
-    entry = container._read(path)
-    return cast(Tensor, entry if isinstance(entry, Tensor) else entry._item())
 
 
 def _stage(

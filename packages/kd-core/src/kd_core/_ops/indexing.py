@@ -139,7 +139,7 @@ class Indexing(Waist):
         fn, after = resolve(index, batch)
         if isinstance(entry, Tensor):
             return fn(entry)
-        return cast(Tensor, entry._map_each(fn, _leading(batch, after))._item())
+        return cast(Tensor, entry._map_each(fn, _leading(batch, after)))
 
     def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
         """Write rows of one entry in place; allowed on a locked container.

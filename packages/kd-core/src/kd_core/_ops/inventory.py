@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from kd_core._types import NestedKey
 
-_ALL = (True, True, None, False)
+
+def _is_data(kind: type) -> bool:
+    """Return whether entries of a type are non-tensor data."""
+    return not issubclass(kind, Waist)
 
 
 class Inventory(Waist):
@@ -72,7 +75,7 @@ class Inventory(Waist):
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).non_tensor_items(include_nested=True)
             [(('b', 'c'), 'text')]
         """
-        found = walk_items(self._entries, (include_nested, True, None, False))
+        found = walk_items(self._entries, (include_nested, True, _is_data, False))
         return [(key, value._item()) for key, value in found if not isinstance(value, Tensor)]
 
     def summary(self) -> str:
@@ -88,7 +91,7 @@ class Inventory(Waist):
             1 tensor            6 numbers           24
         """
         rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
-        for key, value in walk_items(self._entries, _ALL):
+        for key, value in walk_items(self._entries, (True, True, _is_data, False)):
             if isinstance(value, Tensor):
                 dtype = str(value.dtype).removeprefix("torch.")
                 device = str(value.device)

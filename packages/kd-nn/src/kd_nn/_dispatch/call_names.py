@@ -173,7 +173,8 @@ class CallNames:
         found: dict[NestedKey, object] = {
             key: entry(nested, key) for key in self.keys if has_entry(nested, key)
         }
-        for leaf in nested.keys(True, True):
+        leaves = [k for k, found in nested.items(True) if not is_tensor_collection(found)]
+        for leaf in leaves:
             if not any(is_prefix(key, leaf) for key in found):
                 raise DispatchError(
                     f"{who()} does not read {format_key(leaf)}, given inside `{name}`. "
