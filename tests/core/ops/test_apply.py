@@ -5,7 +5,15 @@ import torch
 from tests.core.kinds import inner
 from torch import Tensor
 
-from kd_core import KeySetMismatch, Locked, NestedKey, NonTensorData, ShapeMismatch, TensorDict
+from kd_core import (
+    InvalidArgument,
+    KeySetMismatch,
+    NestedKey,
+    NonTensorData,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 
 @pytest.fixture
@@ -73,12 +81,26 @@ def test_device(td: TensorDict) -> None:
     assert TensorDict({"a": 1}, device="cpu").apply(lambda x: x, device=None).device is None
 
 
-def test_in_place_keeps_the_container(td: TensorDict) -> None:
-    assert td.apply(lambda x: x + 1 if x.ndim == 1 else None, inplace=True) is td
-    assert td["a"].tolist() == [2, 2, 2]
-    assert ("n", "b") not in td.keys(True)
-    with pytest.raises(Locked, match="results of a function"):
-        td.lock_().apply(lambda x: x, inplace=True)
+def test_in_place_writes_into_the_leaves(td: TensorDict) -> None:
+    a, b = td["a"], td["n", "b"].clone()
+    assert td.lock_().apply(lambda x: x + 1 if x.ndim == 1 else None, inplace=True) is td
+    assert td["a"] is a
+    assert a.tolist() == [2, 2, 2]
+    assert torch.equal(td["n", "b"], b)
+    td.named_apply(lambda name, x, y: y * 2 if name == "a" else x, td, inplace=True)
+    assert a.tolist() == [4, 4, 4]
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]), TensorDict({"a": a[:2]}, [2])])
+    stack.apply(lambda x: x * 2, inplace=True)
+    assert a.tolist() == [8, 8, 4]
+
+
+def test_in_place_writes_all_results_or_none(td: TensorDict) -> None:
+    before = td.clone()
+    with pytest.raises(ShapeMismatch, match=r"cannot write a value of shape .* to `\('n', 'b'\)`"):
+        td.apply(lambda x: x + 1 if x.ndim == 1 else x[:, :1, None].expand(3, 5, 5), inplace=True)
+    assert (td == before).all()
+    with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`"):
+        td.apply(lambda x: x.sum(), inplace=True, batch_size=[])
 
 
 def test_names(td: TensorDict) -> None:

@@ -53,7 +53,9 @@ class Apply(Waist):
             batch_size: the batch size of the result and of all containers in it; needed where `fn`
                 changes leading dimensions.
             device: the device of the result.
-            inplace: put the results into this container, which must not be locked, and return it.
+            inplace: write the results into the leaves and return this container, which may be
+                locked. All of them are checked before the first is written; a leaf for which `fn`
+                returns `None`, or the leaf itself, is not written.
             default: what stands for a leaf that one of `others` lacks; without it, an error.
             filter_empty: leave out nested containers of which nothing is left.
 
@@ -72,8 +74,7 @@ class Apply(Waist):
             >>> td.apply(lambda x: x.mean(), batch_size=[])["b", "c"]
             tensor(0.)
         """
-        stays = batch_size is None and device is NO_DEFAULT
-        target = None if stays else _target(self, batch_size, device)
+        target = _target(self, batch_size, device, inplace)
         if not others and not filter_empty:
             result = _each(self, fn, None, target, ())
             return _finish(self, result) if inplace else result
@@ -104,7 +105,7 @@ class Apply(Waist):
             nested_keys: give the whole path of a nested leaf, a tuple; else its last key.
             batch_size: the batch size of the result.
             device: the device of the result.
-            inplace: put the results into this container.
+            inplace: write the results into the leaves, and return this container.
             default: what stands for a leaf that one of `others` lacks.
             filter_empty: leave out nested containers of which nothing is left.
 
@@ -117,8 +118,7 @@ class Apply(Waist):
             >>> names
             ['a', ('b', 'c')]
         """
-        stays = batch_size is None and device is NO_DEFAULT
-        target = None if stays else _target(self, batch_size, device)
+        target = _target(self, batch_size, device, inplace)
         if not others and not filter_empty:
             result = _each(self, fn, nested_keys, target, ())
             return _finish(self, result) if inplace else result
@@ -268,11 +268,19 @@ class _Walk:
 
 
 def _target(
-    td: Waist, batch_size: BatchSize | None, device: DeviceLike | NoDefault | None
+    td: Waist,
+    batch_size: BatchSize | None,
+    device: DeviceLike | NoDefault | None,
+    inplace: bool,
 ) -> Target | None:
     """Map the descriptor of a level to that of the result; `None`: each keeps its own."""
     if batch_size is None and device is NO_DEFAULT:
         return None
+    if inplace:
+        raise InvalidArgument(
+            "`inplace=True` writes into the leaves and cannot be combined with `batch_size` or "
+            "`device`. Leave these out, or take the container that `apply` returns."
+        )
     if batch_size is None:
         where = None if device is None else device_of(cast("DeviceLike", device))
         return lambda desc: describe(desc.batch, where)
@@ -281,18 +289,23 @@ def _target(
     return lambda desc: after
 
 
-def _finish(td: W, result: W) -> W:
-    """Store the result into the container."""
-    action = "put results of a function into the container"
-    td._check_unlocked(action)
-    if isinstance(td, Composite):
-        td._change_members(action, _finish, td._rows_beside(cast("Entry", result)))
-        return td
-    if result._desc is not td._desc.unlocked():
-        td._describe(result._desc)
-    for key in list(td._entries):
-        if key not in result._entries:
-            td._del_entry(key)
-    for key, value in result._entries.items():
-        td._set_entry(key, value)
+def _finish(td: W, result: Waist) -> W:
+    """Write results into the leaves that they were computed from: all of them, or none."""
+    writes: list[Write] = []
+    _stage_results(td, result, (), writes)
+    write_all(writes)
     return td
+
+
+def _stage_results(td: Waist, result: Waist, path: Path, writes: list[Write]) -> None:
+    """Check the results for one level, and note the writes."""
+    if isinstance(td, Composite):
+        for member, row in zip(td._members, td._rows_beside(cast("Entry", result)), strict=True):
+            _stage_results(member, cast("Waist", row), path, writes)
+        return
+    for key, found in result._entries.items():
+        leaf, where = td._entries[key], (*path, key)
+        if isinstance(leaf, Waist):
+            _stage_results(leaf, cast("Waist", found), where, writes)
+        elif isinstance(leaf, Tensor) and found is not leaf:
+            writes.append((leaf, writable_source(where, leaf, found), where))
