@@ -166,9 +166,13 @@ def test_gradients_are_those_of_the_members() -> None:
     rows = [TensorDict({"w": torch.ones(n)}) for n in (2, 3)]
     stack = lazy_stack(rows).requires_grad_()
     (stack * 3).sum(reduce=True).backward()  # type: ignore[no-untyped-call]  # torch types it not
-    assert rows[1].grad["w"].tolist() == [3, 3, 3]
-    assert [row["w"].shape[0] for row in stack.grad] == [2, 3]
-    assert inner(TensorDict({"s": stack}, [2]).grad, "s")[0]["w"].tolist() == [3, 3]
+    row, whole, outer = rows[1].grad, stack.grad, TensorDict({"s": stack}, [2]).grad
+    assert row is not None
+    assert whole is not None
+    assert outer is not None
+    assert row["w"].tolist() == [3, 3, 3]
+    assert [member["w"].shape[0] for member in whole] == [2, 3]
+    assert inner(outer, "s")[0]["w"].tolist() == [3, 3]
     stack.zero_grad()
     assert rows[0]["w"].grad is None
 

@@ -14,6 +14,7 @@ def td() -> TensorDict:
 def test_gradients_come_as_a_container(td: TensorDict) -> None:
     assert [td.requires_grad, td.requires_grad_() is td, td.requires_grad] == [False, True, True]
     torch.autograd.backward((td["w"] * 3).sum())
+    assert td.grad is not None
     assert td.grad["w"].tolist() == [[3, 3, 3]] * 2
     assert td.grad.batch_size == (2,)
     assert list(td.grad.keys()) == ["w"]
@@ -23,8 +24,8 @@ def test_gradients_come_as_a_container(td: TensorDict) -> None:
 def test_gradients_are_dropped_or_zeroed(set_to_none: bool, td: TensorDict) -> None:
     torch.autograd.backward(td.requires_grad_().sum(reduce=True))
     assert td.zero_grad(set_to_none) is td
-    assert td.grad.is_empty() is set_to_none
-    if not set_to_none:
+    assert (td.grad is None) is set_to_none
+    if td.grad is not None:
         assert td.grad["n", "b"].tolist() == [0, 0]
 
 

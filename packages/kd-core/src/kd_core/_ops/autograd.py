@@ -28,7 +28,7 @@ class Autograd(Waist):
         >>> (td * 3).sum(reduce=True).backward()
         >>> td.grad["w"], td.detach().requires_grad
         (tensor([3., 3.]), False)
-        >>> td.zero_grad().grad.is_empty()
+        >>> td.zero_grad().grad is None
         True
     """
 
@@ -93,9 +93,13 @@ class Autograd(Waist):
         return self._map_each(lambda leaf: leaf.data)
 
     @property
-    def grad(self) -> Self:
-        """The container of the gradients; a leaf that has none is left out."""
-        return cast("Self", _gradients(self))
+    def grad(self) -> Self | None:
+        """The container of the gradients; `None` if no leaf has one, as for a tensor.
+
+        A leaf without a gradient is left out.
+        """
+        gradients = _gradients(self)
+        return cast("Self", gradients) if leaves_of(gradients) else None
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Drop the gradients of all leaves, or fill them with zeros; return self.

@@ -106,6 +106,7 @@ class ValueContract(Contract):
         (td * 3)["n", "c"].sum().backward()  # type: ignore[no-untyped-call]  # torch types it not
         assert not td.detach().requires_grad
         expected = torch.full((*BATCH, 5), 3.0)
+        assert td.grad is not None
         torch.testing.assert_close(td.grad["n", "c"], expected)
 
     def test_torch_functions_reach_it(self) -> None:
