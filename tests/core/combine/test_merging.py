@@ -9,10 +9,12 @@ from kd_core import (
 )
 
 
-def test_merge_keeps_the_later_entry_and_the_sources() -> None:
+def test_merge_keeps_the_first_entry_and_the_sources() -> None:
     first = TensorDict({"a": 1, "in": {"b": 1}}).lock_()
-    merged = merge_tensordicts(first, TensorDict({"in": {"c": 2}}), TensorDict({"a": 3}))
-    assert merged.to_dict() == {"a": 3, "in": {"b": 1, "c": 2}}
+    others = TensorDict({"in": {"b": 2, "c": 2}, "d": 2}), TensorDict({"a": 3, "in": {"e": 3}})
+    merged = merge_tensordicts(first, *others)
+    assert merged.to_dict() == {"a": 1, "in": {"b": 1, "c": 2, "e": 3}, "d": 2}
+    assert list(others[0].keys(True, True)) == [("in", "b"), ("in", "c"), "d"]
     assert set(first.keys(True, True)) == {"a", ("in", "b")}
 
 

@@ -11,11 +11,12 @@ C = TypeVar("C", bound=TensorDictBase)
 
 
 def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
-    """Make a container of the entries of several, nested ones merged; the tensors are shared.
+    """Merge the entries of several containers, nested ones too; the tensors are shared.
 
     Args:
         first: gives the kind and the batch size.
-        *others: containers of the same batch size; where keys meet, the later entry stays.
+        *others: containers of the same batch size; of a key that several have, the first
+            container's entry stays.
 
     Raises:
         ShapeMismatch: if a batch size differs.
@@ -32,5 +33,16 @@ def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
             raise batches_differ(batch, other._desc.batch, number, "merge_tensordicts", ())
     merged = first.clone(recurse=False)
     for other in others:
-        merged.update(other)
+        _add_missing(merged, other.clone(recurse=False))
     return merged
+
+
+def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
+    """Store the entries of a container that another one lacks, level by level."""
+    for key, value in source.items():
+        mine: object = target.get(key)
+        entry: object = value
+        if mine is None:
+            target.set(key, entry)
+        elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
+            _add_missing(mine, entry)
