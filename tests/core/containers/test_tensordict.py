@@ -52,9 +52,21 @@ def test_what_is_no_mapping_is_refused(source: dict[str, object]) -> None:
         TensorDict(source)
 
 
-def test_a_container_as_source_gives_its_batch_size_and_tensors() -> None:
+def test_tuple_keys_make_nested_containers() -> None:
+    x = torch.zeros(3)
+    td = TensorDict({("a", "b"): x, "c": x, ("a", ("d",)): {("e", "f"): x}}, [3])
+    assert list(td.keys(True, True)) == [("a", "b"), ("a", "d", "e", "f"), "c"]
+    assert inner(td, "a").batch_size == (3,)
+    with pytest.raises(KeyCollision, match=r"key `a` is given twice"):
+        TensorDict({("a", "b"): x, "a": {"c": x}})
+    with pytest.raises(KeyCollision, match="makes `a` a container, and another key makes it"):
+        TensorDict({"a": x, ("a", "b"): x})
+
+
+def test_a_container_as_source_gives_its_tensors_and_no_batch_size() -> None:
     td = TensorDict({"a": torch.zeros(3, 4)}, [3])
-    other = TensorDict(td)
+    assert TensorDict(td).batch_size == ()
+    other = TensorDict(td, td.batch_size)
     assert other.batch_size == (3,)
     assert other["a"] is td["a"]
     other["b"] = torch.zeros(3)
@@ -77,11 +89,13 @@ def test_a_key_given_twice_is_refused() -> None:
         TensorDict({"a": 1.0}, a=2.0)
 
 
-@pytest.mark.parametrize("key", [1, None, ("a", "b"), 2.5])
+@pytest.mark.parametrize("key", [1, None, ("a", 1), (), 2.5])
 def test_a_key_that_is_no_string_is_refused(key: object) -> None:
     for source in ({key: torch.zeros(3)}, {key: 1.0}, {"n": {key: 1.0}}):
-        with pytest.raises(InvalidKey, match=r"keys must be strings, but .* is of type"):
-            TensorDict(source)  # type: ignore[arg-type]  # what is refused
+        with pytest.raises(
+            InvalidKey, match=r"a key must be a string or a tuple of strings, got .* of type"
+        ):
+            TensorDict(source)  # type: ignore[misc]  # what is refused
 
 
 @pytest.mark.parametrize("batch_size", [3, [3], (3,), torch.Size([3])])

@@ -5,7 +5,7 @@ import torch
 from tests.core.kinds import inner
 from torch import Tensor
 
-from kd_core import KeyNotFound, Locked, TensorClass, TensorDict
+from kd_core import InvalidArgument, KeyNotFound, Locked, TensorClass, TensorDict
 
 
 def make() -> TensorDict:
@@ -35,14 +35,26 @@ def test_filter_empty_removes_what_becomes_empty() -> None:
         make().lock_().filter_empty_()
 
 
+def test_filter_empty_that_is_refused_changes_nothing() -> None:
+    class Step(TensorClass):
+        a: TensorDict
+        n: TensorDict
+
+    a, n = TensorDict({"e": {}}, [2]), TensorDict({"e": {}}, [2])
+    with pytest.raises(InvalidArgument, match="`a`"):
+        Step(a, n, batch_size=2).filter_empty_()
+    assert list(a.keys()) == list(n.keys()) == ["e"]
+
+
 def test_split_keys_gives_each_set_and_the_rest() -> None:
     td = make()
     first, second, rest = td.split_keys(["a"], [("n", "c", "d"), ("n", "b")])
     assert first["a"] is td["a"]
-    assert set(second.keys(True, True)) == {("n", "b"), ("n", "c", "d")}
+    assert set(second.keys(True, True)) == {("n", "b")}
+    assert second["n", "c", "d"] == "x"
     assert rest.is_empty()
     assert "n" not in rest
-    assert set(td.keys(True, True)) == {"a", ("n", "b"), ("n", "c", "d")}
+    assert set(td.keys(True)) == {"a", "n", ("n", "b"), ("n", "c"), ("n", "c", "d")}
 
 
 def test_a_key_is_split_off_once() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.core.kinds import inner
+from torch import Tensor
 
 from kd_core import (
     InvalidArgument,
@@ -13,6 +14,7 @@ from kd_core import (
     Locked,
     NestedKey,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
 )
 
@@ -197,3 +199,23 @@ def test_empty_keeps_levels_on_request() -> None:
     assert make().empty(recurse=True).is_empty()
     assert not make().is_empty()
     assert not TensorDict({"word": "x"}).is_empty()
+
+
+def test_a_rename_that_is_refused_changes_nothing() -> None:
+    class Step(TensorClass):
+        a: Tensor
+        n: TensorDict
+
+    step = Step(torch.ones(2), TensorDict({}, [2]), batch_size=2)
+    with pytest.raises(InvalidArgument, match="`a` of `Step` cannot be removed"):
+        step.rename_key_("a", ("n", "x"))
+    assert list(step.n.keys()) == []
+    td = TensorDict({"a": torch.ones(2), "b": 1.0, "n": TensorDict({}, [2]).lock_()})
+    with pytest.raises(Locked):
+        td.rename_key_("a", ("n", "x"))
+    assert list(td.keys()) == ["a", "b", "n"]
+
+
+def test_unflatten_keys_refuses_what_nests_too_deep() -> None:
+    with pytest.raises(InvalidValue, match="nest at most 64 deep"):
+        TensorDict({".".join(["n"] * 300): 1.0}).unflatten_keys()

@@ -29,9 +29,9 @@ class TensorDict(Dense):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 
     Args:
-        source: a mapping or a container. Nested mappings become nested containers; numbers, lists
-            of numbers and numpy arrays become tensors; anything else is kept as data that is no
-            tensor, one value for the whole batch.
+        source: a mapping, whose keys may be nested tuples, or a container. Nested mappings become
+            nested containers; numbers, lists of numbers and arrays become tensors; anything else
+            is kept as non-tensor data, one value for the whole batch.
         batch_size: the leading dimensions of every entry; `None` means `()`, it is never inferred.
         device: where every entry is moved; `None` leaves them where they are.
         lock: lock the container once it is built.
@@ -39,7 +39,7 @@ class TensorDict(Dense):
 
     Raises:
         ShapeMismatch: if a value's shape does not start with the batch size.
-        InvalidKey: if a key is no string.
+        InvalidKey: if a key is neither a string nor a tuple of strings.
         KeyCollision: if a keyword repeats a key of the source.
 
     Example:
@@ -54,7 +54,7 @@ class TensorDict(Dense):
 
     def __init__(
         self,
-        source: Mapping[str, object] | Waist | None = None,
+        source: Source[AnyKey] | None = None,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         lock: bool = False,
@@ -65,20 +65,20 @@ class TensorDict(Dense):
             for size in batch:  # `batch_of` without its call: "construct" in the benchmarks
                 if type(size) is not int:
                     batch = batch_of(batch)
-        elif batch_size is not None:
-            batch = batch_of(batch_size)
         else:
-            batch = source._desc.batch if isinstance(source, Waist) else ()
+            batch = () if batch_size is None else batch_of(batch_size)
         desc = self._desc = describe(batch) if device is None else describe_on(batch, device)
         if entries:
             if "names" in entries or "non_blocking" in entries:
                 raise _reserved(entries)
-            source = entries if source is None else _merged(source, entries)
-        if source is None or (type(source) is dict and not source):
+            given: object = entries if source is None else _merged(source, entries)
+        else:
+            given = source
+        if given is None or (type(given) is dict and not given):
             self._entries = {}
             self._nested = False
         else:
-            fill(self, source, desc)
+            fill(self, given, desc)
         if lock:
             self.lock_()
 
@@ -126,7 +126,7 @@ class TensorDict(Dense):
     @classmethod
     def from_dict(
         cls,
-        source: Mapping[str, object],
+        source: Mapping[AnyKey, object],
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         *,
@@ -150,7 +150,7 @@ class TensorDict(Dense):
             torch.Size([3])
         """
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
-            return cls(source, batch_size, device)
+            return cls(source, batch_size, device)  # type: ignore[arg-type]  # mypy infers no key
         if cls is TensorDict and device is None and (batch_dims is None or batch_dims >= 0):
             # Where the source holds tensors alone: "from_dict, nested" in the benchmarks.
             levels: list[TensorDict] = []
@@ -160,7 +160,8 @@ class TensorDict(Dense):
                 for level in levels:
                     level._desc = desc
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
-        return cls(source, None, device).auto_batch_size_(batch_dims)
+        made = cls(source, None, device)  # type: ignore[arg-type]  # as above
+        return made.auto_batch_size_(batch_dims)
 
     @overload
     @classmethod
@@ -282,7 +283,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
     for key, value in items.items():
         if value.__class__ is not Tensor or key.__class__ is not str:
             if key.__class__ is not str:
-                fill(td, with_plain_keys(items), desc, path)
+                fill(td, with_plain_keys(items, path), desc, path)
                 return
             if type(value) is dict and len(path) < MAX_DEPTH:
                 entries[key] = _nest_mapping(value, desc, (*path, key))
@@ -355,8 +356,8 @@ def _reserved(entries: dict[str, object]) -> InvalidArgument:
     )
 
 
-def _merged(source: Mapping[str, object] | Waist, entries: dict[str, object]) -> dict[str, object]:
-    old: Mapping[str, object] = source._entries if isinstance(source, Waist) else source
+def _merged(source: object, entries: dict[str, object]) -> dict[str, object]:
+    old = _mapping_of(source)
     twice = [key for key in entries if key in old]
     if twice:
         raise KeyCollision(

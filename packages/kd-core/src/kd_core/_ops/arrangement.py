@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from kd_core import _registry
 from kd_core._keys import path_of
 from kd_core._leaves.loops import find_entry
+from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import Waist
 
 if TYPE_CHECKING:
@@ -54,11 +55,10 @@ class Arrangement(Waist):
             ['c']
         """
         self._check_unlocked("remove empty containers")
-        for key, value in list(self._entries.items()):
-            if isinstance(value, Arrangement):
-                value.filter_empty_()
-                if not value._entries:
-                    self._del_entry(key)
+        with unchanged_on_error(self):
+            for level, key in _empty_below(self)[0]:
+                level._check_unlocked("remove empty containers")
+                level._del_entry(key)
         return self
 
     def split_keys(self, *key_sets: Sequence[NestedKey], strict: bool = True) -> tuple[Self, ...]:
@@ -94,6 +94,21 @@ class Arrangement(Waist):
                     _drop(rest, path)
             parts.append(part)
         return (*parts, cast("Self", rest))
+
+
+def _empty_below(level: Waist) -> tuple[list[tuple[Waist, str]], bool]:
+    """Find the nested containers without entries, the outermost ones only.
+
+    Returns:
+        Where each of them is, and whether nothing else is in the container.
+    """
+    found: list[tuple[Waist, str]] = []
+    is_empty = True
+    for key, value in level._entries.items():
+        below, whole = _empty_below(value) if isinstance(value, Waist) else ([], False)
+        found += [(level, key)] if whole else below
+        is_empty = is_empty and whole
+    return found, is_empty
 
 
 def _drop(level: Waist, path: tuple[str, ...]) -> None:

@@ -16,7 +16,9 @@ from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetM
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry, kinds_by_key, same_data
 from kd_core._leaves.writes import check_write, copy_pairs, write_all
+from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import Waist, level_at
+from kd_core._protocol.validation import MAX_DEPTH, is_both, spread_keys, too_deep
 
 if TYPE_CHECKING:
     from typing import Self
@@ -187,8 +189,13 @@ class Structure(Waist):
             level._del_entry(source[-1])
             level._set_entry(target[-1], entry)
             return self
-        self._store(target, entry)
-        level._del_entry(source[-1])
+        if is_compiling():
+            self._store(target, entry)
+            level._del_entry(source[-1])
+            return self
+        with unchanged_on_error(level):
+            level._del_entry(source[-1])
+            self._store(target, entry)
         return self
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
@@ -217,6 +224,9 @@ class Structure(Waist):
         if not separator:
             raise InvalidValue("keys cannot be split at an empty separator: pass one such as '.'.")
         desc, separator = self._desc._unlocked, plain_str(separator)
+        for key in self._entries:
+            if key.count(separator) > MAX_DEPTH:
+                raise too_deep(tuple(key.split(separator)))
         result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
@@ -279,35 +289,8 @@ def _source_items(source: object, method: str) -> Mapping[str, object]:
         )
     for key in source:
         if type(key) is not str:
-            return _nested(source)
+            return spread_keys(source)
     return source
-
-
-def _nested(source: Mapping[NestedKey, object]) -> dict[str, object]:
-    """Spread tuple keys into nested dicts."""
-    tree: dict[str, object] = {}
-    for key, value in source.items():
-        level = tree
-        *above, last = path_of(key)
-        for part in above:
-            inner = level.setdefault(part, _Branch())
-            if inner.__class__ is not _Branch:
-                raise _is_both(key, part, "container")
-            level = inner
-        if last in level:
-            raise KeyCollision(f"key {format_key(key)} is given twice. Rename one of them.")
-        level[last] = value
-    return tree
-
-
-class _Branch(dict[str, object]):
-    """A level that a tuple key made, told apart from a mapping the user gave."""
-
-
-def _is_both(key: NestedKey, part: str, kind: str) -> KeyCollision:
-    other = "value" if kind == "container" else "container"
-    text = f"key {format_key(key)} makes `{part}` a {kind}, and another key makes it a {other}."
-    return KeyCollision(f"{text} Rename one of them.")
 
 
 def _unflattened(
@@ -322,7 +305,7 @@ def _unflattened(
             below[name][rest] = value
             continue
         if name in level:
-            raise _is_both(prefix + key, prefix + name, "container" if found else "value")
+            raise is_both(prefix + key, prefix + name, "container" if found else "value")
         level[name] = value  # holds the place of a container
         if found:
             below[name] = {rest: value}

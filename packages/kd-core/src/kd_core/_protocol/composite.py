@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -67,14 +68,9 @@ class Composite(Waist):
         """
         self._check_unlocked(action)
         rows = {id(row[0]): row for row in zip(self._members, *columns, strict=True)}
-        saved = [(level, dict(level._entries)) for level in _levels(self)]
-        try:
+        with unchanged_on_error(self):
             for row in rows.values():
                 change(*row)
-        except BaseException:
-            for level, entries in saved:
-                _restore(level, entries)
-            raise
 
 
 def takes(fn: LeafFn, index: object) -> LeafFn:
@@ -89,6 +85,18 @@ def index_of(fn: LeafFn) -> object:
     if type(fn) is itemgetter:
         return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0]
     return getattr(fn, "index", NO_DEFAULT)
+
+
+@contextmanager
+def unchanged_on_error(root: Waist) -> Iterator[None]:
+    """Restore the entries of a container, and of all below it, if the block raises."""
+    saved = [(level, dict(level._entries)) for level in _levels(root)]
+    try:
+        yield
+    except BaseException:
+        for level, entries in saved:
+            _restore(level, entries)
+        raise
 
 
 def _levels(level: Waist) -> Iterator[Waist]:

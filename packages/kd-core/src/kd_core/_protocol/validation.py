@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
 from kd_core._errors import InvalidKey, InvalidValue, KeyCollision, batch_does_not_fit
-from kd_core._keys import format_key, plain_str
+from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import leaf_fits
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import Entry, Node
+    from kd_core._types import Entry, NestedKey, Node
 
     NumpyArray: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -66,16 +66,17 @@ def admit_mapping(
         InvalidValue: if it nests too deep.
     """
     if len(path) >= MAX_DEPTH:
-        raise _too_deep(path)
+        raise too_deep(path)
     try:
         return _registry.nest_mapping(value, desc, (*path, key))
     except RecursionError:
         if path:
             raise
-        raise _too_deep((key, key, key)) from None
+        raise too_deep((key, key, key)) from None
 
 
-def _too_deep(path: tuple[str, ...]) -> InvalidValue:
+def too_deep(path: tuple[str, ...]) -> InvalidValue:
+    """Build the error for a path of too many levels."""
     return InvalidValue(
         f"containers nest at most {MAX_DEPTH} deep, and {format_key(path[:3])} goes deeper: is "
         "there a cycle?"
@@ -95,7 +96,7 @@ def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ..
     while nodes:
         depth += 1
         if depth > MAX_DEPTH:
-            raise _too_deep((*path, key))
+            raise too_deep((*path, key))
         for node in nodes:
             if node is holder:
                 raise InvalidValue(
@@ -187,31 +188,49 @@ def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:
     )
 
 
-def check_key(key: object) -> str:
-    """Return a key as a plain `str`.
+def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) -> dict[str, object]:
+    """Return a copy of a mapping in which every key is a plain `str`, tuples spread into levels.
 
     Raises:
-        InvalidKey: naming the key and its type, if it is not a string.
-    """
-    if isinstance(key, str):
-        return plain_str(key)
-    raise InvalidKey(
-        f"keys must be strings, but {key!r} is of type `{type(key).__name__}`. "
-        "Nested values are given as nested mappings."
-    )
-
-
-def with_plain_keys(source: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of a mapping in which every key is a plain `str`.
-
-    Raises:
-        InvalidKey: if a key is not a string.
+        InvalidKey: if a key is neither a string nor a tuple of strings.
         KeyCollision: if two keys have the same characters.
     """
-    plain: dict[str, object] = {}
+    for key in source:
+        if not is_key(key):
+            raise InvalidKey(
+                f"a key must be a string or a tuple of strings, got {key!r} of type "
+                f"`{type(key).__name__}`{f' in {format_key(path)}' if path else ''}."
+            )
+    return spread_keys(cast("Mapping[NestedKey, object]", source))
+
+
+def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
+    """Return a copy of a mapping in which tuple keys are spread into nested dicts.
+
+    Raises:
+        KeyCollision: if a key is given twice, or is a value and a container at once.
+    """
+    tree: dict[str, object] = {}
     for key, value in source.items():
-        name = check_key(key)
-        if name in plain:
-            raise KeyCollision(f"two keys are spelled `{name}`. Give each key once.")
-        plain[name] = value
-    return plain
+        level = tree
+        *above, last = path_of(key)
+        for part in above:
+            inner = level.setdefault(part, _Branch())
+            if inner.__class__ is not _Branch:
+                raise is_both(key, part, "container")
+            level = inner
+        if last in level:
+            raise KeyCollision(f"key {format_key(key)} is given twice. Give each key once.")
+        level[last] = value
+    return tree
+
+
+class _Branch(dict[str, object]):
+    """A level that a tuple key made, told apart from a mapping the user gave."""
+
+
+def is_both(key: NestedKey, part: str, kind: str) -> KeyCollision:
+    """Build the error for a name that one key makes a container and another one a value."""
+    other = "value" if kind == "container" else "container"
+    text = f"key {format_key(key)} makes `{part}` a {kind}, and another key makes it a {other}."
+    return KeyCollision(f"{text} Rename one of them.")
