@@ -9,6 +9,7 @@ from tests.core.rows import BATCH, assert_rows, container, numbers
 from kd_core import (
     InvalidValue,
     KeyCollision,
+    KeySetMismatch,
     ShapeMismatch,
     TensorDict,
     pad,
@@ -73,3 +74,28 @@ def test_pad_sequence_refuses_batches_that_differ_elsewhere() -> None:
         pad_sequence([TensorDict({}, [2, 3]), TensorDict({}, [2])])
     with pytest.raises(ShapeMismatch, match="container 1"):
         pad_sequence([TensorDict({}, [2, 3]), TensorDict({}, [2, 4])])
+
+
+def test_pad_sequence_without_a_batch_pads_each_leaf_to_its_own_longest() -> None:
+    def episode(steps: int, notes: int) -> TensorDict:
+        obs, note = torch.ones(steps, 2), torch.ones(notes)
+        return TensorDict({"n": {"obs": obs}, "note": note, "id": float(steps), "task": "reach"})
+
+    got = pad_sequence([episode(1, 3), episode(3, 2)], padding_value=-1, return_mask="real")
+    assert got.batch_size == (2,)
+    assert got["n", "obs"][0].tolist() == [[1, 1], [-1, -1], [-1, -1]]
+    assert got["note"].tolist() == [[1, 1, 1], [1, 1, -1]]
+    assert got["id"].tolist() == [1, 3]
+    assert got.get_non_tensor("task") == "reach"
+    assert got["real", "n", "obs"].tolist() == [[True, False, False], [True] * 3]
+    assert got["real", "note"].tolist() == [[True] * 3, [True, True, False]]
+    assert got["real", "id"].tolist() == [True, True]
+
+
+def test_pad_sequence_without_a_batch_checks_keys_and_shapes() -> None:
+    rows = [TensorDict({"a": torch.ones(2, 3)}), TensorDict({"a": torch.ones(2, 4)})]
+    with pytest.raises(ShapeMismatch, match="`a`"):
+        pad_sequence(rows)
+    assert pad_sequence(rows, pad_dim=1)["a"].shape == (2, 2, 4)
+    with pytest.raises(KeySetMismatch):
+        pad_sequence([TensorDict({"a": torch.ones(2)}), TensorDict({"b": torch.ones(1)})])

@@ -19,7 +19,7 @@ from kd_core._keys import format_key
 from kd_core._protocol.primitives import map_by, whole
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch
+    from kd_core._types import Batch, NestedKey
 
 C = TypeVar("C", bound=TensorDictBase)
 
@@ -59,9 +59,12 @@ def pad_sequence(
 ) -> C:
     """Stack containers of different lengths, the shorter ones padded at their end.
 
+    Containers without a batch, as data sets give them, are padded leaf by leaf: each leaf to its
+    own longest. A leaf that lacks dimension `pad_dim` is stacked as it is.
+
     Args:
         sequences: containers of the same keys, whose batch sizes differ in `pad_dim` at most.
-        pad_dim: the batch dimension that is padded.
+        pad_dim: the batch dimension that is padded; without a batch, the dimension of each leaf.
         padding_value: what the new rows hold.
         return_mask: also say which rows are real: a container of masks, one for each entry, at the
             key `"masks"`, or at the key given.
@@ -79,10 +82,12 @@ def pad_sequence(
                 [ True,  True]])
     """
     first = first_of(sequences, "pad_sequence")
-    at = wrap_dim(pad_dim, first._desc.ndim)
     for number, each in enumerate(sequences):
         if len(each._desc.batch) != first._desc.ndim:
             raise batches_differ(first._desc.batch, each._desc.batch, number, "pad_sequence", ())
+    if not first._desc.ndim and pad_dim >= 0:
+        return _pad_leaves(sequences, pad_dim, padding_value, return_mask)
+    at = wrap_dim(pad_dim, first._desc.ndim)
     lengths = [each._desc.batch[at] for each in sequences]
     longest = max(lengths)
     before = (0, 0) * at
@@ -93,12 +98,48 @@ def pad_sequence(
     result = stack(padded)
     if return_mask is False:
         return result
-    key = "masks" if return_mask is True else return_mask
+    return _with_masks(result, _masks(result, lengths, at + 1), return_mask)
+
+
+def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
+    key = "masks" if return_mask is True else str(return_mask)
     if key in result._entries:
         raise KeyCollision(
             f"there is an entry {format_key(key)} already. Pass another key as `return_mask`."
         )
-    return result.set(key, _masks(result, lengths, at + 1))
+    return result.set(key, masks)
+
+
+def _pad_leaves(sequences: Sequence[C], dim: int, value: float, return_mask: bool | str) -> C:
+    """Stack containers without a batch, each leaf padded to its own longest in a dimension."""
+    longest: dict[NestedKey, int] = {}
+    for each in sequences:
+        for key, leaf in each.items(True, True):
+            longest[key] = max(longest.get(key, 0), *leaf.shape[dim : dim + 1], 0)
+
+    def padded(key: NestedKey, leaf: Tensor, fill: float = value) -> Tensor:
+        if leaf.ndim <= dim:
+            return leaf
+        rows = [0, longest[key] - leaf.shape[dim]]
+        return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - dim - 1) + rows, fill)
+
+    def mask(key: NestedKey, leaf: Tensor) -> Tensor:
+        real = leaf.new_ones((), dtype=torch.bool).expand(leaf.shape[: dim + 1])
+        return padded(key, real, False)
+
+    result = stack(
+        [each.named_apply(padded, nested_keys=True, batch_size=()) for each in sequences]
+    )
+    if return_mask is False:
+        return result
+    masks = stack([each.named_apply(mask, nested_keys=True, batch_size=()) for each in sequences])
+    return _with_masks(result, _leaves_alone(masks), return_mask)
+
+
+def _leaves_alone(masks: C) -> C:
+    """Drop what is not a tensor from a container of masks."""
+    data = [key for key, value in masks._entries.items() if isinstance(value, NonTensorData)]
+    return masks.exclude(*data)
 
 
 @remembered
@@ -131,5 +172,4 @@ def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDic
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)
     masked = container._map_each(lambda leaf: mask.to(leaf.device), whole)
-    data = [key for key, value in masked._entries.items() if isinstance(value, NonTensorData)]
-    return masked.exclude(*data)
+    return _leaves_alone(masked)
