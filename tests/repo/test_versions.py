@@ -50,8 +50,8 @@ def test_every_package_says_where_it_lives(distribution: str) -> None:
     )
 
 
-def test_core_needs_torch_and_safetensors_only() -> None:
-    assert {requirement.name for requirement in dependencies("kd-core")} == {"torch", "safetensors"}
+def test_core_needs_torch_alone() -> None:
+    assert [requirement.name for requirement in dependencies("kd-core")] == ["torch"]
 
 
 def test_every_package_names_the_torch_floor_that_is_tested() -> None:
