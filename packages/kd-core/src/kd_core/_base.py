@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from kd_core import _registry
+from kd_core._html import html_of_node
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply
 from kd_core._ops.arrangement import Arrangement
@@ -39,6 +40,9 @@ from kd_core._ops.storage import Storage
 from kd_core._ops.structure import Structure
 from kd_core._protocol import overrides
 from kd_core._repr import describe_node
+
+if TYPE_CHECKING:
+    from kd_core._types import NestedKey
 
 
 class TensorDictBase(
@@ -92,6 +96,14 @@ class TensorDictBase(
 
     def __repr__(self) -> str:
         return describe_node(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html_of_node(self)
+
+    def _ipython_key_completions_(self) -> list[NestedKey]:
+        """Return the keys that a prompt offers after `td["`, nested ones as tuples."""
+        return list(self.keys(include_nested=True))
 
     @classmethod
     def __torch_function__(
