@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._keys import format_key
+from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies
 
 if TYPE_CHECKING:
@@ -225,7 +226,8 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
     try:
         if dtype is not None and isinstance(value, (int, float, complex)):
             return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch's own writes do
-        return torch.as_tensor(value, dtype=dtype)
+        array = tensor_of_array(value)
+        return torch.as_tensor(value if array is None else array, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         into = "" if dtype is None else f", whose dtype is {dtype}"
         raise InvalidArgument(

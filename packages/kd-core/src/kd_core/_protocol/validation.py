@@ -1,8 +1,8 @@
 """Letting a value into a container: what is checked, converted, and refused.
 
 Knows tensors, numbers, arrays and the registry; must not know a container class. A tensor that fits
-goes in as it is; a mapping becomes a nested container; numbers, lists of numbers and numpy arrays
-become tensors; everything else becomes non-tensor data, one value for the whole batch.
+goes in as it is; a mapping becomes a nested container; numbers, lists of numbers and arrays of any
+library become tensors; everything else becomes non-tensor data, one value for the whole batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ from torch.compiler import is_dynamo_compiling
 from kd_core import _registry
 from kd_core._errors import InvalidKey, InvalidValue, KeyCollision, batch_does_not_fit
 from kd_core._keys import format_key, is_key, path_of
+from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.loops import leaf_fits
 
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    import numpy
-
     from kd_core._batch.descriptor import Descriptor
     from kd_core._types import Entry, NestedKey, Node
-
-    NumpyArray: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
 
 _NUMBERS = (bool, int, float, complex)
 MAX_DEPTH = 64
@@ -48,7 +43,7 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
         return _admit_node(key, cast("Node", value), desc, path)
     if type(value) is dict or isinstance(value, Mapping):
         return admit_mapping(key, value, desc, path)
-    converted = _as_tensor(value)
+    converted = _as_tensor(key, value, path)
     if converted is None:
         if desc.batch and _holds_rows(value, desc.batch[0]):
             raise _no_rows(key, value, desc, path)
@@ -140,19 +135,27 @@ def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
     return desc.with_batch(batch)
 
 
-def _as_tensor(value: object) -> Tensor | None:
-    """A tensor made of a number, a list of numbers or a numpy array; `None` for other data."""
-    if isinstance(value, _NUMBERS):
+def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
+    """Return a number, a list of numbers or an array as a tensor; `None` for other data.
+
+    Raises:
+        InvalidValue: if it is an array whose elements are not numbers.
+    """
+    if isinstance(value, _NUMBERS) and type(value).__module__ != "numpy":
         return torch.as_tensor(value)
-    if type(value).__module__ == "numpy":
-        kind = getattr(getattr(value, "dtype", None), "kind", "O")
-        return _of_array(value) if kind in "biufc" else None
     if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
         try:
             return torch.as_tensor(value)
         except (ValueError, TypeError):
             return None
-    return None
+    try:
+        return tensor_of_array(value)
+    except TypeError as error:
+        raise InvalidValue(
+            f"entry {format_key((*path, key))} must be an array of numbers, got a "
+            f"`{type(value).__name__}`: {error}. Convert it, or wrap it in `NonTensorData` to "
+            "store it as one value that every row has."
+        ) from None
 
 
 def _holds_rows(value: object, rows: int) -> bool:
@@ -169,15 +172,6 @@ def _no_rows(key: str, value: object, desc: Descriptor, path: tuple[str, ...]) -
         "data cannot be stored: give numbers or a tensor, or wrap it in `NonTensorData` to store "
         "it as one value that every row has."
     )
-
-
-def _of_array(value: object) -> Tensor:
-    """A tensor of an array of numbers; one that torch cannot share memory with is copied."""
-    try:
-        return torch.as_tensor(value)
-    except ValueError:  # another byte order, or reversed
-        array = cast("NumpyArray", value)
-        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
 def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:

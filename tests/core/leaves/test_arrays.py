@@ -1,0 +1,89 @@
+"""Arrays of other libraries become tensors, or an error: never one object for the whole batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from kd_core import InvalidArgument, InvalidValue, TensorDict
+
+
+class Series:
+    """A column of a table, as pandas and polars have it."""
+
+    def __init__(self, values: object) -> None:
+        self.values = numpy.array(values)
+
+    def __array__(self, dtype: object = None, copy: object = None) -> "numpy.ndarray[Any, Any]":
+        self.values.flags.writeable = False  # as pandas hands it out
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class Image:
+    """What only describes its memory, as images of PIL do."""
+
+    def __init__(self) -> None:
+        self.values = numpy.arange(6, dtype="uint8").reshape(2, 3)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self.values.__array_interface__
+
+
+class Exchanged:
+    """What hands its memory over, as arrays of JAX do."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.arange(3.0)
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> object:
+        return self.tensor.__dlpack_device__()
+
+
+def test_a_column_becomes_a_leaf() -> None:
+    td = TensorDict({"x": Series([1.0, 2.0, 3.0]), "n": {"y": Series([1, 2, 3])}}, [3])
+    assert td["x"].tolist() == [1, 2, 3]
+    assert td[1]["n", "y"].item() == 2
+    td["z"] = Series([True, False, True])
+    assert td["z"].dtype is torch.bool
+
+
+@pytest.mark.parametrize("make", [Image, Exchanged])
+def test_arrays_of_each_protocol_share_their_memory(make: Callable[[], Any]) -> None:
+    array = make()
+    leaf = TensorDict({"x": array})["x"]
+    leaf[0] = 7
+    values = array.values if make is Image else array.tensor
+    assert leaf.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("values", [["a", "b", "c"], [None, 1, 2]])
+@pytest.mark.parametrize("batch_size", [[], [3]])
+def test_a_column_of_other_things_is_refused(values: list[object], batch_size: list[int]) -> None:
+    with pytest.raises(InvalidValue, match=r"entry `x` must be an array of numbers, got a `Ser"):
+        TensorDict({"x": Series(values)}, batch_size)
+
+
+def test_a_column_is_written_in_place() -> None:
+    td = TensorDict({"x": torch.zeros(3)}, [3])
+    td.set_("x", Series([1.0, 2.0, 3.0]))
+    td[:2] = {"x": Series([5.0, 6.0])}
+    assert td["x"].tolist() == [5, 6, 3]
+    with pytest.raises(InvalidArgument, match="`x`"):
+        td.set_("x", Series(["a", "b", "c"]))
+
+
+def test_an_array_that_is_read_only_is_copied() -> None:
+    array = numpy.arange(3.0)
+    array.flags.writeable = False
+    leaf = TensorDict({"x": array})["x"]
+    leaf += 1
+    assert array.tolist() == [0, 1, 2]
