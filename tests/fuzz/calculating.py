@@ -1,0 +1,261 @@
+"""Operations that calculate: the function of torch on each leaf, operands laid beside it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from random import Random
+
+import torch
+from tests.fuzz.checking import Call, Refusal
+from tests.fuzz.operands import Operand, check_keys, each, paired, some_operand, write_each
+from tests.fuzz.registry import odd, operation
+from tests.fuzz.subjects import Plain, Subject
+from torch import Tensor
+
+from kd_core import TensorDictBase
+from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
+
+Binary = {row.name: row for row in (*ARITHMETIC, *LOGIC, *COMPARISONS)}
+
+
+OPERATORS = ("__neg__", "__pos__", "__invert__", "__abs__")
+
+
+@operation(*(row.name for row in UNARY), *OPERATORS)
+def unary(rng: Random, s: Subject, name: str) -> Call:
+    fn: Callable[..., Tensor] = getattr(operator if name in OPERATORS else torch, name)
+    use = name not in OPERATORS and rng.random() < 0.2
+    options = keywords_of(rng, name)
+    if options or not use:
+        ours: Callable[[TensorDictBase], object] = operator.methodcaller(name, **options)
+    else:
+        ours = fn
+    return Call(
+        name,
+        f"{'torch' if use else 'td'}.{name}({options})",
+        ours,
+        lambda plain: each(plain, lambda leaf: fn(leaf, **options)),
+        exact=False,
+        memberwise=True,
+    )
+
+
+@operation(*(f"{row.name}_" for row in UNARY if row.in_place))
+def unary_in_place(rng: Random, s: Subject, name: str) -> Call:
+    write = operator.methodcaller(name, **keywords_of(rng, name))
+    return Call(
+        name,
+        f"td.{name} {write}",
+        write,
+        lambda plain: write_each(plain, write),
+        writes=True,
+        exact=False,
+        memberwise=True,
+    )
+
+
+def options_of(rng: Random, name: str) -> dict[str, object]:
+    """Return keywords of a function of two."""
+    base = name.removesuffix("_")
+    if rng.random() < 0.6 or base not in ("add", "sub", "div"):
+        return {}
+    if base == "div":
+        return {"rounding_mode": rng.choice(["floor", "trunc", None, "up"])}
+    return {"alpha": rng.choice([2, 0.5, -1])}
+
+
+def keywords_of(rng: Random, name: str) -> dict[str, object]:
+    """Return keywords of a function of one."""
+    base = name.removesuffix("_")
+    options: dict[str, dict[str, list[object]]] = {
+        "nan_to_num": {"nan": [0.0, 2.0], "posinf": [9.0], "neginf": [-9.0, None]},
+        "round": {"decimals": [0, 1, -1]},
+        "logit": {"eps": [0.1, None]},
+    }
+    found = options.get(base, {})
+    return {key: rng.choice(values) for key, values in found.items() if rng.random() < 0.4}
+
+
+@operation(*Binary)
+def binary(rng: Random, s: Subject, name: str) -> Call:
+    operand, options = some_operand(rng, s), options_of(rng, name)
+    fn = getattr(Tensor, name) if not hasattr(torch, name) else getattr(torch, name)
+    use = rng.random() < 0.15
+
+    def leafwise(leaf: Tensor, other: object) -> object:
+        if name in (
+            "maximum",
+            "minimum",
+            "fmax",
+            "fmin",
+            "atan2",
+            "hypot",
+            "logaddexp",
+            "logical_and",
+            "logical_or",
+            "logical_xor",
+        ) and not isinstance(other, Tensor):
+            other = torch.tensor(other)
+        return fn(leaf, other, **options)
+
+    return Call(
+        name,
+        f"{'torch' if use else 'td'}.{name}({operand.text}, {options})",
+        lambda td: (
+            fn(td, operand.ours, **options) if use else getattr(td, name)(operand.ours, **options)
+        ),
+        lambda plain: paired(plain, [operand], leafwise),
+        exact=False,
+        memberwise=name not in TENSORS and not isinstance(operand.ours, (Tensor, TensorDictBase)),
+        may_refuse=lambda plain: name in TENSORS and takes_tensors(name, operand),
+    )
+
+
+TENSORS = {
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "atan2",
+    "hypot",
+    "logaddexp",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+}
+
+
+def takes_tensors(name: str, operand: Operand) -> bool:
+    """Whether torch has no form of a function that takes a number."""
+    return not isinstance(operand.ours, (Tensor, TensorDictBase))
+
+
+@operation(*(f"{row.name}_" for row in Binary.values() if row.in_place))
+def binary_in_place(rng: Random, s: Subject, name: str) -> Call:
+    operand, options = some_operand(rng, s), options_of(rng, name)
+
+    def write(leaf: Tensor, other: object) -> object:
+        return getattr(leaf, name)(other, **options)
+
+    return Call(
+        name,
+        f"td.{name}({operand.text}, {options})",
+        lambda td: getattr(td, name)(operand.ours, **options),
+        lambda plain: paired(plain, [operand], write, write=True),
+        writes=True,
+        exact=False,
+        memberwise=not isinstance(operand.ours, (Tensor, TensorDictBase)),
+        may_refuse=lambda plain: name[:-1] in TENSORS and takes_tensors(name, operand),
+    )
+
+
+SYMBOLS = {row.operator: row for row in Binary.values() if row.operator}
+
+
+@operation(*(f"__{symbol}__" for symbol in SYMBOLS))
+def symbol(rng: Random, s: Subject, name: str) -> Call:
+    operand = some_operand(rng, s)
+    while isinstance(operand.ours, (str, list)):  # Python answers `==` itself
+        operand = some_operand(rng, s)
+    fn = getattr(operator, {"__and__": "and_", "__or__": "or_"}.get(name, name))
+    return Call(
+        name,
+        f"td {name} {operand.text}",
+        lambda td: fn(td, operand.ours),
+        lambda plain: paired(plain, [operand], fn),
+        exact=False,
+        memberwise=not isinstance(operand.ours, (Tensor, TensorDictBase)),
+    )
+
+
+@operation(*(f"__r{symbol}__" for symbol, row in SYMBOLS.items() if row not in COMPARISONS))
+def reflected(rng: Random, s: Subject, name: str) -> Call:
+    operand = some_operand(rng, s)
+    while isinstance(operand.ours, (str, TensorDictBase)):
+        operand = some_operand(rng, s)
+    plain_name = f"__{name[3:]}"
+    fn = getattr(operator, {"__and__": "and_", "__or__": "or_"}.get(plain_name, plain_name))
+    return Call(
+        name,
+        f"{operand.text} {plain_name} td",
+        lambda td: fn(operand.ours, td),
+        lambda plain: paired(plain, [operand], lambda leaf, other: fn(other, leaf)),
+        exact=False,
+    )
+
+
+@operation(*(f"__i{symbol}__" for symbol, row in SYMBOLS.items() if row.in_place))
+def augmented(rng: Random, s: Subject, name: str) -> Call:
+    operand = some_operand(rng, s)
+    fn = getattr(operator, name)
+    return Call(
+        name,
+        f"td {name} {operand.text}",
+        lambda td: fn(td, operand.ours),
+        lambda plain: paired(plain, [operand], fn, write=True),
+        writes=True,
+        exact=False,
+    )
+
+
+@operation(
+    "clamp",
+    "clamp_",
+    "clamp_min",
+    "clamp_max",
+    "lerp",
+    "lerp_",
+    "addcmul",
+    "addcmul_",
+    "addcdiv",
+    "addcdiv_",
+)
+def blend(rng: Random, s: Subject, name: str) -> Call:
+    first, second = some_operand(rng, s), some_operand(rng, s)
+    write = name.endswith("_")
+    options: dict[str, object] = {}
+    if name.startswith("addc") and rng.random() < 0.4:
+        options = {"value": rng.choice([2, 0.5, True])}
+    operands = [first, second]
+    if name in ("clamp_min", "clamp_max"):
+        operands = [first]
+    elif name.startswith("clamp") and rng.random() < 0.4:
+        missing = Operand(None, lambda plain, path, leaf: None, "None")
+        operands = rng.choice([[first, missing], [missing, second], [missing, missing]])
+    fn = getattr(Tensor, name)
+
+    def theirs(plain: Plain) -> object:
+        real = [operand for operand in operands if operand.ours is not None]
+        if not real:
+            raise Refusal("nothing to do")
+        check_keys(plain, real)
+        return (
+            paired(plain, operands, lambda leaf, *others: fn(leaf, *others, **options), write)
+            if len(real) == len(operands)
+            else paired(
+                plain,
+                real,
+                lambda leaf, *others: fn(leaf, *filled(operands, others), **options),
+                write,
+            )
+        )
+
+    return Call(
+        name,
+        f"td.{name}({', '.join(operand.text for operand in operands)}, {options})",
+        lambda td: getattr(td, name)(*(operand.ours for operand in operands), **options),
+        theirs,
+        writes=write,
+        exact=False,
+        wider=len({isinstance(each.ours, (Tensor, TensorDictBase)) for each in operands}) > 1,
+    )
+
+
+def filled(operands: list[Operand], others: tuple[object, ...]) -> list[object]:
+    found = iter(others)
+    return [None if operand.ours is None else next(found) for operand in operands]
+
+
+def odd_value(rng: Random) -> object:
+    return odd(rng, rng.randint(0, 3))

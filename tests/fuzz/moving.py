@@ -1,0 +1,308 @@
+"""Copies, casts, functions on leaves, autograd, vmap, descriptions and locks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from random import Random
+from typing import cast
+
+import torch
+from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
+from tests.fuzz.operands import container_operand, paired
+from tests.fuzz.registry import operation
+from tests.fuzz.subjects import Plain, Subject, read
+from torch import Tensor
+
+from kd_core import TensorDictBase
+
+
+def copied_leaf(leaf: Tensor) -> Tensor:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def saved(td: TensorDictBase) -> object:
+    buffer = io.BytesIO()
+    torch.save(td, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+COPIES: dict[str, Callable[[TensorDictBase], object]] = {
+    "clone": lambda td: td.clone(),
+    "clone shallow": lambda td: td.clone(recurse=False),
+    "copy": lambda td: td.copy(),
+    "__copy__": copy.copy,
+    "copy.deepcopy": copy.deepcopy,
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "torch.save": saved,
+    "torch.clone": lambda td: torch.clone(td),  # type: ignore[arg-type]  # a container
+}
+
+
+@operation(*COPIES)
+def duplicate(rng: Random, s: Subject, name: str) -> Call:
+    shallow = name in ("copy", "__copy__", "clone shallow")
+    inside = any(leaf.requires_grad and not leaf.is_leaf for leaf in s.node.tensors())
+    if name == "torch.save" and s.node.declared:
+        name = "pickle"  # a class of one's own is not loaded with `weights_only`
+
+    def theirs(tree: Plain) -> object:
+        if shallow:
+            return tree
+        if name in ("clone", "torch.clone"):
+            return tree.map(torch.clone)
+        if name == "pickle":  # torch itself cannot do so with some dtypes
+            for leaf in tree.tensors():
+                pickle.loads(pickle.dumps(leaf.detach()))
+        if inside:
+            raise Refusal("inside the graph")
+        return tree.map(copied_leaf)
+
+    call = Call(name, name, COPIES[name], theirs, memberwise=True, shares=shallow)
+    if name in ("pickle", "torch.save", "copy.deepcopy"):
+        call.may_refuse = lambda tree: inside
+    return call
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "x + 1": lambda x: x + 1,
+    "x": lambda x: x,
+    "view": lambda x: x.view_as(x),
+    "bool": lambda x: x != 0,
+    "none for integers": lambda x: x if x.is_floating_point() else None,
+    "sum": lambda x: x.sum(),
+    "stack": lambda x: torch.stack([x, x], -1),
+}
+
+
+def applied(
+    tree: Plain, fn: Callable[[Tensor], Tensor | None], batch: tuple[int, ...] | None, prune: bool
+) -> Plain:
+    new = Plain(tree.batch if batch is None else batch)
+    for key, value in tree.entries.items():
+        if isinstance(value, Plain):
+            inner = applied(value, fn, batch, prune)
+            if inner.entries or not prune:
+                new.entries[key] = inner
+        elif isinstance(value, Tensor):
+            found = fn(value)
+            if found is None:
+                continue
+            if tuple(found.shape[: len(new.batch)]) != new.batch:
+                raise Refusal("the result does not fit")
+            new.entries[key] = found
+        else:
+            new.entries[key] = value
+    return new
+
+
+@operation("apply", "named_apply")
+def apply(rng: Random, s: Subject, name: str) -> Call:
+    which = rng.choice(list(FUNCTIONS))
+    fn = FUNCTIONS[which]
+    named = name == "named_apply"
+    batch = rng.choice([None, None, (), s.batch[:1]])
+    prune = rng.random() < 0.3
+    options: dict[str, object] = {}
+    if batch is not None:
+        options["batch_size"] = batch
+    if prune:
+        options["filter_empty"] = True
+    if named:
+        options["nested_keys"] = True
+    seen: list[object] = []
+
+    def call(*args: object) -> object:
+        if named:
+            seen.append(args[0])
+        return fn(cast("Tensor", args[-1]))
+
+    def theirs(tree: Plain) -> object:
+        return applied(tree, fn, batch, prune)
+
+    return Call(
+        name,
+        f"td.{name}({which}, {options})",
+        lambda td: getattr(td, name)(call, **options),
+        theirs,
+        memberwise=batch is None and which not in ("sum", "stack"),
+        may_refuse=lambda tree: s.node.declared,
+        unchecked=has_stack(s.node) and which in ("sum", "stack"),  # of a member, or of all
+    )
+
+
+@operation("apply inplace")
+def apply_inplace(rng: Random, s: Subject, name: str) -> Call:
+    which = rng.choice(["x + 1", "bool", "sum"])
+    fn = cast("Callable[[Tensor], Tensor]", FUNCTIONS[which])
+
+    def theirs(tree: Plain) -> object:
+        if s.td.is_locked:
+            raise Refusal("locked")
+        return applied(tree, fn, None, False), ITSELF
+
+    return Call(
+        name,
+        f"td.apply({which}, inplace=True)",
+        lambda td: td.apply(fn, inplace=True),
+        theirs,
+        restructures=True,
+        unchecked=True,  # whether it writes or binds anew is being decided
+    )
+
+
+@operation("apply_", "apply others")
+def apply_pairs(rng: Random, s: Subject, name: str) -> Call:
+    write = name == "apply_"
+    operand = container_operand(rng, s)
+    if write and rng.random() < 0.5:
+        return Call(
+            name,
+            "td.apply_(lambda x: x * 2)",
+            lambda td: td.apply_(lambda x: x * 2),
+            lambda tree: _copied_over(tree, [leaf * 2 for leaf in tree.tensors()]),
+            writes=True,
+            exact=False,
+        )
+
+    def theirs(tree: Plain) -> object:
+        found = cast("Plain", paired(tree, [operand], _sum))
+        return _copied_over(tree, found.tensors()) if write else found
+
+    return Call(
+        name,
+        f"td.apply{'_' if write else ''}(add, {operand.text})",
+        lambda td: getattr(td, "apply_" if write else "apply")(_sum, operand.ours),
+        theirs,
+        writes=write,
+        exact=False,
+        may_refuse=lambda tree: (
+            tuple(cast("TensorDictBase", operand.ours).batch_size) != tree.batch
+        ),
+    )
+
+
+def _sum(mine: Tensor, theirs: object) -> Tensor:
+    return torch.add(mine, cast("Tensor", theirs))
+
+
+def _copied_over(tree: Plain, results: list[Tensor]) -> object:
+    for leaf, result in zip(tree.tensors(), results, strict=True):
+        leaf.copy_(result.detach())
+    return ITSELF
+
+
+@operation("detach", "data", "contiguous", "consolidate", "torch.detach", "cpu")
+def outside(rng: Random, s: Subject, name: str) -> Call:
+    def ours(td: TensorDictBase) -> object:
+        if name == "data":
+            return td.data
+        if name == "torch.detach":
+            return torch.detach(td)  # type: ignore[arg-type]  # a container
+        return getattr(td, name)()
+
+    fn: Callable[[Tensor], Tensor] = {
+        "contiguous": Tensor.contiguous,
+        "consolidate": lambda leaf: leaf.detach().clone(),
+        "cpu": lambda leaf: leaf,
+    }.get(name, Tensor.detach)
+    shared = {"detach": True, "data": True, "torch.detach": True, "cpu": True, "consolidate": False}
+    return Call(
+        name,
+        f"td.{name}",
+        ours,
+        lambda tree: tree.map(fn),
+        shares=shared.get(name),
+        memberwise=name != "contiguous",
+    )
+
+
+def in_order(tree: Plain) -> Plain:
+    """Return a tree with sorted keys, as what went through a pytree has them."""
+    new = Plain(tree.batch)
+    for key, value in sorted(tree.entries.items()):
+        new.entries[key] = in_order(value) if isinstance(value, Plain) else value
+    return new
+
+
+INSIDE: dict[str, Callable[[TensorDictBase], TensorDictBase]] = {
+    "x + x": lambda part: part + part,
+    "reshape": lambda part: part.reshape(-1).reshape(*part.batch_size),
+    "sum": lambda part: part.sum(dim="feature"),
+    "neg": lambda part: -part,
+}
+
+
+def by_leaf(which: str, leaf: Tensor, ndim: int) -> Tensor:
+    """Do to a leaf what is done inside of vmap."""
+    if which == "x + x":
+        return leaf + leaf
+    if which == "sum":
+        return leaf.reshape((*leaf.shape[:ndim], math.prod(leaf.shape[ndim:]))).sum(-1)
+    return -leaf if which == "neg" else leaf
+
+
+@operation("vmap")
+def mapped(rng: Random, s: Subject, name: str) -> Call:
+    """Return a call under vmap; the dimensions are those of the batch."""
+    ndim = len(s.batch)
+    at = rng.randrange(-ndim, ndim) if ndim else 0
+    out = rng.randrange(-ndim, ndim) if ndim else 0
+    which = rng.choice(list(INSIDE))
+    if rng.random() < 0.05:
+        at = ndim
+
+    def ours(td: TensorDictBase) -> object:
+        mapped = torch.vmap(INSIDE[which], (at,), out)
+        return in_order(read(mapped(td)))
+
+    def theirs(tree: Plain) -> object:
+        if not ndim or not -ndim <= at < ndim:
+            raise Refusal("no such dimension")
+        dim_in, dim_out = at % ndim, out % ndim
+        moved = tuple(torch.zeros(tree.batch).movedim(dim_in, dim_out).shape)
+        cut = which == "sum"
+        return in_order(
+            tree.map(
+                lambda leaf: by_leaf(which, leaf, ndim).movedim(dim_in, dim_out),
+                lambda batch: moved if cut else (*moved, *batch[ndim:]),
+            )
+        )
+
+    text = f"vmap({which}, {at}, {out})(td)"
+    return Call(name, text, ours, theirs, exact=False, may_refuse=lambda tree: not tree.tensors())
+
+
+@operation("torch.func.grad")
+def gradient(rng: Random, s: Subject, name: str) -> Call:
+    def ours(td: TensorDictBase) -> object:
+        return in_order(read(torch.func.grad(lambda each: (each * each).sum(reduce=True))(td)))
+
+    def theirs(tree: Plain) -> object:
+        leaves = tree.tensors()
+        if not leaves or any(not leaf.is_floating_point() for leaf in leaves):
+            raise Refusal("only floats have gradients")
+        return in_order(tree.map(lambda leaf: leaf.detach() * 2))
+
+    return Call(
+        name,
+        "torch.func.grad(...)(td)",
+        ours,
+        theirs,
+        exact=False,
+        unchecked=any(leaf.requires_grad for leaf in s.node.tensors())
+        or len({leaf.dtype for leaf in s.node.tensors()}) > 1
+        or bool(
+            [
+                leaf
+                for leaf in s.node.tensors()
+                if not torch.isfinite(
+                    leaf.to(torch.float64) if not leaf.is_complex() else leaf
+                ).all()
+            ]
+        ),
+    )

@@ -1,0 +1,194 @@
+"""Operations that reduce: the function of torch over the dimensions of each leaf."""
+
+from __future__ import annotations
+
+import operator
+from random import Random
+from typing import cast
+
+import torch
+from tests.fuzz.checking import Call, Refusal
+from tests.fuzz.registry import dim, dims, given, lax, operation
+from tests.fuzz.subjects import Batch, Plain, Subject
+from torch import Tensor
+
+from kd_core._ops.table import REDUCTIONS
+
+
+def reduce_leaf(
+    name: str, leaf: Tensor, over: tuple[int, ...], keepdim: bool, options: dict[str, object]
+) -> Tensor:
+    """Reduce some dimensions of a leaf."""
+    if name == "norm":
+        return cast("Tensor", torch.linalg.vector_norm(leaf, options.get("ord", 2), over, keepdim))
+    if name == "prod":
+        for at in sorted(over, reverse=True):
+            leaf = torch.prod(leaf, at, keepdim, **options)  # type: ignore[call-overload]  # dtype
+        return leaf if over else torch.prod(leaf, **options)  # type: ignore[call-overload]  # dtype
+    return cast("Tensor", getattr(torch, name)(leaf, over, keepdim=keepdim, **options))
+
+
+def keywords_of(rng: Random, name: str) -> dict[str, object]:
+    if name in ("sum", "nansum", "mean", "nanmean", "prod") and rng.random() < 0.2:
+        return {"dtype": rng.choice([torch.float64, torch.float32, torch.int64])}
+    if name in ("var", "std") and rng.random() < 0.4:
+        return {"correction": rng.choice([0, 1, 2, 0.5])}
+    if name == "norm" and rng.random() < 0.5:
+        return {"ord": rng.choice([1, 2, 3, float("inf"), 0])}
+    return {}
+
+
+@operation(*(row.name for row in REDUCTIONS), "all", "any")
+def reduction(rng: Random, s: Subject, name: str) -> Call:
+    ndim = len(s.batch)
+    options = keywords_of(rng, name)
+    draw = rng.random()
+    at: object = None
+    keepdim = rng.random() < 0.3
+    together = False
+    if draw < 0.3:
+        keepdim = False
+        together = rng.random() < 0.4 and name not in ("all", "any")
+    elif draw < 0.6:
+        at = dim(rng, ndim)
+    elif draw < 0.8:
+        at = tuple(dims(rng, ndim))
+    else:
+        at = "feature"
+        together = rng.random() < 0.2 and not keepdim and name not in ("all", "any")
+    ours_options = dict(options)
+    if keepdim:
+        ours_options["keepdim"] = True
+    if together:
+        ours_options["reduce"] = True
+
+    def theirs(plain: Plain) -> object:
+        if together:
+            return reduced_together(plain, name, at, options)
+        return reduced(plain, name, at, keepdim, options)
+
+    args = () if at is None else (at,)
+    finite = all(bool(torch.isfinite(leaf).all()) for leaf in s.node.tensors())
+    return Call(
+        name,
+        f"td.{name}{given(args, ours_options)}",
+        lambda td: getattr(td, name)(*args, **ours_options),
+        theirs,
+        exact=False,
+        lax=lax(args),
+        unchecked=name == "prod" and not finite,  # its gradient is one or another of no number
+    )
+
+
+def reduced_together(plain: Plain, name: str, at: object, options: dict[str, object]) -> Tensor:
+    leaves = plain.tensors()
+    if not leaves:
+        raise Refusal("no leaf")
+    ndim = len(plain.batch)
+    if at is None:
+        whole = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        if name == "prod":
+            return cast("Tensor", getattr(torch, "prod")(whole, **options))  # noqa: B009  # dtype
+        return reduce_leaf(name, whole, (0,), False, options)
+    whole = torch.cat(
+        [leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim) for leaf in leaves], ndim
+    )
+    return reduce_leaf(name, whole, (ndim,), False, options)
+
+
+def reduced(
+    plain: Plain, name: str, at: object, keepdim: bool, options: dict[str, object]
+) -> object:
+    ndim = len(plain.batch)
+    if at is None and name in ("all", "any"):
+        return (all if name == "all" else any)(
+            bool(getattr(leaf, name)()) for leaf in plain.tensors()
+        )
+    if at is None and keepdim:
+        raise Refusal("nothing is kept of everything")
+    if at is None:
+        return plain.map(
+            lambda leaf: reduce_leaf(name, leaf, tuple(range(leaf.ndim)), False, options),
+            lambda batch: (),
+        )
+    if at == "feature":
+
+        def features(leaf: Tensor) -> Tensor:
+            if leaf.ndim == ndim:
+                return reduce_leaf(name, leaf.unsqueeze(-1), (ndim,), False, options)
+            return reduce_leaf(name, leaf, tuple(range(ndim, leaf.ndim)), keepdim, options)
+
+        return plain.map(features, lambda batch: batch[:ndim])
+    given_dims = at if isinstance(at, tuple) else (at,)
+    for each_dim in given_dims:
+        torch.zeros(plain.batch).sum(each_dim)
+        if not hasattr(each_dim, "__index__") or not -ndim <= each_dim < ndim:
+            raise Refusal("no batch dimension")
+    over = tuple(int(cast("int", one)) % ndim for one in given_dims)
+    if not over or len(set(over)) < len(over):
+        raise Refusal("no dimension, or one twice")
+
+    def batch_of(batch: Batch) -> Batch:
+        if keepdim:
+            return tuple(1 if i in over else size for i, size in enumerate(batch))
+        return tuple(size for i, size in enumerate(batch) if i not in over)
+
+    return plain.map(lambda leaf: reduce_leaf(name, leaf, over, keepdim, options), batch_of)
+
+
+@operation("cumsum", "cumprod")
+def cumulated(rng: Random, s: Subject, name: str) -> Call:
+    at = dim(rng, len(s.batch))
+
+    def theirs(plain: Plain) -> object:
+        getattr(torch.zeros(plain.batch), name)(at)
+        if not plain.batch:
+            raise Refusal("no batch dimension")
+        axis = cast("int", at) % len(plain.batch)
+        return plain.map(lambda leaf: getattr(leaf, name)(axis))
+
+    ours = operator.methodcaller(name, at)
+    return Call(name, f"td.{name}({at!r})", ours, theirs, exact=False, lax=lax(at))
+
+
+@operation("min", "max")
+def extreme(rng: Random, s: Subject, name: str) -> Call:
+    along, whole = getattr(torch, name), getattr(torch, f"a{name}")
+    draw = rng.random()
+    if draw < 0.3:
+        return Call(
+            name,
+            f"td.{name}()",
+            lambda td: getattr(td, name)(),
+            lambda plain: plain.map(whole, lambda batch: ()),
+        )
+    if draw < 0.4:
+        return Call(
+            name,
+            f"td.{name}(reduce=True)",
+            lambda td: getattr(td, name)(reduce=True),
+            lambda plain: whole(torch.cat([leaf.reshape(-1) for leaf in plain.tensors()])),
+        )
+    at, keepdim = dim(rng, len(s.batch)), rng.random() < 0.3
+
+    def theirs(plain: Plain) -> object:
+        found = along(torch.zeros(plain.batch), at, keepdim)
+        if not plain.batch:
+            raise Refusal("no batch dimension")
+        axis = cast("int", at) % len(plain.batch)
+        new = tuple(found.values.shape)
+        ndim = len(plain.batch)
+
+        def batch_of(batch: Batch) -> Batch:
+            return new + batch[ndim:]
+
+        values = plain.map(lambda leaf: along(leaf, axis, keepdim).values, batch_of)
+        return values, plain.map(lambda leaf: along(leaf, axis, keepdim).indices, batch_of)
+
+    return Call(
+        name,
+        f"td.{name}({at!r}, {keepdim})",
+        lambda td: tuple(getattr(td, name)(at, keepdim)),
+        theirs,
+        lax=lax(at),
+    )

@@ -1,0 +1,253 @@
+"""Operations on keys: the same done to nested dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import cast
+
+import torch
+from tests.fuzz.checking import ITSELF, Call, Refusal
+from tests.fuzz.indexing import some_path
+from tests.fuzz.registry import operation
+from tests.fuzz.subjects import Data, Plain, Subject, values
+from tests.fuzz.trees import (
+    Entry,
+    Path,
+    copied,
+    emptied,
+    find,
+    flattened,
+    level_of,
+    pruned,
+    put,
+    renamed,
+    selected,
+    split,
+    take_out,
+    unflattened,
+    unwrapped,
+    walk,
+)
+
+from kd_core import TensorDict, TensorDictBase
+
+
+def key_of(rng: Random, path: Path) -> object:
+    """Return one of the ways to spell a path."""
+    if len(path) == 1:
+        return rng.choice([path[0], path[0], path, (path,)])
+    return rng.choice([path, path, (path[0], path[1:])])
+
+
+def some_value(rng: Random, s: Subject) -> tuple[object, Entry]:
+    """Return what may be stored, and what it is once it is stored."""
+    draw = rng.random()
+    if draw < 0.5:
+        shape = s.batch if rng.random() < 0.93 else (7,)
+        leaf = values(rng, (*shape, *rng.choice([(), (2,)])), torch.float32)
+        return leaf, leaf
+    if draw < 0.6:
+        return "word", Data("word")
+    leaf = values(rng, s.batch, torch.int64)
+    inner = Plain(s.batch, {"q": leaf})
+    if draw < 0.8:
+        return {"q": leaf}, inner
+    return TensorDict({"q": leaf}, s.batch), inner
+
+
+def changes(
+    name: str,
+    text: str,
+    ours: Callable[[TensorDictBase], object],
+    change: Callable[[Plain], object],
+    s: Subject,
+) -> Call:
+    """Return a call that changes keys; `change` does it to a copy of the tree."""
+
+    def theirs(tree: Plain) -> object:
+        new = copied(tree)
+        result = change(new)
+        if s.td.is_locked and [*walk(tree, True, False, ())] != [*walk(new, True, False, ())]:
+            raise Refusal("locked")
+        return new, result
+
+    declared = s.node.declared
+    locked = s.td.is_locked
+    return Call(
+        name, text, ours, theirs, restructures=True, may_refuse=lambda tree: declared or locked
+    )
+
+
+def makes(
+    name: str,
+    text: str,
+    ours: Callable[[TensorDictBase], object],
+    change: Callable[[Plain], object],
+    s: Subject,
+    **flags: bool,
+) -> Call:
+    """Return a call that gives a container of other keys."""
+
+    def theirs(tree: Plain) -> object:
+        return change(copied(tree))
+
+    return Call(name, text, ours, theirs, may_refuse=lambda tree: s.node.declared, **flags)
+
+
+@operation("set", "__setitem__ key", "setdefault", "assign", "create_nested", "set_non_tensor")
+def store(rng: Random, s: Subject, name: str) -> Call:
+    path = some_path(rng, s)
+    path = (*path[:-1], rng.choice([path[-1], "new"])) if rng.random() < 0.8 else (*path, "new")
+    key = key_of(rng, path)
+    value, entry = some_value(rng, s)
+    if name == "create_nested":
+        value, entry = None, Plain(s.batch)
+    if name == "set_non_tensor":
+        value, entry = [1, 2], Data([1, 2])
+
+    def change(tree: Plain) -> object:
+        if name == "setdefault":
+            found = find(tree, path)
+            if found is not None:
+                return unwrapped(found)
+            put(tree, path, entry)
+            return unwrapped(entry)
+        if name == "create_nested":
+            level = level_of(tree, path, make=True)
+            level.entries[path[-1]] = Plain(level.batch)
+            return ITSELF
+        put(tree, path, entry)
+        return None if name.startswith("__") else ITSELF
+
+    def ours(td: TensorDictBase) -> object:
+        if name == "assign":
+            return td.assign({cast("str", key): value})
+        if name == "create_nested":
+            return td.create_nested(cast("str", key))
+        if name.startswith("__"):
+            td[key] = value
+            return None
+        return getattr(td, name)(key, value)
+
+    return changes(name, f"td.{name}({key!r}, {type(value).__name__})", ours, change, s)
+
+
+@operation("pop", "popitem", "del_", "__delitem__")
+def remove(rng: Random, s: Subject, name: str) -> Call:
+    path = some_path(rng, s)
+    key = key_of(rng, path)
+    default = rng.random() < 0.3
+
+    def change(tree: Plain) -> object:
+        if name == "pop" and default and find(tree, path) is None:
+            return 7
+        if name == "popitem" and not tree.entries:
+            raise Refusal("empty")
+        if name == "popitem":
+            last, value = tree.entries.popitem()
+            return (last, unwrapped(value))
+        found = take_out(tree, path)
+        if name == "pop":
+            return unwrapped(found)
+        return ITSELF if name == "del_" else None
+
+    def ours(td: TensorDictBase) -> object:
+        if name == "__delitem__":
+            del td[key]  # type: ignore[arg-type]  # any spelling
+            return None
+        if name == "popitem":
+            return td.popitem()
+        if name == "pop" and default:
+            return td.pop(cast("str", key), 7)
+        return getattr(td, name)(key)
+
+    return changes(name, f"td.{name}({key!r}, default={default})", ours, change, s)
+
+
+@operation("clear", "filter_empty_")
+def empty(rng: Random, s: Subject, name: str) -> Call:
+    def change(tree: Plain) -> object:
+        if name == "clear":
+            tree.entries.clear()
+        else:
+            pruned(tree)
+        return ITSELF
+
+    return changes(name, f"td.{name}()", lambda td: getattr(td, name)(), change, s)
+
+
+@operation("rename_key_")
+def rename(rng: Random, s: Subject, name: str) -> Call:
+    path, target = some_path(rng, s), some_path(rng, s)
+    key = key_of(rng, path)
+    target = (*target[:-1], "new") if rng.random() < 0.6 else target
+    safe = rng.random() < 0.3
+    return changes(
+        name,
+        f"td.rename_key_({key!r}, {target}, {safe})",
+        lambda td: td.rename_key_(cast("str", key), target, safe=safe),
+        lambda tree: renamed(tree, path, target, safe),
+        s,
+    )
+
+
+def into(
+    call: str,
+    ours: Callable[[TensorDictBase], object],
+    change: Callable[[Plain], Plain],
+    s: Subject,
+    inplace: bool,
+    memberwise: bool = True,
+) -> Call:
+    """Return a call that gives a container of other keys, or changes this one to it."""
+    name = call.partition("(")[0].removeprefix("td.")
+    if not inplace:
+        return makes(name, call, ours, change, s, memberwise=memberwise)
+
+    def replace(tree: Plain) -> object:
+        tree.entries = change(copied(tree)).entries
+        return ITSELF
+
+    return changes(name, call, ours, replace, s)
+
+
+@operation("select", "exclude", "empty", "split_keys")
+def narrow(rng: Random, s: Subject, name: str) -> Call:
+    paths = [some_path(rng, s) for _ in range(rng.randint(0, 3))]
+    keys = [key_of(rng, path) for path in paths]
+    strict, inplace, recurse = rng.random() < 0.6, rng.random() < 0.3, rng.random() < 0.5
+    options: dict[str, object] = {"inplace": inplace}
+    if name == "select":
+        options["strict"] = strict
+
+    def without(tree: Plain) -> Plain:
+        for path in paths:
+            if find(tree, path) is not None:
+                take_out(tree, path)
+        return tree
+
+    text = f"td.{name}({keys}, {strict}, {inplace}, {recurse})"
+    if name == "empty":
+        return makes(name, text, lambda td: td.empty(recurse), lambda t: emptied(t, recurse), s)
+    if name == "split_keys":
+        ours = lambda td: td.split_keys(keys, strict=strict)  # noqa: E731  # one of several
+        return makes(name, text, ours, lambda tree: split(tree, paths, strict), s)
+    change = without if name == "exclude" else lambda tree: selected(tree, paths, strict)
+    ours = lambda td: getattr(td, name)(*keys, **options)  # noqa: E731  # one of several
+    return into(text, ours, change, s, inplace, memberwise=name == "exclude")
+
+
+@operation("flatten_keys", "unflatten_keys")
+def level_keys(rng: Random, s: Subject, name: str) -> Call:
+    separator, inplace = rng.choice([".", "/", "", "a"]), rng.random() < 0.3
+
+    def change(tree: Plain) -> Plain:
+        if name == "flatten_keys":
+            return flattened(tree, separator)
+        if not separator:
+            raise Refusal("empty separator")
+        return unflattened(tree, separator)
+
+    text = f"td.{name}({separator!r}, {inplace})"
+    return into(text, lambda td: getattr(td, name)(separator, inplace), change, s, inplace)

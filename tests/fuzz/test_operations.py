@@ -1,0 +1,97 @@
+"""Random operations on random containers, beside the function of torch on each leaf."""
+
+from random import Random
+
+import torch
+from tests.fuzz import (
+    calculating,
+    combining,
+    describing,
+    filling,
+    indexing,
+    moving,
+    rearranging,
+    reducing,
+    restructuring,
+    writing,
+)
+from tests.fuzz.checking import check
+from tests.fuzz.conftest import Seeds
+from tests.fuzz.known import is_known
+from tests.fuzz.registry import OPERATIONS
+from tests.fuzz.subjects import Node, subject
+from torch import Tensor
+
+from kd_core import TensorDictBase, torch_functions
+
+MODULES = (
+    *(calculating, combining, describing, filling, indexing),
+    *(moving, rearranging, reducing, restructuring, writing),
+)
+CALLS = 4
+
+# What no call is made of, and why.
+LEFT_OUT = {
+    "cuda": "needs a GPU",
+    "pin_memory": "needs a GPU",
+    "to_module": "of modules: `test_lifetimes.py`, and the tests of kd_nn",
+    "__hash__": "is None",
+    "__torch_function__": "every call of a function of torch goes through it",
+    "__array_ufunc__": "tells numpy to leave operators to us",
+    "__init_subclass__": "makes classes",
+    "__subclasshook__": "answers `issubclass`",
+}
+RANDOM = {"torch.rand_like", "torch.randn_like", "torch.randint_like"}
+ALIASES = {"torch.concat", "torch.concatenate"}
+
+
+def described(node: Node, indent: str = "  ") -> str:
+    """Return what a container was built from, a line for each entry."""
+    if node.members:
+        lines = [f"{indent}stack {node.batch} along {node.dim}"]
+        lines += [described(member, indent + "  ") for member in node.members]
+        return "\n".join(lines)
+    lines = [f"{indent}{'declared' if node.declared else 'dense'} {node.batch}"]
+    for key, value in node.entries.items():
+        if isinstance(value, Node):
+            lines += [f"{indent}{key}:", described(value, indent + "  ")]
+        elif isinstance(value, Tensor):
+            layout = f"{tuple(value.shape)} strides {value.stride()} of {value.dtype}"
+            lines.append(f"{indent}{key}: {layout}{' grad' if value.requires_grad else ''}")
+        else:
+            lines.append(f"{indent}{key}: {value}")
+    return "\n".join(lines)
+
+
+def test_operations(seeds: Seeds) -> None:
+    names = sorted(OPERATIONS)
+    torch.set_num_threads(1)
+    for seed in seeds(1000):
+        rng = Random(seed)
+        for _ in range(CALLS):
+            one = subject(rng)
+            name = rng.choice(names)
+            call = OPERATIONS[name](rng, one, name)
+            seeds.count("calls")
+            found = check(one, call)
+            if found and not is_known(one, call, found):
+                raise AssertionError(f"{call.text}\n{found}\non {one.kind}:\n{described(one.node)}")
+
+
+def test_every_public_method_is_called_or_left_out_for_a_reason() -> None:
+    plain = set(dir(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+    attributes = {"__annotations__", "__slots__", "__module__", "__doc__"}
+    names = {
+        name
+        for name in dir(TensorDictBase)
+        if not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+    }
+    covered = {name.split()[0] for name in OPERATIONS}
+    changed = {"__hash__", "__init_subclass__", "__subclasshook__", "__repr__"}
+    assert names - covered - set(LEFT_OUT) - (plain - changed) - attributes == set()
+
+
+def test_every_function_of_torch_is_called() -> None:
+    covered = {name.split()[0] for name in OPERATIONS}
+    missing = {name for name in torch_functions() if name.rpartition(".")[2] not in covered}
+    assert missing - covered - RANDOM - ALIASES == set()

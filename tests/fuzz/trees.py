@@ -1,0 +1,211 @@
+"""Nested dicts with batch sizes: what containers do to their keys, done plainly."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+from tests.fuzz.checking import ITSELF, Refusal
+from tests.fuzz.subjects import Data, Plain
+from torch import Tensor
+
+Path: TypeAlias = tuple[str, ...]
+
+
+Entry: TypeAlias = "Tensor | Data | Plain"
+
+
+def copied(tree: Plain) -> Plain:
+    """Return a tree of the same tensors whose dicts are its own."""
+    return tree.map(lambda leaf: leaf)
+
+
+def find(tree: Plain, path: Path) -> Entry | None:
+    found: Entry | None = tree
+    for part in path:
+        found = found.entries.get(part) if isinstance(found, Plain) else None
+    return found
+
+
+def level_of(tree: Plain, path: Path, make: bool = False) -> Plain:
+    """Return the level that holds a path; with `make`, levels that are missing are made."""
+    for part in path[:-1]:
+        if make and part not in tree.entries:
+            tree.entries[part] = Plain(tree.batch)
+        inner = tree.entries.get(part)
+        if not isinstance(inner, Plain):
+            raise Refusal(f"no container at {part}")
+        tree = inner
+    return tree
+
+
+def put(tree: Plain, path: Path, value: Entry) -> None:
+    level = level_of(tree, path, make=True)
+    shape = (
+        value.batch
+        if isinstance(value, Plain)
+        else tuple(value.shape)
+        if isinstance(value, Tensor)
+        else level.batch
+    )
+    if shape[: len(level.batch)] != level.batch:
+        raise Refusal("the batch size does not fit")
+    if isinstance(value, Plain) and len(shape) < len(level.batch):
+        raise Refusal("the batch size does not fit")
+    level.entries[path[-1]] = value
+
+
+def take_out(tree: Plain, path: Path) -> Entry:
+    level = level_of(tree, path)
+    if path[-1] not in level.entries:
+        raise Refusal("no such key")
+    return level.entries.pop(path[-1])
+
+
+def unwrapped(entry: Entry) -> object:
+    return entry.value if isinstance(entry, Data) else entry
+
+
+def pruned(tree: Plain) -> None:
+    for key, value in list(tree.entries.items()):
+        if isinstance(value, Plain):
+            pruned(value)
+            if not value.entries:
+                del tree.entries[key]
+
+
+def renamed(tree: Plain, path: Path, target: Path, safe: bool) -> object:
+    if find(tree, path) is None:
+        raise Refusal("no such key")
+    if path == target:
+        return ITSELF
+    if target[: len(path)] == path:
+        raise Refusal("inside of itself")
+    if safe and find(tree, target) is not None:
+        raise Refusal("taken")
+    probe = copied(tree)
+    put(probe, target, cast("Entry", find(tree, path)))
+    if path[: len(target)] == target:
+        value = take_out(tree, path)
+        put(tree, target, value)
+        return ITSELF
+    value = take_out(tree, path)
+    put(tree, target, value)
+    return ITSELF
+
+
+def emptied(tree: Plain, recurse: bool) -> Plain:
+    nested = {
+        key: emptied(value, True) for key, value in tree.entries.items() if isinstance(value, Plain)
+    }
+    return Plain(tree.batch, dict(nested) if recurse else {})
+
+
+def selected(tree: Plain, paths: list[Path], strict: bool) -> Plain:
+    """Keep what paths name, in the order in which they first name it."""
+    new = Plain(tree.batch)
+    below: dict[str, list[Path]] = {}
+    for path in paths:
+        if find(tree, path) is None:
+            if strict:
+                raise Refusal("no such key")
+            if path[0] not in tree.entries:
+                continue
+            if not isinstance(tree.entries[path[0]], Plain):
+                below.setdefault(path[0], [])  # it holds its place
+                continue
+        below.setdefault(path[0], []).append(path[1:])
+    for key, rests in below.items():
+        value = tree.entries[key]
+        if not rests:
+            continue
+        if () in rests or not isinstance(value, Plain):
+            new.entries[key] = value
+        else:
+            new.entries[key] = selected(value, rests, strict)
+    return new
+
+
+def split(tree: Plain, paths: list[Path], strict: bool) -> object:
+    part = Plain(tree.batch)
+    for path in paths:
+        if find(tree, path) is None:
+            if strict:
+                raise Refusal("no such key")
+            continue
+        level, new = tree, part
+        for name in path[:-1]:
+            level = cast("Plain", level.entries[name])
+            new = cast("Plain", new.entries.setdefault(name, Plain(new.batch)))
+        put(part, path, take_out(tree, path))
+        for depth in range(len(path) - 1, 0, -1):
+            holder = find(tree, path[:depth])
+            if isinstance(holder, Plain) and not holder.entries:
+                take_out(tree, path[:depth])
+    return (part, tree)
+
+
+def flattened(tree: Plain, separator: str) -> Plain:
+    new = Plain(tree.batch)
+
+    def walk(level: Plain, prefix: str) -> None:
+        for key, value in level.entries.items():
+            if isinstance(value, Plain):
+                walk(value, prefix + key + separator)
+            elif prefix + key in new.entries:
+                raise Refusal("two entries of one name")
+            else:
+                new.entries[prefix + key] = value
+
+    walk(tree, "")
+    return new
+
+
+def unflattened(tree: Plain, separator: str) -> Plain:
+    new = Plain(tree.batch)
+    made: set[int] = set()
+    for key, value in tree.entries.items():
+        level = new
+        *above, last = key.split(separator)
+        for part in above:
+            inner = level.entries.get(part)
+            if inner is None:
+                inner = level.entries[part] = Plain(new.batch)
+                made.add(id(inner))
+            if not isinstance(inner, Plain) or id(inner) not in made:
+                raise Refusal("a value and a container")
+            level = inner
+        if last in level.entries:
+            raise Refusal("a value and a container")
+        level.entries[last] = value
+    return new
+
+
+def merged_in(tree: Plain, path: Path, entry: Entry) -> None:
+    """Store an entry as a nested mapping does, which takes the place of a leaf."""
+    level = tree
+    for part in path[:-1]:
+        if not isinstance(level.entries.get(part), Plain):
+            level.entries[part] = Plain(level.batch)
+        level = cast("Plain", level.entries[part])
+    put(tree, path, entry)
+
+
+def spelled(path: Path) -> object:
+    return path[0] if len(path) == 1 else path
+
+
+def walk(tree: Plain, nested: bool, leaves: bool, prefix: Path) -> list[tuple[Path, Entry]]:
+    found: list[tuple[Path, Entry]] = []
+    for key, value in tree.entries.items():
+        if not (leaves and isinstance(value, Plain)):
+            found.append(((*prefix, key), value))
+        if nested and isinstance(value, Plain):
+            found += walk(value, nested, leaves, (*prefix, key))
+    return found
+
+
+def as_dict(tree: Plain) -> dict[str, object]:
+    return {
+        key: as_dict(value) if isinstance(value, Plain) else unwrapped(value)
+        for key, value in tree.entries.items()
+    }
