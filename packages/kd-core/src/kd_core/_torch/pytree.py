@@ -35,6 +35,7 @@ from kd_core._containers.dense import Dense
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidValue
 from kd_core._protocol.primitives import Waist
+from kd_core._torch.vmap_dims import check_mapped_dims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -103,7 +104,10 @@ def _same(left: object, right: object) -> bool:
 def _flatten(container: Waist) -> tuple[list[object], Structure]:
     children: list[object] = []
     with _below_gradients(container):
-        return children, _take_apart(container, children)
+        structure = _take_apart(container, children)
+    if children and structure.lead >= 0:
+        check_mapped_dims(container)
+    return children, structure
 
 
 def _below_gradients(container: Waist) -> AbstractContextManager[object]:

@@ -1,0 +1,101 @@
+"""Checking `in_dims` and `out_dims` of `vmap` against the batch dimensions of containers.
+
+torch takes a container apart before it reads `in_dims` and `out_dims`, and counts them on each
+tensor: -1 is the last feature of a leaf, not the last batch dimension, and a dimension beyond the
+batch is one of the features. No hook tells a pytree node what it is flattened for, so the frame
+that called `tree_flatten` is looked at. While a graph is traced there is no such frame.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from torch._functorch import vmap
+from torch.compiler import is_compiling
+from torch.utils import _pytree
+
+from kd_core._errors import InvalidValue
+from kd_core._protocol.primitives import Waist
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from kd_core._types import Batch
+
+
+class _Mapping(NamedTuple):
+    """One of the two functions of `vmap` that flatten containers."""
+
+    dims: str
+    """The local variable with the dimensions, named as the argument of `vmap`."""
+    tree: str
+    """The local variable that is flattened."""
+    new: int
+    """How many dimensions the result has beyond those of the flattened container."""
+
+
+_MAPPINGS: Final[dict[CodeType, _Mapping]] = {
+    vmap._process_batched_inputs.__code__: _Mapping("in_dims", "args", 0),
+    vmap._unwrap_batched.__code__: _Mapping("out_dims", "batched_outputs", 1),
+}
+_RECURSION: Final = frozenset({"tree_flatten", "helper", "_tree_flatten_helper", "<listcomp>"})
+"""The functions of `torch.utils._pytree` between the caller of `tree_flatten` and a node."""
+
+
+def check_mapped_dims(container: Waist, depth: int = 2) -> None:
+    """Refuse dimensions of a `vmap` that are not dimensions of the batch.
+
+    Args:
+        container: what is flattened.
+        depth: how many frames above this one torch's own begin.
+
+    Raises:
+        InvalidValue: naming the dimension, the batch size and the remedy.
+    """
+    if is_compiling():
+        return
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_globals is _pytree.__dict__:
+        if frame.f_code.co_name not in _RECURSION:
+            return
+        frame = frame.f_back
+    mapping = None if frame is None else _MAPPINGS.get(frame.f_code)
+    if frame is None or mapping is None:
+        return
+    values = frame.f_locals
+    count = container._desc.ndim + mapping.new
+    for dim in _dims_for(container, values[mapping.dims], values[mapping.tree]):
+        if dim.__class__ is int and not 0 <= dim < count:
+            raise _not_of_the_batch(mapping.dims, dim, container._desc.batch, count)
+
+
+def _dims_for(container: Waist, dims: object, tree: object) -> Iterable[int]:
+    """Return the dimensions that `vmap` was told for the tensors of a container."""
+    if dims.__class__ is int:
+        return (dims,)
+    items, spec = _pytree.tree_flatten(tree, is_leaf=_is_container)
+    each = _pytree._broadcast_to_and_flatten(dims, spec, is_leaf=_is_container) or ()
+    return [
+        dim
+        for item, below in zip(items, each, strict=False)
+        if item is container
+        for dim in _pytree.tree_leaves(below)
+    ]
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, Waist)
+
+
+def _not_of_the_batch(name: str, dim: int, batch: Batch, count: int) -> InvalidValue:
+    if not count:
+        remedy = "Give the container a batch with `auto_batch_size_`, or pass `None` for it."
+    else:
+        remedy = f"Pass {dim % count} for it." if -count <= dim < 0 else "Map a batch dimension."
+    allowed = f"from 0 to {count - 1}" if count else "`None`"
+    return InvalidValue(
+        f"`{name}` of `vmap` must be a batch dimension of a container, {allowed} for one of "
+        f"batch_size {tuple(batch)}, got {dim}. {remedy}"
+    )
