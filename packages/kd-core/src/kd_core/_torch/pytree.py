@@ -103,9 +103,12 @@ def _same(left: object, right: object) -> bool:
 
 def _flatten(container: Waist) -> tuple[list[object], Structure]:
     children: list[object] = []
-    with _below_gradients(container):
+    if container._owns_leaves:
         structure = _take_apart(container, children)
-    if children and structure.lead >= 0:
+    else:
+        with _below_gradients(container):
+            structure = _take_apart(container, children)
+    if structure.lead >= 0:
         check_mapped_dims(container)
     return children, structure
 
@@ -117,7 +120,7 @@ def _below_gradients(container: Waist) -> AbstractContextManager[object]:
     then cannot wrap for it: where the members come from outside, they are stacked outside.
     """
     level = maybe_current_level()
-    if container._owns_leaves or level is None or is_compiling():
+    if level is None or is_compiling():
         return nullcontext()
     leaves: list[Tensor] = []
     container._collect(leaves)

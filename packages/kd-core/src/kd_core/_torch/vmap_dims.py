@@ -57,9 +57,7 @@ def check_mapped_dims(container: Waist, depth: int = 2) -> None:
     if is_compiling():
         return
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_globals is _pytree.__dict__:
-        if frame.f_code.co_name not in _RECURSION:
-            return
+    while frame is not None and frame.f_code.co_name in _RECURSION:
         frame = frame.f_back
     mapping = None if frame is None else _MAPPINGS.get(frame.f_code)
     if frame is None or mapping is None:
