@@ -54,7 +54,7 @@ from kd_core._ops.operands import (
     unary,
     unary_,
 )
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -76,7 +76,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from kd_core._ops.reducing import logsumexp, norm, prod, reduced
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -204,7 +204,9 @@ def load_table() -> ModuleType:
 
 def class_of(name: str, methods: Iterator[str]) -> str:
     """Write a class: its docstring, and its methods."""
-    head = f'\n\nclass {name}(Waist):\n    """{CLASSES[name]}"""\n\n    __slots__ = ()\n'
+    head = (
+        f'\n\nclass {name}(AbstractContainer):\n    """{CLASSES[name]}"""\n\n    __slots__ = ()\n'
+    )
     return head + "".join(methods)
 
 

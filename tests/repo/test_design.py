@@ -89,4 +89,4 @@ def test_its_designs_are_those_with_rows() -> None:
 
 
 def test_a_module_that_is_gone_is_seen() -> None:
-    assert named_modules("`kd_core._waist` and `kd_core`") == {"kd_core._waist"}
+    assert named_modules("`kd_core._gone` and `kd_core`") == {"kd_core._gone"}

@@ -179,10 +179,16 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield node.lineno, "relative import, expected `from kd_x.y import z`"
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            if name.split(".")[0] in IMPORT_NAMES:
-                yield node.lineno, f"`import {name}`, expected `from kd_x.y import z`"
+        elif isinstance(node, ast.Import):
+            strangers = {alias.name for alias in node.names if is_own(alias.name)}
+            yield from (
+                (node.lineno, f"`import {name}`, expected `from kd_x.y import z`")
+                for name in sorted(strangers)
+            )
+
+
+def is_own(name: str) -> bool:
+    return name.split(".")[0] in IMPORT_NAMES
 
 
 def main(names: list[str]) -> int:

@@ -78,8 +78,8 @@ class TensorDictBase(
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 
     What all container kinds have in common: `TensorDict` (dense), `LazyStackedTensorDict` (members
-    seen as one), `TensorClass` (declared fields). A kind implements the waist; each method stands
-    in the concern that it inherits from.
+    seen as one), `TensorClass` (declared fields). A kind implements the primitives;
+    each method stands in the concern that it inherits from.
 
     Example:
         >>> from kd_core import TensorDict, TensorDictBase

@@ -43,7 +43,7 @@ DealMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
 
 
 class Node(Protocol):
-    """An entry that is no tensor. Private: container authors inherit it with the waist."""
+    """A non-tensor entry. Private: container authors inherit it with the primitives."""
 
     @property
     def _desc(self) -> Descriptor: ...

@@ -22,7 +22,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, KdError, ShapeMismatc
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
-from kd_core._protocol.primitives import Waist, check_has
+from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
@@ -123,10 +123,12 @@ class LazyStackedTensorDict(MemberStorage):
         """Read rows of one entry; only batch dimensions are indexed."""
         return self._selected((key,), self, ())[index][path_of(key)]
 
-    def where(self, condition: Tensor, other: Waist | Tensor | float) -> Self:
+    def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
         """Choose between the stack and `other` row by row, member by member where rows fit."""
         batch = self._desc.batch
-        sides = [side for side in (condition, other) if isinstance(side, (Tensor, Waist))]
+        sides = [
+            side for side in (condition, other) if isinstance(side, (Tensor, AbstractContainer))
+        ]
         shapes = [side.shape if isinstance(side, Tensor) else side._desc.batch for side in sides]
         if condition.dtype is not torch.bool or any(tuple(shape) != batch for shape in shapes):
             return super().where(condition, other)
@@ -151,7 +153,7 @@ class LazyStackedTensorDict(MemberStorage):
         return self._like(dense, self._desc.unlocked())
 
     def _selected(
-        self, keys: Sequence[NestedKey], top: Waist | None, prefix: tuple[str, ...]
+        self, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: tuple[str, ...]
     ) -> Self:
         if top is not None:
             for key in keys:
@@ -161,7 +163,7 @@ class LazyStackedTensorDict(MemberStorage):
     def _without(self, keys: Sequence[NestedKey]) -> Self:
         return self._by_member(lambda member: member._without(keys))
 
-    def _replace_entries(self, other: Waist, action: str) -> Self:
+    def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._change_members(
             action,
             lambda member, entries: member._replace_entries(entries, action),

@@ -16,7 +16,7 @@ from kd_core import _registry
 from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._protocol.composite import Composite
@@ -63,8 +63,10 @@ class StackedEntries(Mapping[str, "Entry"]):
         found: list[tuple[str, Entry]] = []
         for key in self:
             rows = [member._entries[key] for member in stack._members]
-            nodes = all(isinstance(row, Waist) for row in rows)
-            entry = _stacked_nodes(stack, cast("list[Waist]", rows)) if nodes else rows[0]
+            nodes = all(isinstance(row, AbstractContainer) for row in rows)
+            entry = (
+                _stacked_nodes(stack, cast("list[AbstractContainer]", rows)) if nodes else rows[0]
+            )
             found.append((key, entry))
         return found
 
@@ -108,15 +110,15 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
             return torch.stack(leaves, stack._dim)
         except RuntimeError as error:
             raise ragged(key, leaves, stack._dim, error) from None
-    if all(isinstance(entry, Waist) for entry in found):
-        return _stacked_nodes(stack, cast("list[Waist]", found))
-    if any(isinstance(entry, (Tensor, Waist)) for entry in found):
+    if all(isinstance(entry, AbstractContainer) for entry in found):
+        return _stacked_nodes(stack, cast("list[AbstractContainer]", found))
+    if any(isinstance(entry, (Tensor, AbstractContainer)) for entry in found):
         kinds = " and a ".join(sorted({f"`{type(entry).__name__}`" for entry in found}))
         raise KeySetMismatch(
             f"entry {format_key(key)} is a {kinds} among the members: it must be of one kind. Read "
             f"it from each, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
-    values = [cast("Waist", entry)._item() for entry in found]
+    values = [cast("AbstractContainer", entry)._item() for entry in found]
     if not all(same_data(value, values[0]) for value in values):
         raise InvalidValue(
             f"entry {format_key(key)} is data that differs among the members, so it has no single "
@@ -126,7 +128,7 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     return _registry.wrap_data(values[0], stack._desc.unlocked())
 
 
-def _stacked_nodes(stack: Composite, members: list[Waist]) -> Entry:
+def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
     first = members[0]._desc.batch
     if any(member._desc.batch != first for member in members):
         outer = [member._desc.batch for member in stack._members]

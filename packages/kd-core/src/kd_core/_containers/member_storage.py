@@ -20,7 +20,7 @@ from kd_core._containers.member_writes import held_twice, rows_to_write, write_w
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._protocol.composite import Composite, as_for_a_batch, index_of
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class MemberStorage(TensorDictBase, Composite):
         new._desc = desc
         return new
 
-    def _of(self, members: Sequence[Waist], dim: int | None = None) -> Self:
+    def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
         new = object.__new__(self.__class__)
         new._members = list(cast("Sequence[TensorDictBase]", members))
         new._dim = self._dim if dim is None else dim
@@ -115,7 +115,7 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _rows_beside(self, other: Entry) -> Sequence[Entry]:
         batch = self._desc.batch
-        if not isinstance(other, Waist):
+        if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members
         if not other._desc.batch:
             return [cast("Entry", other)] * len(self._members)
@@ -134,7 +134,7 @@ class MemberStorage(TensorDictBase, Composite):
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         writes: list[Write] = []
         picked = pick(index, self._desc.batch, self._dim)
-        alone = not isinstance(value, (Waist, Mapping, Tensor))  # the same for all rows
+        alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
             write_whole(self._taken(picked), value, path, writes)
             return writes
@@ -145,7 +145,7 @@ class MemberStorage(TensorDictBase, Composite):
                 write_whole(member, copy, path, writes)
             return writes
         # Rows of several members at once: of a stacked copy, which is then written back as a whole.
-        source = value._entries if isinstance(value, Waist) else value
+        source = value._entries if isinstance(value, AbstractContainer) else value
         part = self
         if isinstance(source, Mapping):
             part = self.select(*(key for key in source if key in self._entries))
@@ -206,7 +206,7 @@ class MemberStorage(TensorDictBase, Composite):
         start = len(mine)
         for member, row in zip(self._members, self._rows_beside(other), strict=True):
             member._collect_pair(row, mine, theirs, path)
-        if not cast("Waist", other)._desc.batch:
+        if not cast("AbstractContainer", other)._desc.batch:
             for position in range(start, len(mine)):
                 theirs[position] = self._beside(mine[position], theirs[position], path)
 
@@ -229,7 +229,7 @@ class MemberStorage(TensorDictBase, Composite):
         return self._members
 
 
-def describe_stack(members: Sequence[Waist], dim: int) -> Descriptor:
+def describe_stack(members: Sequence[AbstractContainer], dim: int) -> Descriptor:
     """Return the descriptor of members of one batch size, stacked along a dimension."""
     first = members[0]._desc
     batch = (*first.batch[:dim], len(members), *first.batch[dim:])

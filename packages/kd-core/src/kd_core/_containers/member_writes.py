@@ -18,7 +18,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, as_source, writable_source
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import Entry
@@ -59,7 +59,7 @@ def held_twice(action: str) -> InvalidValue:
     )
 
 
-def write_whole(target: Waist, value: object, path: Path, writes: list[Write]) -> None:
+def write_whole(target: AbstractContainer, value: object, path: Path, writes: list[Write]) -> None:
     """Append the writes that store a value in all rows of a container.
 
     Args:
@@ -85,7 +85,7 @@ def write_whole(target: Waist, value: object, path: Path, writes: list[Write]) -
         )
     for key, new in source.items():
         entry, where_ = kinds[key], (*path, key)
-        if isinstance(entry, Waist):
+        if isinstance(entry, AbstractContainer):
             write_whole(entry, new, where_, writes)
         elif isinstance(entry, Tensor):
             writes += target._writes(key, new, where_)
@@ -97,7 +97,9 @@ def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
     """Return what of a value goes to each member, where that takes no look at the keys."""
     if isinstance(value, Composite) and _match(target, value):
         return value._members
-    if isinstance(value, (Waist, Mapping)) or (isinstance(value, Tensor) and value.ndim):
+    if isinstance(value, (AbstractContainer, Mapping)) or (
+        isinstance(value, Tensor) and value.ndim
+    ):
         return None
     return [value] * len(target._members)
 
@@ -107,15 +109,17 @@ def _match(one: Composite, other: Composite) -> bool:
 
 
 def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
-    if isinstance(value, Waist):
+    if isinstance(value, AbstractContainer):
         return value._entries
     if isinstance(value, Mapping):
         return value
-    return {key: value for key, kind in kinds.items() if isinstance(kind, (Tensor, Waist))}
+    return {
+        key: value for key, kind in kinds.items() if isinstance(kind, (Tensor, AbstractContainer))
+    }
 
 
 def _check_same_data(entry: Entry, value: object, path: Path) -> None:
-    old = cast("Waist", entry)._item()
+    old = cast("AbstractContainer", entry)._item()
     new = value._item() if hasattr(value, "_item") else value
     if not same_data(old, new):
         raise InvalidArgument(

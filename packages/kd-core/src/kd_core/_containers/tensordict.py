@@ -15,7 +15,7 @@ from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._ops.module_state import module_entries
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, admit, with_plain_keys
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _undescribed(
 
 
 def _mapping_of(source: object) -> Mapping[str, object]:
-    if isinstance(source, Waist):
+    if isinstance(source, AbstractContainer):
         return source._entries
     if isinstance(source, Mapping):
         return source

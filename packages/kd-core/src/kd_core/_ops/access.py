@@ -21,7 +21,7 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import write_all
-from kd_core._protocol.primitives import Waist, check_has, level_at, writes_at
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at, writes_at
 from kd_core._types import NO_DEFAULT, NoDefault
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     IsLeaf = Callable[[type], bool] | None
 
 
-class Access(Waist):
+class Access(AbstractContainer):
     """Reading and writing by key."""
 
     __slots__ = ()
@@ -311,8 +311,8 @@ class Access(Waist):
 
 
 def _stage(
-    container: Waist, path: tuple[str, ...], value: object
-) -> tuple[Waist, tuple[str, ...], object]:
+    container: AbstractContainer, path: tuple[str, ...], value: object
+) -> tuple[AbstractContainer, tuple[str, ...], object]:
     """Check a value for a path, and raise whatever storing it would raise.
 
     Returns the lowest container that is there, the rest of the path, and the entry.
@@ -322,14 +322,14 @@ def _stage(
         child = level._entries.get(part)
         if child is None:
             break
-        if not isinstance(child, Waist):
+        if not isinstance(child, AbstractContainer):
             raise walk_error(path, depth + 1, child)
         level, depth = child, depth + 1
     level._check_unlocked(f"set {format_key(path)}")
     return level, path[depth:], level._admit(path[-1], value, path[:-1])
 
 
-def _remove(container: Waist, path: tuple[str, ...]) -> None:
+def _remove(container: AbstractContainer, path: tuple[str, ...]) -> None:
     level = level_at(container, path[:-1])
     level._check_unlocked(f"remove {format_key(path)}")
     level._del_entry(path[-1])

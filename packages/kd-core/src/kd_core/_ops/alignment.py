@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from kd_core._protocol.composite import Composite, as_for_a_batch
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import Batch
 
 
-def beside_members(td: Waist, operand: Tensor) -> list[Tensor]:
+def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:
     """Return what of a tensor over the batch stands beside each leaf that `_collect` gives."""
     batch: Batch = td._desc.batch
     beside: list[Tensor] = []
@@ -28,7 +28,7 @@ def beside_members(td: Waist, operand: Tensor) -> list[Tensor]:
     return beside
 
 
-def _stand_beside(td: Waist, operand: Tensor, ndim: int, beside: list[Tensor]) -> None:
+def _stand_beside(td: AbstractContainer, operand: Tensor, ndim: int, beside: list[Tensor]) -> None:
     """Append, for each leaf that `_collect` gives, a tensor over the first `ndim` dimensions."""
     if isinstance(td, Composite):
         over = td._dim < ndim
@@ -37,13 +37,13 @@ def _stand_beside(td: Waist, operand: Tensor, ndim: int, beside: list[Tensor]) -
             _stand_beside(member, row, ndim - over, beside)
         return
     for value in td._entries.values():
-        if isinstance(value, Waist):
+        if isinstance(value, AbstractContainer):
             _stand_beside(value, operand, ndim, beside)
         elif isinstance(value, Tensor):
             beside.append(operand.reshape((*operand.shape, *(1,) * (value.ndim - ndim))))
 
 
-def _stand_alone(td: Waist, operand: Tensor, beside: list[Tensor]) -> None:
+def _stand_alone(td: AbstractContainer, operand: Tensor, beside: list[Tensor]) -> None:
     """Append a 0-d tensor for each leaf that `_collect` gives, as it promotes beside the leaf."""
     if isinstance(td, Composite):
         leaves: list[Tensor] = []
@@ -51,7 +51,7 @@ def _stand_alone(td: Waist, operand: Tensor, beside: list[Tensor]) -> None:
         beside += [as_for_a_batch(leaf, operand) for leaf in leaves]
         return
     for value in td._entries.values():
-        if isinstance(value, Waist):
+        if isinstance(value, AbstractContainer):
             _stand_alone(value, operand, beside)
         elif isinstance(value, Tensor):
             beside.append(operand)

@@ -14,7 +14,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import admit
 from kd_core._types import NO_DEFAULT
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Target: TypeAlias = Callable[[Descriptor], Descriptor]
 
 
-class Apply(Waist):
+class Apply(AbstractContainer):
     """Calling a function on every leaf."""
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class Apply(Waist):
     def apply(
         self,
         fn: Callable[..., object],
-        *others: Waist,
+        *others: AbstractContainer,
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
@@ -89,7 +89,7 @@ class Apply(Waist):
     def named_apply(
         self,
         fn: Callable[..., object],
-        *others: Waist,
+        *others: AbstractContainer,
         nested_keys: bool = False,
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
@@ -131,7 +131,7 @@ class Apply(Waist):
         result = cast("Self", walk.level(self, others, ()))
         return _finish(self, result) if inplace else result
 
-    def apply_(self, fn: Callable[..., object], *others: Waist) -> Self:
+    def apply_(self, fn: Callable[..., object], *others: AbstractContainer) -> Self:
         """Call a function on every leaf and write what it gives into the leaf; return self.
 
         A result that is the leaf itself, or `None`, is not written. Results are checked before the
@@ -164,7 +164,7 @@ class Apply(Waist):
         return self
 
 
-W = TypeVar("W", bound=Waist)
+W = TypeVar("W", bound=AbstractContainer)
 
 
 def _each(
@@ -200,7 +200,7 @@ def _each(
                 fits = False
             if not fits:
                 doubtful[key] = found
-        elif value.__class__ is td.__class__ or isinstance(value, Waist):
+        elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
             entries[key] = _each(value, fn, nested, target, (*path, key))
         else:
             entries[key] = value if target is None else value._with_descriptor(target(value._desc))  # type: ignore[union-attr]  # data
@@ -229,7 +229,9 @@ class _Walk:
         self.call, self.default = call, default
         self.filter_empty, self.target = filter_empty, target
 
-    def level(self, td: Waist, others: tuple[object, ...], path: Path) -> Waist:
+    def level(
+        self, td: AbstractContainer, others: tuple[object, ...], path: Path
+    ) -> AbstractContainer:
         if isinstance(td, Composite) and self.target is None:
             return td._by_member(lambda member, *rows: self.level(member, rows, path), *others)
         desc = td._desc.unlocked() if self.target is None else self.target(td._desc)
@@ -246,7 +248,7 @@ class _Walk:
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
         if isinstance(value, Tensor):
             return self.call(path, [value, *beside])
-        if not isinstance(value, Waist):
+        if not isinstance(value, AbstractContainer):
             return (
                 value if self.target is None else value._with_descriptor(self.target(value._desc))
             )
@@ -256,7 +258,7 @@ class _Walk:
     def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
         if other is self.default:
             return {}
-        theirs = entries_of(other) if isinstance(other, Waist) else None
+        theirs = entries_of(other) if isinstance(other, AbstractContainer) else None
         if theirs is None:
             raise InvalidArgument(
                 f"expected a container beside {format_key(path) if path else 'the first'}, got a "
@@ -268,7 +270,7 @@ class _Walk:
 
 
 def _target(
-    td: Waist,
+    td: AbstractContainer,
     batch_size: BatchSize | None,
     device: DeviceLike | NoDefault | None,
     inplace: bool,
@@ -289,7 +291,7 @@ def _target(
     return lambda desc: after
 
 
-def _finish(td: W, result: Waist) -> W:
+def _finish(td: W, result: AbstractContainer) -> W:
     """Write results into the leaves that they were computed from: all of them, or none."""
     writes: list[Write] = []
     _stage_results(td, result, (), writes)
@@ -297,15 +299,17 @@ def _finish(td: W, result: Waist) -> W:
     return td
 
 
-def _stage_results(td: Waist, result: Waist, path: Path, writes: list[Write]) -> None:
+def _stage_results(
+    td: AbstractContainer, result: AbstractContainer, path: Path, writes: list[Write]
+) -> None:
     """Check the results for one level, and note the writes."""
     if isinstance(td, Composite):
         for member, row in zip(td._members, td._rows_beside(cast("Entry", result)), strict=True):
-            _stage_results(member, cast("Waist", row), path, writes)
+            _stage_results(member, cast("AbstractContainer", row), path, writes)
         return
     for key, found in result._entries.items():
         leaf, where = td._entries[key], (*path, key)
-        if isinstance(leaf, Waist):
-            _stage_results(leaf, cast("Waist", found), where, writes)
+        if isinstance(leaf, AbstractContainer):
+            _stage_results(leaf, cast("AbstractContainer", found), where, writes)
         elif isinstance(leaf, Tensor) and found is not leaf:
             writes.append((leaf, writable_source(where, leaf, found), where))

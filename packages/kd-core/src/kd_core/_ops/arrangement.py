@@ -8,7 +8,7 @@ from kd_core import _registry
 from kd_core._keys import path_of
 from kd_core._leaves.loops import find_entry
 from kd_core._protocol.composite import unchanged_on_error
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 
-class Arrangement(Waist):
+class Arrangement(AbstractContainer):
     """Nested containers: make, empty and split."""
 
     __slots__ = ()
@@ -82,7 +82,7 @@ class Arrangement(Waist):
         """
         # A plain container: what has declared fields could not give any of them away.
         dense = _registry.make_dense(dict(self._shallow()._entries), self._desc.unlocked())
-        rest = cast(Waist, dense)
+        rest = cast(AbstractContainer, dense)
         parts: list[Self] = []
         for keys in key_sets:
             part = self._like({}, self._desc.unlocked())
@@ -96,29 +96,29 @@ class Arrangement(Waist):
         return (*parts, cast("Self", rest))
 
 
-def _empty_below(level: Waist) -> tuple[list[tuple[Waist, str]], bool]:
+def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer, str]], bool]:
     """Find the nested containers without entries, the outermost ones only.
 
     Returns:
         Where each of them is, and whether nothing else is in the container.
     """
-    found: list[tuple[Waist, str]] = []
+    found: list[tuple[AbstractContainer, str]] = []
     is_empty = True
     for key, value in level._entries.items():
-        below, whole = _empty_below(value) if isinstance(value, Waist) else ([], False)
+        below, whole = _empty_below(value) if isinstance(value, AbstractContainer) else ([], False)
         found += [(level, key)] if whole else below
         is_empty = is_empty and whole
     return found, is_empty
 
 
-def _drop(level: Waist, path: tuple[str, ...]) -> None:
+def _drop(level: AbstractContainer, path: tuple[str, ...]) -> None:
     """Remove an entry that is there, and the containers that it leaves empty."""
-    above: list[tuple[Waist, str]] = []
+    above: list[tuple[AbstractContainer, str]] = []
     for part in path[:-1]:
         above.append((level, part))
-        level = cast(Waist, level._entries[part])
+        level = cast(AbstractContainer, level._entries[part])
     level._del_entry(path[-1])
     for parent, key in reversed(above):
-        if cast(Waist, parent._entries[key])._entries:
+        if cast(AbstractContainer, parent._entries[key])._entries:
             return
         parent._del_entry(key)

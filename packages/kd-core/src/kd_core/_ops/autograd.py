@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._errors import InvalidValue
 from kd_core._ops.operands import leaves_of, name_in
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kd_core._types import Entry
 
 
-class Autograd(Waist):
+class Autograd(AbstractContainer):
     """Gradients of leaves.
 
     Example:
@@ -119,12 +119,12 @@ class Autograd(Waist):
         return self
 
 
-def _gradients(td: Waist) -> Waist:
+def _gradients(td: AbstractContainer) -> AbstractContainer:
     if isinstance(td, Composite):
         return td._by_member(_gradients)
     entries: dict[str, Entry] = {}
     for key, value in td._entries.items():
-        if isinstance(value, Waist):
+        if isinstance(value, AbstractContainer):
             inner = _gradients(value)
             if inner._entries:
                 entries[key] = cast("Entry", inner)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._ops.operands import blend, blend_
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kd_core._ops.operands import Operand
 
 
-class Blending(Waist):
+class Blending(AbstractContainer):
     """Operations of a leaf with two operands.
 
     An operand is a tensor over the batch dimensions, a container of the same keys, or, where the

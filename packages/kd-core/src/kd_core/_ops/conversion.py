@@ -14,7 +14,7 @@ from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, list
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, write_all
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,7 +27,7 @@ BATCH_SIZE: Final = "__batch_size"
 DEVICE: Final = "__device"
 
 
-class Conversion(Waist):
+class Conversion(AbstractContainer):
     """Containers as plain Python."""
 
     __slots__ = ()
@@ -135,7 +135,7 @@ def _content(state: Mapping[str, object]) -> dict[str, object]:
 
 
 def _stage(
-    td: Waist,
+    td: AbstractContainer,
     state: object,
     strict: bool,
     path: Path,
@@ -163,7 +163,7 @@ def _stage(
         if key not in content:
             continue
         value, entry = content[key], entries[key]
-        if isinstance(entry, Waist):
+        if isinstance(entry, AbstractContainer):
             _stage(entry, value, strict, (*path, key), writes)
         elif isinstance(entry, Tensor):
             writes += td._writes(key, value, (*path, key))
@@ -174,9 +174,9 @@ def _stage(
             )
 
 
-def _assign(td: Waist, state: Mapping[str, object]) -> None:
+def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
     td._check_unlocked("replace entries by those of a state dict")
-    made = cast("Waist", _restored(td, state))
+    made = cast("AbstractContainer", _restored(td, state))
     for key in list(td._entries):
         td._del_entry(key)
     td._describe(made._desc)
@@ -184,7 +184,7 @@ def _assign(td: Waist, state: Mapping[str, object]) -> None:
         td._set_entry(key, entry)
 
 
-def _restored(td: Waist, state: Mapping[str, object]) -> Entry:
+def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     """A dense container of a state dict; what it does not say is as in `td`."""
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
     content = {

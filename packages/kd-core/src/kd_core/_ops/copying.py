@@ -9,13 +9,13 @@ from torch import Tensor
 
 from kd_core._compat import clone_all
 from kd_core._ops.operands import unary
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-class Copying(Waist):
+class Copying(AbstractContainer):
     """Copies."""
 
     __slots__ = ()

@@ -14,7 +14,7 @@ from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
 from kd_core._ops.operands import leaves_of
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize
 
 
-class Description(Waist):
+class Description(AbstractContainer):
     """Batch size and device."""
 
     __slots__ = ()
@@ -130,36 +130,36 @@ class Description(Waist):
         return self
 
 
-def _check_all_unlocked(level: Waist, action: str) -> None:
+def _check_all_unlocked(level: AbstractContainer, action: str) -> None:
     level._check_unlocked(action)
     for node in level._below():
-        if isinstance(node, Waist):
+        if isinstance(node, AbstractContainer):
             _check_all_unlocked(node, action)
 
 
-def _put_on(level: Waist, device: torch.device | None) -> None:
+def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
     """Describe a container and all below as being on a device; no leaf is moved."""
     if level._owns_leaves:
         for key, value in list(level._entries.items()):
-            if not isinstance(value, Tensor | Waist):
+            if not isinstance(value, Tensor | AbstractContainer):
                 level._set_entry(key, value._with_descriptor(describe(value._desc.batch, device)))
     for node in level._below():
-        if isinstance(node, Waist):
+        if isinstance(node, AbstractContainer):
             _put_on(node, device)
     level._describe(describe(level._desc.batch, device))
 
 
-def _refuse_locked(level: Waist, desc: Descriptor, path: tuple[str, ...]) -> None:
+def _refuse_locked(level: AbstractContainer, desc: Descriptor, path: tuple[str, ...]) -> None:
     """Refuse to grow a nested container that is locked on its own, or by another one."""
     for key, value in kinds_of(level._entries):
-        if isinstance(value, Waist) and value._desc.batch[: desc.ndim] != desc.batch:
+        if isinstance(value, AbstractContainer) and value._desc.batch[: desc.ndim] != desc.batch:
             if value._desc.frozen:
                 name = format_key((*path, key))
                 value._check_unlocked(f"change the batch size, as {name} would have to follow")
             _refuse_locked(value, desc, (*path, key))
 
 
-def _grow_children(level: Waist, desc: Descriptor) -> None:
+def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
     """Give nested entries at least the batch size of `desc`, which all leaves are known to have."""
     for key, value in list(kinds_of(level._entries)):
         if isinstance(value, Tensor):
@@ -167,18 +167,18 @@ def _grow_children(level: Waist, desc: Descriptor) -> None:
         own = value._desc
         if own.batch[: desc.ndim] != desc.batch:
             own = desc if own.device == desc.device else own.with_batch(desc.batch)
-            if not isinstance(value, Waist):
+            if not isinstance(value, AbstractContainer):
                 level._set_entry(key, value._with_descriptor(own))
                 continue
             value._describe(own)
-        if isinstance(value, Waist):
+        if isinstance(value, AbstractContainer):
             _grow_children(value, own)
 
 
-def _leaves(level: Waist) -> Iterator[Tensor]:
+def _leaves(level: AbstractContainer) -> Iterator[Tensor]:
     """All leaves, with the whole batch in front."""
     for value in level._entries.values():
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, Waist):
+        elif isinstance(value, AbstractContainer):
             yield from _leaves(value)

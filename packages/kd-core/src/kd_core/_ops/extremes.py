@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._ops.reducing import batch_dims_of, reduced, without
-from kd_core._protocol.primitives import Waist, whole
+from kd_core._protocol.primitives import AbstractContainer, whole
 
 if TYPE_CHECKING:
     from typing import Self
@@ -28,7 +28,7 @@ class Extremes(NamedTuple, Generic[W]):
     indices: W
 
 
-class Extrema(Waist):
+class Extrema(AbstractContainer):
     """Extreme values and truth.
 
     Example:

@@ -13,7 +13,7 @@ from kd_core._batch.shapes import sizes_of
 from kd_core._leaves.writes import copy_over, copy_pairs
 from kd_core._ops.operands import binary_, blend, unary_
 from kd_core._ops.rows import check_mask
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Filling")
 
 
-class Filling(Waist):
+class Filling(AbstractContainer):
     """Values written into leaves, and fresh leaves.
 
     Example:
@@ -52,7 +52,7 @@ class Filling(Waist):
         """
         return binary_(self, value, Tensor.fill_, whole=isinstance(value, Tensor))
 
-    def copy_(self, source: Waist, non_blocking: bool = False) -> Self:
+    def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
         """Copy the values of a container of the same keys into the leaves; return self.
 
         Dtypes and devices are converted. Nothing is written if anything does not fit.
@@ -143,7 +143,7 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert `torch.zeros_like` and its kin into functions of containers."""
 
     def filled(
-        input: Waist, *args: object, device: DeviceLike | None = None, **options: object
+        input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object
     ) -> object:
         if device is None and not args and not options:
             return input._map_each(fn)

@@ -36,7 +36,7 @@ from kd_core._leaves.loops import find_entry, missing_key, same_data
 from kd_core._leaves.writes import Write, as_source, check_write, commit, copy_pairs, write_all
 from kd_core._ops.rows import rows_where, take_rows
 from kd_core._protocol.composite import Composite, takes
-from kd_core._protocol.primitives import Waist, check_has, level_at
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Resolved: TypeAlias = tuple[LeafFn, Batch]
 
 
-class Indexing(Waist):
+class Indexing(AbstractContainer):
     """The index operator."""
 
     __slots__ = ()
@@ -106,7 +106,7 @@ class Indexing(Waist):
             self._put(index, value)
         elif is_path(index):
             self._store(path_of(index), value)
-        elif not (isinstance(value, Waist) and _copied(self, index, value)):
+        elif not (isinstance(value, AbstractContainer) and _copied(self, index, value)):
             rows = _Rows(index, self._desc.batch)
             writes: list[Write] = []
             _stage_level(self, value, (), rows, writes)
@@ -161,7 +161,7 @@ class Indexing(Waist):
             rows.commit(writes)
             return self
         entry = level._entries[path[-1]]
-        if isinstance(entry, Waist):
+        if isinstance(entry, AbstractContainer):
             _stage_level(entry, value, path, rows, writes)
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
@@ -171,7 +171,7 @@ class Indexing(Waist):
         return self
 
 
-W = TypeVar("W", bound=Waist)
+W = TypeVar("W", bound=AbstractContainer)
 
 
 def _taken(container: W, index: object) -> W:
@@ -388,7 +388,7 @@ class _Rows:
         target[self.where] = source
 
 
-def _copied(target: Waist, index: object, source: Waist) -> bool:
+def _copied(target: AbstractContainer, index: object, source: AbstractContainer) -> bool:
     """Copy a container of plain leaves to rows at once; `False`, and nothing done, if unsure.
 
     What `_Rows` does leaf by leaf for any source and any index.
@@ -403,7 +403,9 @@ def _copied(target: Waist, index: object, source: Waist) -> bool:
     return copy_pairs([rows_of(leaf) for leaf in leaves], values)
 
 
-def _paired(target: Waist, source: Waist, leaves: list[Tensor], values: list[Tensor]) -> bool:
+def _paired(
+    target: AbstractContainer, source: AbstractContainer, leaves: list[Tensor], values: list[Tensor]
+) -> bool:
     """Append the leaves of a source, and of the target for the same keys, if all are plain."""
     if not target._owns_leaves:
         return False
@@ -414,8 +416,8 @@ def _paired(target: Waist, source: Waist, leaves: list[Tensor], values: list[Ten
             leaves.append(entry)
             values.append(value)
         elif (
-            not isinstance(entry, Waist)
-            or not isinstance(value, Waist)
+            not isinstance(entry, AbstractContainer)
+            or not isinstance(value, AbstractContainer)
             or not _paired(entry, value, leaves, values)
         ):
             return False
@@ -438,26 +440,32 @@ def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ..
 
 
 def _stage_level(
-    target: Waist, value: object, path: tuple[str, ...], rows: _Rows, writes: list[Write]
+    target: AbstractContainer,
+    value: object,
+    path: tuple[str, ...],
+    rows: _Rows,
+    writes: list[Write],
 ) -> None:
     """Record the writes of one level: of a container, a mapping, or one value for all."""
     if isinstance(target, Composite):
         rows.direct += target._row_writes(rows.index, value, path)
         return
     entries = target._entries
-    if isinstance(value, Waist):
+    if isinstance(value, AbstractContainer):
         source: Mapping[str, object] = value._entries
     elif isinstance(value, Mapping):
         source = value
     else:
         source = {
-            key: value for key, entry in entries.items() if isinstance(entry, (Tensor, Waist))
+            key: value
+            for key, entry in entries.items()
+            if isinstance(entry, (Tensor, AbstractContainer))
         }
     for key, new in source.items():
         entry = entries.get(key)
         if entry.__class__ is Tensor:
             writes.append(rows.stage(entry, new, (*path, key)))
-        elif isinstance(entry, Waist):
+        elif isinstance(entry, AbstractContainer):
             _stage_level(entry, new, (*path, key), rows, writes)
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, new, (*path, key)))

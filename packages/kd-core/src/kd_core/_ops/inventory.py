@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._leaves.loops import kinds_of
 from kd_core._leaves.views import walk_items
 from kd_core._ops.operands import leaves_of
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def _is_data(kind: type) -> bool:
     """Return whether entries of a type are non-tensor data."""
-    return not issubclass(kind, Waist)
+    return not issubclass(kind, AbstractContainer)
 
 
-class Inventory(Waist):
+class Inventory(AbstractContainer):
     """Counts and tables of entries."""
 
     __slots__ = ()
@@ -108,7 +108,7 @@ class Inventory(Waist):
         return _aligned(rows)
 
 
-def _leaves(td: Waist, count_duplicates: bool) -> Sequence[Tensor]:
+def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:
     leaves = leaves_of(td)
     return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
 

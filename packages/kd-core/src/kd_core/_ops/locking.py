@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._errors import Locked
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -41,7 +41,7 @@ class LockScope(Generic[L]):
         return self._container.lock_() if lock else self._container.unlock_()
 
 
-class Locking(Waist):
+class Locking(AbstractContainer):
     """Lock and unlock.
 
     A locked container keeps its keys, the tensors behind them and its batch size; values may still

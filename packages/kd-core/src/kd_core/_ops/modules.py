@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from kd_core._ops.module_state import ModuleScope
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 
-class Modules(Waist):
+class Modules(AbstractContainer):
     """Exchange with the parameters of a module."""
 
     __slots__ = ()

@@ -42,18 +42,18 @@ from kd_core._leaves.foreach import (
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves, name_of_leaf
 from kd_core._ops.alignment import beside_members
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, Entry
 
-W = TypeVar("W", bound=Waist)
-Operand: TypeAlias = "Waist | Tensor | complex"
+W = TypeVar("W", bound=AbstractContainer)
+Operand: TypeAlias = "AbstractContainer | Tensor | complex"
 """A number, a tensor that broadcasts over the batch dimensions, or a container."""
 
 # A tuple: dynamo's guard on a class in a set fails on the frame that it was made for.
 _NUMBERS: Final = (int, float, bool, complex)
-_OPERANDS: Final = (Waist, Tensor, int, float, complex)
+_OPERANDS: Final = (AbstractContainer, Tensor, int, float, complex)
 _LeafOp: TypeAlias = Callable[..., Tensor]
 
 
@@ -62,9 +62,13 @@ def is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, _OPERANDS) or _is_array(value)
 
 
-def as_tensor(other: Operand) -> Waist | Tensor:
+def as_tensor(other: Operand) -> AbstractContainer | Tensor:
     """Return an operand for a function that takes no numbers: a number as a 0-d tensor."""
-    return other if isinstance(other, (Waist, Tensor)) else torch.as_tensor(_as_operand(other))
+    return (
+        other
+        if isinstance(other, (AbstractContainer, Tensor))
+        else torch.as_tensor(_as_operand(other))
+    )
 
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
@@ -102,7 +106,7 @@ def binary(
         leaves: list[Tensor] = []
         td._collect(leaves)
         return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
-    if isinstance(other, Waist):
+    if isinstance(other, AbstractContainer):
         try:
             return _zip(td, other, fn, kernel)
         except RuntimeError as error:
@@ -149,7 +153,7 @@ def binary_(
     """
     leaves: list[Tensor] = []
     theirs: list[Tensor] = []
-    if isinstance(other, Waist):
+    if isinstance(other, AbstractContainer):
         td._collect_pair(cast("Entry", other), leaves, theirs, ())
         _check_batches(td._desc.batch, other._desc.batch)
     else:
@@ -237,14 +241,14 @@ def _is_plain(operand: object) -> bool:
     return operand is None or operand.__class__ in _NUMBERS
 
 
-def _columns(td: Waist, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
+def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
     """Return the leaves, and for each operand what stands for it at each leaf."""
     leaves: list[Tensor] = []
     td._collect(leaves)
     columns: list[list[object]] = []
     for operand in operands:
         column: list[Tensor] = []
-        if isinstance(operand, Waist):
+        if isinstance(operand, AbstractContainer):
             td._collect_pair(cast("Entry", operand), [], column, ())
             _check_batches(td._desc.batch, operand._desc.batch)
         elif operand is not None:
@@ -278,14 +282,14 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
     return td
 
 
-def _keeps_batch(td: Waist) -> bool:
+def _keeps_batch(td: AbstractContainer) -> bool:
     """Return whether collected leaves start with the batch size; those of members do not."""
     if not td._owns_leaves:
         return False
-    return all(_keeps_batch(node) for node in td._below() if isinstance(node, Waist))
+    return all(_keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer))
 
 
-def padded(td: Waist, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Return a tensor operand for each collected leaf; members get their rows."""
     batch = td._desc.batch
     if _keeps_batch(td):
@@ -311,7 +315,7 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
     return [made[leaf.ndim - ndim] for leaf in leaves]
 
 
-def _explain_pairs(td: Waist, other: Waist, error: RuntimeError) -> None:
+def _explain_pairs(td: AbstractContainer, other: AbstractContainer, error: RuntimeError) -> None:
     """Raise the error that names the entry, where two leaves do not go together."""
     if isinstance(error, KdError) or is_compiling():
         return
@@ -332,7 +336,7 @@ def _explain_pairs(td: Waist, other: Waist, error: RuntimeError) -> None:
             ) from error
 
 
-def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
+def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot lead out of a batch that both share.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
@@ -352,7 +356,7 @@ def _zip(td: W, other: Waist, fn: _LeafOp, kernel: Kernel | None) -> W:
     return td._rebuild(iter(results))
 
 
-def _leaves_batch(td: Waist, leaf: Tensor, result: Tensor) -> ShapeMismatch:
+def _leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:
     return ShapeMismatch(
         f"{name_in(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "
         f"{tuple(result.shape)}, which does not start with batch_size {td._desc.batch}. "
@@ -368,14 +372,14 @@ def _check_batches(mine: Batch, theirs: Batch) -> None:
         )
 
 
-def leaves_of(td: Waist) -> list[Tensor]:
+def leaves_of(td: AbstractContainer) -> list[Tensor]:
     """Return all leaves, depth first."""
     leaves: list[Tensor] = []
     td._collect(leaves)
     return leaves
 
 
-def name_in(td: Waist, leaf: Tensor) -> str:
+def name_in(td: AbstractContainer, leaf: Tensor) -> str:
     """Return the entry that a leaf is, for messages."""
     path = name_of_leaf(td._entries, leaf)
     return "a leaf" if path is None else f"entry {format_key(path)}"

@@ -22,17 +22,17 @@ from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_len
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
 from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import Waist, map_by, whole
+from kd_core._protocol.primitives import AbstractContainer, map_by, whole
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._types import Batch, BatchFn, DealFn, Entry, LeafFn
 
-W = TypeVar("W", bound=Waist)
+W = TypeVar("W", bound=AbstractContainer)
 
 
-class Partition(Waist):
+class Partition(AbstractContainer):
     """Taking a batch apart."""
 
     __slots__ = ()
@@ -142,7 +142,7 @@ class Partition(Waist):
             how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
         return map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
 
-    def scatter(self, dim: int, index: Tensor, src: Waist | float) -> Self:
+    def scatter(self, dim: int, index: Tensor, src: AbstractContainer | float) -> Self:
         """Copy the container with rows written at the numbered places, as `torch.scatter` does.
 
         Args:
@@ -155,7 +155,7 @@ class Partition(Waist):
         """
         batch, ndim = self._desc.batch, self._desc.ndim
         at = _check_index(index, batch, dim, "scatter")
-        if not isinstance(src, Waist):
+        if not isinstance(src, AbstractContainer):
             value = src
             write = plan(
                 batch, lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), batch
@@ -182,7 +182,7 @@ class Partition(Waist):
         batch = self._desc.batch
         return map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
 
-    def where(self, condition: Tensor, other: Waist | Tensor | float) -> Self:
+    def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
         """Keep the rows where a condition is true, and take those of another elsewhere.
 
         Args:
@@ -204,7 +204,7 @@ class Partition(Waist):
         """
         batch = self._desc.batch
         chosen = _spread(check_mask(condition), batch, "a condition")
-        if isinstance(other, Waist):
+        if isinstance(other, AbstractContainer):
             if other._desc.batch != batch:
                 raise ShapeMismatch(
                     f"`where` expected a container of the same batch_size {batch}, got "

@@ -11,17 +11,17 @@ from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.operands import cast_leaves, leaves_of
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._types import DeviceLike, Entry
 
-    W = TypeVar("W", bound=Waist)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
-class Placement(Waist):
+class Placement(AbstractContainer):
     """Device, dtype and layout of leaves.
 
     What is in place already is shared, and the container itself is returned where nothing changes.
@@ -40,7 +40,7 @@ class Placement(Waist):
 
     def to(
         self,
-        *where: DeviceLike | torch.dtype | Tensor | Waist,
+        *where: DeviceLike | torch.dtype | Tensor | AbstractContainer,
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
@@ -134,7 +134,7 @@ def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
         return None, where
     if isinstance(where, Tensor):
         return where.device, where.dtype
-    if isinstance(where, Waist):
+    if isinstance(where, AbstractContainer):
         if where._desc.device is None:
             raise InvalidArgument("`to` got a container without a device: give the device itself.")
         return where._desc.device, None
@@ -164,7 +164,7 @@ def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
             # Asked first: `to` takes 1 us to find out that there is nothing to do.
             there = value.device == device
             entries[key] = value if there else value.to(device, non_blocking=non_blocking)
-        elif isinstance(value, Waist):
+        elif isinstance(value, AbstractContainer):
             entries[key] = _moved(value, device, non_blocking)
         else:
             entries[key] = value._with_descriptor(describe(value._desc.batch, device))

@@ -32,7 +32,7 @@ from kd_core._ops.operands import (
     unary,
     unary_,
 )
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kd_core._ops.operands import Operand
 
 
-class Unary(Waist):
+class Unary(AbstractContainer):
     """Functions of one tensor, applied to every leaf.
 
     Example:
@@ -290,7 +290,7 @@ class Unary(Waist):
         return unary(self, torch.signbit)
 
 
-class UnaryInPlace(Waist):
+class UnaryInPlace(AbstractContainer):
     """Functions of one tensor that write into the storage of every leaf.
 
     All leaves are checked before the first is written; allowed on a locked container.
@@ -501,7 +501,7 @@ class UnaryInPlace(Waist):
         return unary_(self, torch.Tensor.nan_to_num_)
 
 
-class Arithmetic(Waist):
+class Arithmetic(AbstractContainer):
     """Arithmetic with a number, a tensor over the batch dimensions, or a container.
 
     Two containers must have the same keys, and the same batch size or one of them ().
@@ -636,7 +636,7 @@ class Arithmetic(Waist):
         return binary(self, other, torch.xlogy)
 
 
-class ArithmeticInPlace(Waist):
+class ArithmeticInPlace(AbstractContainer):
     """Arithmetic that writes into the storage of every leaf.
 
     All leaves are checked before the first is written; allowed on a locked container.
@@ -729,7 +729,7 @@ class ArithmeticInPlace(Waist):
         return binary_(self, other, torch.Tensor.xlogy_)
 
 
-class Logic(Waist):
+class Logic(AbstractContainer):
     """Bitwise and logical operations.
 
     Example:
@@ -805,7 +805,7 @@ class Logic(Waist):
         return binary(self, as_tensor(other), torch.logical_xor)
 
 
-class LogicInPlace(Waist):
+class LogicInPlace(AbstractContainer):
     """Bitwise and logical operations that write into the storage of every leaf.
 
     Example:
@@ -866,7 +866,7 @@ class LogicInPlace(Waist):
         return binary_(self, as_tensor(other), torch.Tensor.logical_xor_)
 
 
-class Comparisons(Waist):
+class Comparisons(AbstractContainer):
     """Comparisons: containers of booleans.
 
     Example:
@@ -926,7 +926,7 @@ class Comparisons(Waist):
         return binary(self, other, torch.ge)
 
 
-class Casts(Waist):
+class Casts(AbstractContainer):
     """Casts of every leaf to a dtype; a leaf that has it already is shared.
 
     Example:

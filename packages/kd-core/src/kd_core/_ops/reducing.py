@@ -15,12 +15,12 @@ from torch import Tensor
 
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._protocol.primitives import Waist, whole
+from kd_core._protocol.primitives import AbstractContainer, whole
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, BatchFn
 
-W = TypeVar("W", bound=Waist)
+W = TypeVar("W", bound=AbstractContainer)
 SomeDim: TypeAlias = 'int | Sequence[int] | Literal["feature"]'
 """Batch dimensions, or `"feature"` for all that lie behind them."""
 
@@ -62,7 +62,7 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
     return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
 
 
-def batch_dims_of(td: Waist, dim: int | Sequence[int]) -> tuple[int, ...]:
+def batch_dims_of(td: AbstractContainer, dim: int | Sequence[int]) -> tuple[int, ...]:
     """Return batch dimensions, counted from the front.
 
     Raises:
@@ -79,7 +79,7 @@ def batch_dims_of(td: Waist, dim: int | Sequence[int]) -> tuple[int, ...]:
     return dims
 
 
-def feature_start(td: Waist, dim: str) -> int:
+def feature_start(td: AbstractContainer, dim: str) -> int:
     """Return the first dimension behind the batch."""
     if dim != "feature":
         raise InvalidValue(
@@ -113,7 +113,7 @@ def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tenso
     return result.reshape((*leaf.shape[:ndim], *(1,) * (leaf.ndim - ndim)))
 
 
-def _together(td: Waist, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
+def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
     leaves: list[Tensor] = []
     everything = dim is None and not keepdim
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from kd_core._ops.reducing import logsumexp, norm, prod, reduced
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kd_core._ops.reducing import Dim
 
 
-class Reductions(Waist):
+class Reductions(AbstractContainer):
     """Reductions to one value.
 
     Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch

@@ -28,7 +28,7 @@ from kd_core._batch.shapes import (
     wrap_dims,
 )
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
-from kd_core._protocol.primitives import Waist, map_by
+from kd_core._protocol.primitives import AbstractContainer, map_by
 
 if TYPE_CHECKING:
     from typing import Self
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     Sizes: TypeAlias = tuple[int | Sequence[int], ...]
 
-W = TypeVar("W", bound=Waist)
+W = TypeVar("W", bound=AbstractContainer)
 
 
-class Shape(Waist):
+class Shape(AbstractContainer):
     """Rearranging the batch dimensions."""
 
     __slots__ = ()
@@ -82,11 +82,11 @@ class Shape(Waist):
         """
         return map_by(_resize(self._desc.batch, shape, "reshape"), self)
 
-    def view_as(self, other: Waist | Tensor) -> Self:
+    def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """View the batch dimensions in the shape of another container or tensor."""
         return self.view(*_shape_like(other))
 
-    def reshape_as(self, other: Waist | Tensor) -> Self:
+    def reshape_as(self, other: AbstractContainer | Tensor) -> Self:
         """Reshape the batch dimensions to the shape of another container or tensor."""
         return self.reshape(*_shape_like(other))
 
@@ -208,7 +208,7 @@ class Shape(Waist):
         """
         return map_by(_expand(self._desc.batch, shape), self)
 
-    def expand_as(self, other: Waist | Tensor) -> Self:
+    def expand_as(self, other: AbstractContainer | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
         return self.expand(*_shape_like(other))
 
@@ -468,10 +468,10 @@ def _flip(batch: Batch, dims: Sizes) -> Plan:
     return plan(batch, lambda leaf: leaf.flip(along), batch)
 
 
-def _shape_like(other: Waist | Tensor) -> Batch:
+def _shape_like(other: AbstractContainer | Tensor) -> Batch:
     if isinstance(other, Tensor):
         return tuple(other.shape)
-    if not isinstance(other, Waist):
+    if not isinstance(other, AbstractContainer):
         raise InvalidArgument(
             "expected a container or a tensor to take the shape of, got a "
             f"`{type(other).__name__}`."

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidValue
 from kd_core._ops.operands import leaves_of, name_in
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ ALIGNMENT: Final = 16
 """Bytes: where the leaves of a dtype start, so that each dtype may be viewed there."""
 
 
-class Storage(Waist):
+class Storage(AbstractContainer):
     """All leaves in one storage."""
 
     __slots__ = ()
@@ -59,7 +59,7 @@ class Storage(Waist):
         return len({leaf.untyped_storage().data_ptr() for leaf in leaves_of(self)}) == 1
 
 
-def _by_dtype(td: Waist, leaves: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+def _by_dtype(td: AbstractContainer, leaves: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
     """Return the leaves by dtype, checked to fit into one storage."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     device = leaves[0].device

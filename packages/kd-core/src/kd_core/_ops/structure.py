@@ -6,7 +6,7 @@ Every change is all or nothing: it is checked as a whole first, then committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -17,7 +17,7 @@ from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry, kinds_by_key, same_data
 from kd_core._leaves.writes import check_write, copy_pairs, write_all
 from kd_core._protocol.composite import unchanged_on_error
-from kd_core._protocol.primitives import Waist, level_at
+from kd_core._protocol.primitives import AbstractContainer, level_at
 from kd_core._protocol.validation import MAX_DEPTH, is_both, spread_keys, too_deep
 
 if TYPE_CHECKING:
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     Staged = list[Callable[[], None]]
 
 
-W = TypeVar("W", bound=Waist)
+W = TypeVar("W", bound=AbstractContainer)
+_LEVELS: Final = (AbstractContainer, Mapping)
+_TENSORS: Final = (AbstractContainer, Tensor)
 
 
-class Structure(Waist):
+class Structure(AbstractContainer):
     """Which keys there are."""
 
     __slots__ = ()
@@ -89,7 +91,7 @@ class Structure(Waist):
             KeyNotFound: if the source has a key that is not there.
             ShapeMismatch: if a value cannot be broadcast to its entry.
         """
-        if isinstance(source, Waist) and keys_to_update is None and not clone:
+        if isinstance(source, AbstractContainer) and keys_to_update is None and not clone:
             left: list[Tensor] = []
             right: list[Tensor] = []
             try:
@@ -253,13 +255,15 @@ class Structure(Waist):
                 return False
         return True
 
-    def _selected(self, keys: Sequence[NestedKey], top: Waist | None, prefix: Path) -> Self:
+    def _selected(
+        self, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path
+    ) -> Self:
         return _select(self, keys, top, prefix)
 
     def _without(self, keys: Sequence[NestedKey]) -> Self:
         return _drop(self, keys)
 
-    def _replace_entries(self, other: Waist, action: str) -> Self:
+    def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._check_unlocked(action)
         entries = dict(other._entries)
         for key in list(self._entries):
@@ -281,7 +285,7 @@ class _Update:
 
 
 def _source_items(source: object, method: str) -> Mapping[str, object]:
-    if isinstance(source, Waist):
+    if isinstance(source, AbstractContainer):
         return source._entries
     if not isinstance(source, Mapping):
         raise InvalidArgument(
@@ -318,7 +322,7 @@ def _unflattened(
 def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str, Entry]) -> None:
     for key, value in entries.items():
         name = prefix + key
-        if value.__class__ is not Tensor and isinstance(value, Waist):
+        if value.__class__ is not Tensor and isinstance(value, AbstractContainer):
             _flatten_into(value._entries, separator, name + separator, flat)
         elif name in flat:
             raise KeyCollision(
@@ -329,7 +333,7 @@ def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str,
             flat[name] = value
 
 
-def _select(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Path) -> W:
+def _select(level: W, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path) -> W:
     """The part of one level that some keys name; a missing one is an error of `top`."""
     kept: dict[str, Entry] = {}
     parts: dict[str, list[NestedKey]] = {}
@@ -361,7 +365,7 @@ def _select(level: W, keys: Sequence[NestedKey], top: Waist | None, prefix: Path
     return level._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
 
-def _demand(top: Waist | None, path: tuple[NestedKey, ...]) -> None:
+def _demand(top: AbstractContainer | None, path: tuple[NestedKey, ...]) -> None:
     """Raise the error of a missing key, where one was asked for."""
     if top is not None:
         top._read(path_of(path))
@@ -415,7 +419,7 @@ def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | Non
 
 
 def _stage_update(
-    level: Waist, items: Mapping[str, object], path: Path, how: _Update, stage: Staged
+    level: AbstractContainer, items: Mapping[str, object], path: Path, how: _Update, stage: Staged
 ) -> None:
     """Check each entry and note down what to do; nothing is changed here."""
     kinds = kinds_by_key(level._entries)
@@ -424,7 +428,7 @@ def _stage_update(
         if not taken:
             continue
         current = kinds.get(key)
-        if isinstance(current, Waist) and isinstance(value, (Waist, Mapping)):
+        if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
             inner = _source_items(value, "update")
             rule = _Update(how.clone, how.inplace, only)
             _stage_update(current, inner, (*path, key), rule, stage)
@@ -439,11 +443,11 @@ def _stage_update(
         stage.append(_staged_set(level, key, entry))
 
 
-def _staged_set(level: Waist, key: str, entry: Entry) -> Callable[[], None]:
+def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
     return lambda: level._set_entry(key, entry)
 
 
-def _staged_write(level: Waist, path: Path, value: object) -> Callable[[], None]:
+def _staged_write(level: AbstractContainer, path: Path, value: object) -> Callable[[], None]:
     writes = level._writes(path[-1], value, path)
     if not is_compiling():
         for write in writes:
@@ -453,15 +457,14 @@ def _staged_write(level: Waist, path: Path, value: object) -> Callable[[], None]
 
 def _is_same_data(current: Entry, value: object) -> bool:
     """Whether an entry is data, and the value is the same, so that there is nothing to write."""
-    if isinstance(current, (Tensor, Waist)) or isinstance(value, (Tensor, Waist)):
+    if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
         return False
     new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]
-    old = current._item()
-    return same_data(old, new)
+    return same_data(current._item(), new)
 
 
 def _stage_writes(
-    level: Waist,
+    level: AbstractContainer,
     items: Mapping[str, object],
     path: Path,
     only: list[Path] | None,
@@ -473,7 +476,7 @@ def _stage_writes(
         if not taken:
             continue
         current = kinds[key] if key in kinds else level._read((key,))
-        if isinstance(current, Waist) and isinstance(value, (Waist, Mapping)):
+        if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
             inner = _source_items(value, "update_")
             _stage_writes(current, inner, (*path, key), below, stage)
         elif not _is_same_data(current, value):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kd_core._types import Entry, LeafFn
 
 
-class Composite(Waist):
+class Composite(AbstractContainer):
     """Members stacked along a batch dimension."""
 
     __slots__ = ()
@@ -37,10 +37,10 @@ class Composite(Waist):
     _dim: int
     """The batch dimension along which members are stacked."""
 
-    _members: list[Waist]
+    _members: list[AbstractContainer]
 
     @abstractmethod
-    def _of(self, members: Sequence[Waist], dim: int | None = None) -> Self:
+    def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
         """Return a container of other members, stacked along another dimension if one is given."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Composite(Waist):
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the rows at an index."""
 
-    def _by_member(self, fn: Callable[..., Waist], *others: object) -> Self:
+    def _by_member(self, fn: Callable[..., AbstractContainer], *others: object) -> Self:
         """Apply `fn` to each member and its rows of other containers; stack what it gives."""
         columns = [self._rows_beside(cast("Entry", other)) for other in others]
         return self._of([fn(*row) for row in zip(self._members, *columns, strict=True)])
@@ -88,7 +88,7 @@ def index_of(fn: LeafFn) -> object:
 
 
 @contextmanager
-def unchanged_on_error(root: Waist) -> Iterator[None]:
+def unchanged_on_error(root: AbstractContainer) -> Iterator[None]:
     """Restore the entries of a container, and of all below it, if the block raises."""
     saved = [(level, dict(level._entries)) for level in _levels(root)]
     try:
@@ -99,16 +99,16 @@ def unchanged_on_error(root: Waist) -> Iterator[None]:
         raise
 
 
-def _levels(level: Waist) -> Iterator[Waist]:
+def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
     """Walk all containers that hold entries of their own."""
     if not isinstance(level, Composite):
         yield level
     for node in level._below():
-        if isinstance(node, Waist):
+        if isinstance(node, AbstractContainer):
             yield from _levels(node)
 
 
-def _restore(level: Waist, entries: dict[str, Entry]) -> None:
+def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
     """Give a level its entries back, in their order."""
     now = level._entries
     if list(now) != list(entries):

@@ -1,4 +1,4 @@
-"""The waist: the few primitives of a container, on which everything else is written once.
+"""The primitives of a container: the few methods on which everything else is written once.
 
 A container kind supplies what is abstract here and inherits every method of the library. The
 primitives are private by their underscore and public by contract: `docs/extending` documents them
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo, Node
 
 
-W = TypeVar("W", bound="Waist")
+W = TypeVar("W", bound="AbstractContainer")
 
 
-class Waist:
+class AbstractContainer:
     """The primitives of a container, and what follows directly from them."""
 
     __slots__ = ()
@@ -137,13 +137,13 @@ class Waist:
 
     def _store(self, path: tuple[str, ...], value: object) -> None:
         """Store a value at a path, making containers on the way; nothing changes if it fails."""
-        level: Waist = self
+        level: AbstractContainer = self
         depth = 0
         for part in path[:-1]:
             child = level._entries.get(part)
             if child is None:
                 break
-            if not isinstance(child, Waist):
+            if not isinstance(child, AbstractContainer):
                 raise walk_error(path, depth + 1, child)
             level = child
             depth += 1
@@ -232,7 +232,7 @@ class Waist:
 
 
 def _entries_to_match(other: Entry) -> Mapping[str, Entry]:
-    if isinstance(other, Waist):
+    if isinstance(other, AbstractContainer):
         return other._entries
     raise InvalidArgument(
         f"expected a container to match with, but a `{type(other).__name__}` came."
@@ -251,21 +251,21 @@ def whole(batch: Batch) -> Batch:
     return batch
 
 
-def level_at(container: Waist, path: tuple[str, ...]) -> Waist:
+def level_at(container: AbstractContainer, path: tuple[str, ...]) -> AbstractContainer:
     """The container at a path (of length zero: this one)."""
     node = container._read(path) if path else container
-    if not isinstance(node, Waist):
+    if not isinstance(node, AbstractContainer):
         raise walk_error((*path, "..."), len(path), node)
     return node
 
 
-def writes_at(container: Waist, path: tuple[str, ...], value: object) -> list[Write]:
+def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object) -> list[Write]:
     """Return the checked writes that store a value in the entry at a path, which must exist."""
     check_has(container, path)
     return level_at(container, path[:-1])._writes(path[-1], value, path)
 
 
-def check_has(container: Waist, path: tuple[str, ...]) -> None:
+def check_has(container: AbstractContainer, path: tuple[str, ...]) -> None:
     """Raise `KeyNotFound` where there is no entry at a path; the entry is not read."""
     if not has_entry(container._entries, path):
         container._read(path)

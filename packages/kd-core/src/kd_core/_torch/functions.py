@@ -18,7 +18,7 @@ from kd_core._errors import InvalidArgument
 from kd_core._ops.filling import fill_like
 from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
 from kd_core._protocol import overrides
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -57,7 +57,7 @@ _list_methods(
 
 def _where(condition: Tensor, input: object, other: object) -> object:
     if is_tensor_collection(input):
-        return input.where(condition, cast("Waist | Tensor | float", other))
+        return input.where(condition, cast("AbstractContainer | Tensor | float", other))
     if not is_tensor_collection(other):
         raise InvalidArgument(
             "`torch.where` chooses between containers; the condition is a tensor."

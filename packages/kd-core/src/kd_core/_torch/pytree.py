@@ -34,7 +34,7 @@ from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._containers.dense import Dense
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidValue
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 from kd_core._torch.vmap_dims import check_mapped_dims
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _same(left: object, right: object) -> bool:
         return False
 
 
-def _flatten(container: Waist) -> tuple[list[object], Structure]:
+def _flatten(container: AbstractContainer) -> tuple[list[object], Structure]:
     children: list[object] = []
     if container._owns_leaves:
         structure = _take_apart(container, children)
@@ -113,7 +113,7 @@ def _flatten(container: Waist) -> tuple[list[object], Structure]:
     return children, structure
 
 
-def _below_gradients(container: Waist) -> AbstractContextManager[object]:
+def _below_gradients(container: AbstractContainer) -> AbstractContextManager[object]:
     """Return the context in which the entries of a container are read.
 
     What a stack makes inside of `torch.func.grad` is of the level of that transform, which torch
@@ -128,7 +128,7 @@ def _below_gradients(container: Waist) -> AbstractContextManager[object]:
     return nullcontext() if inside else temporarily_pop_interpreter_stack()
 
 
-def _take_apart(container: Waist, children: list[object]) -> Structure:
+def _take_apart(container: AbstractContainer, children: list[object]) -> Structure:
     """Append the children of a container, and those of the plain ones in it."""
     entries = container._entries
     desc = container._desc
@@ -170,7 +170,7 @@ def _take_apart(container: Waist, children: list[object]) -> Structure:
 
 def _is_child(value: object) -> bool:
     """Tell children from data; whatever a map put in the place of a tensor is a child."""
-    if isinstance(value, Tensor) or isinstance(value, Waist):  # noqa: SIM101 - a union is slower
+    if isinstance(value, Tensor) or isinstance(value, AbstractContainer):  # noqa: SIM101 - a union is slower
         return True
     return not hasattr(value, "_with_descriptor")
 
@@ -179,25 +179,29 @@ def _shape_of(value: object) -> Batch | None:
     """The shape that a child gives to its parent's batch: none from an empty container."""
     if value.__class__ is Tensor:
         return tuple(value.shape)
-    if isinstance(value, Waist):
+    if isinstance(value, AbstractContainer):
         return value._desc.batch if _holds_shape(value) else None
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def _holds_shape(container: Waist) -> bool:
+def _holds_shape(container: AbstractContainer) -> bool:
     for value in container._entries.values():
         if value.__class__ is Tensor or isinstance(value, Tensor):
             return True
-        if isinstance(value, Waist) and _holds_shape(value):
+        if isinstance(value, AbstractContainer) and _holds_shape(value):
             return True
     return False
 
 
-def _unflatten(cls: type[Waist], values: Iterable[object], structure: Structure) -> Node:
+def _unflatten(
+    cls: type[AbstractContainer], values: Iterable[object], structure: Structure
+) -> Node:
     return _put_together(cls, iter(values), structure)
 
 
-def _put_together(cls: type[Waist], values: Iterator[object], structure: Structure) -> Node:
+def _put_together(
+    cls: type[AbstractContainer], values: Iterator[object], structure: Structure
+) -> Node:
     keys, data, device, lead, extra, batch, ndim, inner = structure
     hollow: list[str] = []
     # To ask whether there is one for each costs 100 ns.
@@ -218,11 +222,11 @@ def _put_together(cls: type[Waist], values: Iterator[object], structure: Structu
         if kind is Tensor:
             continue
         nested = True
-        if (kind is not TensorDict or not inner) and isinstance(value, Waist):
+        if (kind is not TensorDict or not inner) and isinstance(value, AbstractContainer):
             hollow.append(key)
     for key in hollow:
-        if _is_hollow(cast("Waist", entries[key])):
-            entries[key] = _fitted(cast("Waist", entries[key]), batch, ndim)
+        if _is_hollow(cast("AbstractContainer", entries[key])):
+            entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim)
     for key, constant in data:
         entries[key] = _registry.wrap_data(constant, desc)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
@@ -255,17 +259,17 @@ def _agreed(
     return batch, device
 
 
-def _fitted(hollow: Waist, batch: Batch, ndim: int) -> Waist:
+def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
     """A container without leaves under the batch of its new parent."""
     # Not compared with its old batch: that would pin a size which an export left open.
     return hollow._map_each(_leaf, lambda own: batch + own[ndim:])
 
 
-def _is_hollow(container: Waist) -> bool:
+def _is_hollow(container: AbstractContainer) -> bool:
     for value in container._entries.values():
         if value.__class__ is Tensor or isinstance(value, Tensor):
             return False
-        if _is_child(value) and not (isinstance(value, Waist) and _is_hollow(value)):
+        if _is_child(value) and not (isinstance(value, AbstractContainer) and _is_hollow(value)):
             return False
     return True
 
@@ -287,7 +291,9 @@ def _shared(batch: Batch, value: object) -> Batch:
     return batch[:same]
 
 
-def _kind_of(cls: type[Waist], entries: dict[str, Entry], desc: Descriptor, nested: bool) -> Node:
+def _kind_of(
+    cls: type[AbstractContainer], entries: dict[str, Entry], desc: Descriptor, nested: bool
+) -> Node:
     if not issubclass(cls, Dense):
         return _registry.make_dense(entries, desc)
     new = object.__new__(cls)
@@ -298,7 +304,7 @@ def _kind_of(cls: type[Waist], entries: dict[str, Entry], desc: Descriptor, nest
 
 
 def _flatten_with_keys(
-    container: Waist,
+    container: AbstractContainer,
 ) -> tuple[list[tuple[_pytree.KeyEntry, object]], Structure]:
     children, structure = _flatten(container)
     return list(zip(_paths(structure, ()), children, strict=True)), structure

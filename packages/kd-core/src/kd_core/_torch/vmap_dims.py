@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from torch.utils import _pytree
 
 from kd_core._errors import InvalidValue
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -44,7 +44,7 @@ _RECURSION: Final = frozenset({"tree_flatten", "helper", "_tree_flatten_helper",
 """The functions of `torch.utils._pytree` between the caller of `tree_flatten` and a node."""
 
 
-def check_mapped_dims(container: Waist, depth: int = 2) -> None:
+def check_mapped_dims(container: AbstractContainer, depth: int = 2) -> None:
     """Refuse dimensions of a `vmap` that are not dimensions of the batch.
 
     Args:
@@ -69,7 +69,7 @@ def check_mapped_dims(container: Waist, depth: int = 2) -> None:
             raise _not_of_the_batch(mapping.dims, dim, container._desc.batch, count)
 
 
-def _dims_for(container: Waist, dims: object, tree: object) -> Iterable[int]:
+def _dims_for(container: AbstractContainer, dims: object, tree: object) -> Iterable[int]:
     """Return the dimensions that `vmap` was told for the tensors of a container."""
     if dims.__class__ is int:
         return (dims,)
@@ -84,7 +84,7 @@ def _dims_for(container: Waist, dims: object, tree: object) -> Iterable[int]:
 
 
 def _is_container(value: object) -> bool:
-    return isinstance(value, Waist)
+    return isinstance(value, AbstractContainer)
 
 
 def _not_of_the_batch(name: str, dim: int, batch: Batch, count: int) -> InvalidValue:

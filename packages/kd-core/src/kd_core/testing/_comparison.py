@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._base import TensorDictBase
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import Waist
+from kd_core._protocol.primitives import AbstractContainer
 
 Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
 
@@ -61,7 +61,11 @@ def _compare(
         raise AssertionError(
             f"the keys of {where} differ: {sorted(mine)} came, {sorted(theirs)} were expected."
         )
-    if batch_size and isinstance(actual, Waist) and isinstance(expected, Waist):
+    if (
+        batch_size
+        and isinstance(actual, AbstractContainer)
+        and isinstance(expected, AbstractContainer)
+    ):
         came, wanted = tuple(actual._desc.batch), tuple(expected._desc.batch)
         if came != wanted:
             raise AssertionError(f"{where} has batch_size {came}, {wanted} was expected.")
@@ -77,11 +81,11 @@ def _compare(
 
 
 def _level(value: Comparable) -> Mapping[str, object]:
-    return value._entries if isinstance(value, Waist) else value
+    return value._entries if isinstance(value, AbstractContainer) else value
 
 
 def _is_level(value: object) -> bool:
-    return isinstance(value, (Waist, Mapping))
+    return isinstance(value, (AbstractContainer, Mapping))
 
 
 def _compare_leaves(
