@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, TensorDict, lazy_stack
+from kd_core import InvalidArgument, ShapeMismatch, TensorDict, lazy_stack
 from kd_nn import InputMissing, TensorDictModule, TensorDictSequential
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -163,3 +163,119 @@ def test_container_and_part_of_it_are_read_from_outside() -> None:
         x, y = model(n={"a": X})
         assert torch.equal(x, X + 1)
         assert torch.equal(y, -X)
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_output_stays_where_the_later_writer_is_skipped(depth: int, hook: bool) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["a"], ["y"]),
+        TensorDictModule(torch.exp, ["b"], ["y"]),
+        partial_tolerant=True,
+    )
+    if hook:
+        model.register_forward_hook(lambda *_: None)
+    for _ in range(depth):
+        model = TensorDictSequential(model)
+    for _ in range(3):
+        assert torch.equal(model(TensorDict(a=X))["y"], -X)
+        assert torch.equal(model(TensorDict(a=X, b=X))["y"], X.exp())
+        assert torch.equal(model(a=X), -X)  # type: ignore[arg-type]  # one tensor
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+def test_writer_of_what_a_skipped_step_makes_is_not_reported_as_replaced() -> None:
+    graph = TensorDictSequential(
+        TensorDictModule(torch.neg, ["a"], ["y"]),
+        TensorDictModule(torch.exp, ["b"], ["y"]),
+        partial_tolerant=True,
+    ).key_graph()
+    assert graph.overwritten_keys == ()
+    assert graph.needed_for(["y"]) == (0, 1)
+
+
+def nested(calls: list[str]) -> TensorDictSequential:
+    """Return a sequence whose inner one makes `y` and `z` of `p` and `q`."""
+
+    def told(name: str) -> TensorDictModule:
+        def function(x: Tensor) -> Tensor:
+            calls.append(name)
+            return -x
+
+        return TensorDictModule(function, ["x" if name in "pq" else calls_of[name]], [name])
+
+    calls_of = {"y": "p", "z": "q"}
+    inner = TensorDictSequential(told("y"), told("z"))
+    return TensorDictSequential(told("p"), told("q"), inner).select_out_keys("z")
+
+
+@pytest.mark.parametrize("hook", [None, "step", "sequence"])
+@pytest.mark.parametrize("inplace", [None, False, "empty"])
+def test_hook_does_not_change_which_steps_run(hook: str | None, inplace: object) -> None:
+    calls: list[str] = []
+    model = nested(calls)
+    inner = model[2]
+    inner.inplace = inplace
+    if hook is not None:
+        watched = inner if hook == "sequence" else model[1]
+        watched.register_forward_hook(lambda *_: None)
+    for _ in range(3):
+        calls.clear()
+        assert list(model(TensorDict(x=X)).keys()) == ["x", "z"]
+        assert calls == ["q", "z"]
+    inner(TensorDict(p=X, q=X))
+    assert calls == ["q", "z", "y", "z"]
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_hook_on_a_sequence_that_fails_leaves_no_trace(hook: bool) -> None:
+    calls: list[str] = []
+    model = nested(calls)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no")
+
+    handle = model[2].register_forward_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="no"):
+        model(TensorDict(x=X))
+    handle.remove()
+    calls.clear()
+    model[2](TensorDict(p=X, q=X))
+    assert calls == ["y", "z"]
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_step_that_runs_for_its_effect_runs_in_a_sequence_that_is_not_needed(hook: bool) -> None:
+    seen: list[Tensor] = []
+    inner = TensorDictSequential(
+        TensorDictModule(seen.append, ["x"], ["_"]), TensorDictModule(fail, ["x"], ["y"])
+    )
+    model = TensorDictSequential(inner, TensorDictModule(torch.exp, ["x"], ["z"]))
+    model.select_out_keys("z")
+    if hook:
+        model[1].register_forward_hook(lambda *_: None)
+    for _ in range(3):
+        model(TensorDict(x=X))
+    assert len(seen) == 3
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+@pytest.mark.parametrize("hook", [False, True])
+def test_sequence_inside_skips_other_steps_for_each_member(hook: bool) -> None:
+    members = ragged()
+    inner = tolerant()
+    if hook:
+        inner.register_forward_hook(lambda *_: None)
+    TensorDictSequential(inner)(lazy_stack(members))
+    assert keys(members) == [["a", "x"], ["q", "z"]]
+
+
+@pytest.mark.parametrize("inplace", [True, False, "empty"])
+def test_wrong_shape_of_an_output_names_its_step(inplace: object) -> None:
+    bad = TensorDictModule(lambda x: x.sum(0), ["x"], ["h"], inplace=inplace)  # type: ignore[arg-type]
+    model = TensorDictSequential(TensorDictModule(torch.neg, ["x"], ["x"]), bad)
+    bad.register_forward_hook(lambda *_: None)
+    with pytest.raises(ShapeMismatch) as caught:
+        model(TensorDict({"x": X}, [2]))
+    assert caught.value.__notes__[0].startswith("In step 1, ")

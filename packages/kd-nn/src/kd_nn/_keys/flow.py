@@ -6,8 +6,8 @@ writes equals, holds or is held by a key that the other reads: writing `n` feeds
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Optional, Self
 
 from kd_core import NestedKey
 from kd_core.extending import is_prefix
@@ -34,6 +34,8 @@ class KeyNode:
         needed: Whether a selected output needs it.
         shapes: Shape of each written entry, as far as known: pairs of key and shape.
         partly: Containers of which it makes a part itself and may read the rest from outside.
+        inner: The flow of its own steps, if a part of them may run.
+        may_skip: Whether it may be left out as a whole, for want of inputs.
 
     Example:
         >>> KeyNode("0", "Linear", ("x",), ("hidden",), parameters=16).writes
@@ -48,11 +50,32 @@ class KeyNode:
     needed: bool = True
     shapes: tuple[tuple[NestedKey, tuple[int, ...]], ...] = ()
     partly: Keys = ()
+    inner: Optional["KeyFlow"] = field(default=None, repr=False)
+    may_skip: bool = False
 
     @property
     def may_read(self) -> Keys:
         """All that it reads, and the containers that it reads in part."""
         return (*self.reads, *self.partly)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it runs for its effects: it writes nothing, or a step inside does."""
+        if self.inner is None:
+            return not self.writes
+        return any(node.has_effects for node in self.inner.nodes)
+
+    def reads_for(self, out_keys: Keys) -> Keys:
+        """Return what it reads when only some of its keys are needed.
+
+        Args:
+            out_keys: Those of its `writes` that are needed.
+        """
+        if self.inner is None:
+            return self.may_read
+        needed = tuple(self.inner.trace_back(out_keys)[1])
+        # Whether it runs at all depends on all that it reads.
+        return (*needed, *self.reads) if self.may_skip else needed
 
 
 @dataclass(frozen=True)
@@ -161,21 +184,31 @@ class KeyFlow:
     def live_writes(self, out_keys: Iterable[NestedKey]) -> dict[int, Keys]:
         """Return the steps that `out_keys` need, each with those of its keys that are needed.
 
-        A step that writes nothing is kept, since it runs for its effects.
+        A step that writes nothing is kept, since it runs for its effects. So is an earlier writer
+        of a key where the later one may be skipped.
 
         Args:
             out_keys: Keys that some steps write.
         """
-        live: set[NestedKey] = set(out_keys)
+        return self.trace_back(out_keys)[0]
+
+    def trace_back(self, out_keys: Iterable[NestedKey]) -> tuple[dict[int, Keys], Keys]:
+        """Return the steps that `out_keys` need, as `live_writes`, and what they need from outside.
+
+        Args:
+            out_keys: Keys that some steps write.
+        """
+        live = dict.fromkeys(out_keys)
         kept: dict[int, Keys] = {}
         for idx in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[idx]
             written = tuple(w for w in node.writes if any(overlaps(w, key) for key in live))
-            if written or not node.writes:
+            if written or node.has_effects:
                 kept[idx] = written
-                live = {key for key in live if not is_covered(key, written)}
-                live.update(node.may_read)
-        return kept
+                if not node.may_skip:
+                    live = {key: None for key in live if not is_covered(key, written)}
+                live.update(dict.fromkeys(node.reads_for(written)))
+        return kept, tuple(live)
 
     def writes_before(self, idx: int) -> Keys:
         """Return what the steps before the one at `idx` write."""
@@ -231,6 +264,7 @@ class KeyFlow:
 
     def _next_writer(self, idx: int, key: NestedKey) -> int | None:
         for after in range(idx + 1, len(self.nodes)):
-            if is_covered(key, self.nodes[after].writes):
+            node = self.nodes[after]
+            if is_covered(key, node.writes) and not node.may_skip:
                 return after
         return None

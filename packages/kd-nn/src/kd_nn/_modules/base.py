@@ -29,6 +29,7 @@ from kd_nn._keys.specs import (
 from kd_nn._modules.infer import infer_shapes, with_shapes
 from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
 from kd_nn._plan.invalidation import Flagged
+from kd_nn._plan.program import keyed, runs_in_part
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -381,14 +382,21 @@ def is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def key_node(name: str, step: nn.Module) -> KeyNode:
-    """Describe a keyed module as a node of a key graph."""
+def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
+    """Describe a keyed module as a node of a key graph.
+
+    Args:
+        name: The name of the step.
+        step: The keyed module.
+        may_skip: Whether the sequence that holds it leaves it out for want of inputs.
+    """
     source = getattr(step, "out_keys_source", None)
     visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
     writes = visible if source is None or visible else ()
     made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
     count = sum(parameter.numel() for parameter in made)
     label = getattr(step, "node_label", None)
+    inner = keyed(step).key_graph() if runs_in_part(step) else None
     return KeyNode(
         name,
         label if isinstance(label, str) else type(step).__name__,
@@ -396,6 +404,8 @@ def key_node(name: str, step: nn.Module) -> KeyNode:
         tuple(key for key in writes if key != DISCARD),
         count,
         partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),
+        inner=inner,
+        may_skip=may_skip or (inner is None and getattr(step, "may_skip", False) is True),
     )
 
 

@@ -3,8 +3,9 @@
 The steps get a working copy, so the caller's container changes only once all of them have run.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from torch import nn
 
@@ -22,9 +23,22 @@ from kd_nn._dispatch.notes import add_step_note
 from kd_nn._errors import not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered, parse_keys
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.program import is_watched, runs_on_values
+from kd_nn._plan.program import is_watched, runs_in_part
 
 Pair: TypeAlias = tuple[TensorDictBase, TensorDictBase]
+
+
+class _Wanted(threading.local):
+    """The sequence that is called as a step right now, and those of its keys that are needed.
+
+    Hooks see the arguments of such a call, so the keys cannot be one of them.
+    """
+
+    call: tuple[nn.Module, Keys] | None = None
+
+
+_WANTED: Final = _Wanted()
+
 
 
 def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
@@ -35,11 +49,21 @@ def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
     return stack.unbind(stack.stack_dim)
 
 
+def take_wanted(sequence: nn.Module) -> Keys | None:
+    """Return which keys are needed of this call of a sequence; None if it is no call as a step."""
+    call = _WANTED.call
+    if call is None or call[0] is not sequence:
+        return None
+    _WANTED.call = None
+    return call[1]
+
+
 def run_members(
     sequence: StepList,
     stack: TensorDictBase,
     members: Sequence[TensorDictBase],
     tensordict_out: TensorDictBase | None,
+    run: Callable[[TensorDictBase, TensorDictBase | None], TensorDictBase],
 ) -> TensorDictBase:
     """Run a sequence on each member of a lazy stack; nothing is written before all have run.
 
@@ -48,6 +72,7 @@ def run_members(
         stack: The lazy stack.
         members: Its members.
         tensordict_out: A lazy stack of as many members, to be written instead.
+        run: Runs the sequence on one container, into another if one is given.
 
     Returns:
         The stack that was written: the same, `tensordict_out`, or a new one.
@@ -55,7 +80,6 @@ def run_members(
     Raises:
         InvalidArgument: If `tensordict_out` has not as many members.
     """
-    run = cast("Callable[..., TensorDictBase]", sequence.forward)
     stack_dim = cast("_Stack", stack).stack_dim
     if tensordict_out is not None:
         targets = members_of(tensordict_out)
@@ -66,14 +90,14 @@ def run_members(
                 f"{type(tensordict_out).__name__} of batch size {tuple(tensordict_out.batch_size)}."
             )
         empty = [member.empty() for member in members]
-        made = [run(m, tensordict_out=out) for m, out in zip(members, empty, strict=True)]
+        made = [run(m, out) for m, out in zip(members, empty, strict=True)]
         for target, result in zip(targets, made, strict=True):
             target.update(result)
         return tensordict_out
     if sequence.__dict__.get("inplace") not in (None, True):
-        return lazy_stack([run(member) for member in members], stack_dim)
+        return lazy_stack([run(member, None) for member in members], stack_dim)
     copies = [member.copy() for member in members]
-    made = [run(each) for each in copies]
+    made = [run(each, None) for each in copies]
     if any(result is not each for result, each in zip(made, copies, strict=True)):
         return lazy_stack(made, stack_dim)
     for member, each in zip(members, copies, strict=True):
@@ -113,12 +137,11 @@ def run_steps(
         if idx not in live or _lacks_inputs(sequence, step, work):
             continue
         try:
-            result = _run_step(step, work, live[idx])
+            work, swapped = _merge(step, work, _run_step(step, work, live[idx]))
         except Exception as error:
             reads = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # keyed
             add_step_note(error, (str(idx), name), step, zip_present(work, reads))
             raise
-        work, swapped = _merge(step, work, result)
         replaced = replaced or swapped
     if replaced:
         return work
@@ -138,9 +161,17 @@ def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> 
 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
-    if isinstance(step, StepList) and runs_on_values(step) and not is_watched(step):
+    if not isinstance(step, StepList) or not runs_in_part(step):
+        return step(work)
+    by_member = step.__dict__.get("partial_tolerant") and members_of(work) is not None
+    if not is_watched(step) and not by_member:
         return run_steps(step, work, work, step.key_graph().live_writes(live), live)
-    return step(work)
+    before = _WANTED.call
+    _WANTED.call = (step, live)
+    try:
+        return step(work)
+    finally:
+        _WANTED.call = before
 
 
 def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[TensorDictBase, bool]:

@@ -96,7 +96,8 @@ class Resolved:
     def of(cls, sequence: StepList) -> "Resolved":
         """Resolve a sequence."""
         dependencies = Dependencies.of(sequence)
-        nodes = tuple(key_node(name, step) for name, step in sequence.named_steps())
+        tolerant = sequence.__dict__.get("partial_tolerant") is True
+        nodes = tuple(key_node(name, step, tolerant) for name, step in sequence.named_steps())
         graph = KeyGraph(nodes)
         selected = sequence.__dict__.get("_selected")
         if selected is not None:

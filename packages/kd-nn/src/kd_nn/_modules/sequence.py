@@ -35,7 +35,7 @@ from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
-from kd_nn._modules.interpreter import members_of, run_members, run_steps
+from kd_nn._modules.interpreter import members_of, run_members, run_steps, take_wanted
 from kd_nn._modules.resolved import Resolved
 from kd_nn._modules.steps import Modules, StepList, required_keys, store_steps
 from kd_nn._plan.eager import BUSY
@@ -132,16 +132,29 @@ class TensorDictSequential(StepList):
         Raises:
             InputMissing: If an entry that a step reads is missing.
         """
+        return self._run(tensordict, tensordict_out, take_wanted(self))
+
+    def _run(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None,
+        wanted: Keys | None,
+    ) -> TensorDictBase:
+        """Run the steps that `wanted` needs, those of all visible outputs if it is None."""
         if outputs_exist(self, tensordict):
             return tensordict
         members = members_of(tensordict) if self.partial_tolerant else None
         if members is not None:
-            return run_members(self, tensordict, members, tensordict_out)
+            return run_members(
+                self, tensordict, members, tensordict_out, lambda td, out: self._run(td, out, wanted)
+            )
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
-        outputs = resolved.graph.out_keys
-        visible = resolved.out_keys if outputs is None else outputs
-        return run_steps(self, tensordict, target, resolved.live, visible)
+        if wanted is None:
+            live, wanted = resolved.live, resolved.graph.outputs
+        else:
+            live = resolved.graph.live_writes(wanted)
+        return run_steps(self, tensordict, target, live, wanted)
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""

@@ -76,6 +76,11 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         source = getattr(self.td_module, "out_keys_source", None)
         return list(self.out_keys if source is None else source)
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether the wrapped module may leave out some of the outputs, for want of inputs."""
+        return getattr(self.td_module, "may_skip", False) is True
+
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Return an attribute of the wrapper, else of the wrapped module."""
         try:

@@ -217,6 +217,11 @@ def runs_on_values(step: object) -> bool:
     )
 
 
+def runs_in_part(step: nn.Module) -> bool:
+    """Return whether a step is a sequence that can run a part of its steps."""
+    return hasattr(type(step), "named_steps") and runs_on_values(step)
+
+
 def is_watched(module: nn.Module) -> bool:
     """Return whether hooks would see a call of the module with a container.
 
