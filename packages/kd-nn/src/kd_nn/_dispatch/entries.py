@@ -27,6 +27,17 @@ def container_of(values: Mapping[NestedKey, object], batch_size: Sequence[int] =
     return TensorDict(tree, batch_size)
 
 
+def fitted(like: TensorDictBase, key: NestedKey, value: object) -> object:
+    """Return what a container like this one holds once a value is stored at a key.
+
+    Raises:
+        ShapeMismatch: If the value does not fit the batch size.
+    """
+    probe = like.empty()
+    probe.set(key, value)  # type: ignore[arg-type]  # whatever a step made; `set` checks it
+    return entry(probe, key)
+
+
 def _tree_of(values: Mapping[NestedKey, object]) -> dict[str, object] | None:
     """Nest plain tensors by their keys; None for other values, or if one key holds another."""
     tree: dict[str, object] = {}

@@ -28,10 +28,8 @@ def add_step_note(
     named = "" if name == index else f" `{name}`"
     given = ", ".join(f"{format_key(key)} {_shape(value)}" for key, value in inputs.items())
     writes = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
-    error.add_note(
-        f"In step {index}{named}, {describe(step)}: "
-        f"reads {given or 'nothing'}; writes {list_keys(writes)}."
-    )
+    reads = f"reads {given}; " if given else ""
+    error.add_note(f"In step {index}{named}, {describe(step)}: {reads}writes {list_keys(writes)}.")
 
 
 def _shape(value: object) -> str:

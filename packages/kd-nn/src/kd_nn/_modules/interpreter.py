@@ -40,7 +40,6 @@ class _Wanted(threading.local):
 _WANTED: Final = _Wanted()
 
 
-
 def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
     """Return the members of a stack, which may have different keys; None for other containers."""
     if not hasattr(tensordict, "stack_dim"):

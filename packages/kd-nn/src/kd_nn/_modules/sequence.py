@@ -146,7 +146,11 @@ class TensorDictSequential(StepList):
         members = members_of(tensordict) if self.partial_tolerant else None
         if members is not None:
             return run_members(
-                self, tensordict, members, tensordict_out, lambda td, out: self._run(td, out, wanted)
+                self,
+                tensordict,
+                members,
+                tensordict_out,
+                lambda td, out: self._run(td, out, wanted),
             )
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()

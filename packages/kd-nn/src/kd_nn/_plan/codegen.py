@@ -13,11 +13,12 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from kd_core import NestedKey
+from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch.call_names import MISSING
+from kd_nn._dispatch.entries import fitted
 from kd_nn._dispatch.notes import add_step_note
 from kd_nn._keys.specs import InKeySpec
-from kd_nn._plan.program import Call, Path, Program
+from kd_nn._plan.program import Call, Path, Program, keyed
 
 _NAMES: dict[str, object] = {
     "_Exception": Exception,
@@ -66,6 +67,7 @@ class Calls:
     def __init__(self, program: Program, text: Text) -> None:
         self.program = program
         self.text = text
+        self.checks_batch = False
         self._holders: dict[Path, str] = {}
         self._dying = last_reads(program)
 
@@ -99,6 +101,19 @@ class Calls:
         callee = self.wrapped(idx) + ("" if method is None else f".{method}")
         return f"{callee}({', '.join(arguments)})"
 
+    def write_like(self, depth: int, container: str | None) -> None:
+        """Write which container the outputs of the calls must fit: none has no batch size."""
+        text = self.text
+        text.names.update(_fitted=fitted)
+        if container is None:
+            text.name("_like", TensorDict())
+            return
+        text.add(depth, f"_like = {container}")
+        outputs = {slot for _, slot in self.program.outputs}
+        self.checks_batch = any(not outputs.issuperset(_made(call)) for call in self.program.calls)
+        if self.checks_batch:
+            text.add(depth, "_batch = _like.batch_size", "_rank = _len(_batch)")
+
     def write_call(self, depth: int, idx: int) -> None:
         """Write call `idx`, skipped where the program tolerates missing inputs."""
         call, text = self.program.calls[idx], self.text
@@ -115,8 +130,25 @@ class Calls:
             values = ", ".join(f"_v{slot}" for slot in call.reads)
             right = f"{self.step(idx)}.forward_values({values})"
             text.add(depth, f"{left}= {right}" if left else right)
+        if self.program.is_sequence:
+            self._write_fits(depth, call)
         for slot in self._dying[idx]:
             text.add(depth, f"_v{slot} = None")
+
+    def _write_fits(self, depth: int, call: Call) -> None:
+        """Write that outputs are what a container would hold, as when steps are interpreted.
+
+        Plain tensors that become visible are checked when they are stored; those that do not, here.
+        """
+        visible = {slot for _, slot in self.program.outputs}
+        for key, slot in zip(keyed(call.step).out_keys_source, call.writes, strict=True):
+            if slot is None:
+                continue
+            test = f"_v{slot}.__class__ is not _Tensor"
+            if slot not in visible and self.checks_batch:
+                test += f" or _v{slot}.shape[:_rank] != _batch"
+            self.text.add(depth, f"if {test}:")
+            self.text.add(depth + 1, f"_v{slot} = _fitted(_like, {key!r}, _v{slot})")
 
     def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
         text = self.text
@@ -149,6 +181,10 @@ class Calls:
         text.add(depth + 1, "pass")
         text.add(depth, "except _Exception as _error:")
         text.add(depth + 1, "_note(_error, _step, _locals())", "raise")
+
+
+def _made(call: Call) -> set[int]:
+    return {slot for slot in call.writes if slot is not None}
 
 
 def last_reads(program: Program) -> list[list[int]]:
@@ -196,3 +232,23 @@ class Note:
         keys = cast("list[NestedKey]", call.step.in_keys)
         given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
         add_step_note(error, call.place, call.step, given)
+
+
+class OutputNote:
+    """Adds to an exception which call of a program made the output that could not be stored."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __call__(self, error: Exception, target: TensorDictBase, values: dict[str, object]) -> None:
+        """Annotate `error`, raised while the outputs were stored into `target`."""
+        for key, slot in self.program.outputs:
+            value = values.get(f"_v{slot}")
+            calls = [call for call in self.program.calls if slot in call.writes]
+            if value is MISSING or not calls or not self.program.is_sequence:
+                continue
+            try:
+                fitted(target, key, value)
+            except type(error):
+                add_step_note(error, calls[-1].place, calls[-1].step, {})
+                return

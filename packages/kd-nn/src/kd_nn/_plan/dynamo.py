@@ -81,7 +81,7 @@ def traced_functions(
         by_key = dict(zip(names.keys, names.names, strict=True))
         for key, slot in program.inputs:
             text.add(1, f"_v{slot} = {by_key.get(key, absent)}")
-        _write_calls(program, text, absent)
+        _write_calls(program, text, absent, None)
         write_tensor_outputs(program, text)
         tensors = text.function("_call")
     text = Text()
@@ -89,7 +89,7 @@ def traced_functions(
     _write_guard(text, watched, flags)
     for key, slot in program.inputs:
         text.add(1, f"_v{slot} = _td.get({key!r}, {absent})")
-    _write_calls(program, text, absent)
+    _write_calls(program, text, absent, "_td")
     write_container_call(program, text, inplace)
     container = text.function("_call")
     return Traced(names.names, container, tensors)
@@ -101,11 +101,12 @@ def _write_guard(text: Text, watched: Callable[[], bool], flags: list[list[bool]
     text.add(1, f"if {' or '.join([*tests, '_watched()'])}:", "    return _BUSY")
 
 
-def _write_calls(program: Program, text: Text, absent: str) -> None:
+def _write_calls(program: Program, text: Text, absent: str, container: str | None) -> None:
     if not program.tolerant and program.inputs:
         tests = (f"_v{slot} is {absent}" for _, slot in program.inputs)
         text.add(1, f"if {' or '.join(tests)}:", "    return _BUSY")
     calls = Calls(program, text)
+    calls.write_like(1, container)
     calls.write_holders(1)
     for idx in range(len(program.calls)):
         calls.write_call(1, idx)

@@ -26,7 +26,7 @@ from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.entries import Inplace, destination
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import InKeySpec
-from kd_nn._plan.codegen import Calls, Text, plain_module
+from kd_nn._plan.codegen import Calls, OutputNote, Text, plain_module
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, Watch
 from kd_nn._plan.invalidation import Flagged, flags_of, running_classes
 from kd_nn._plan.program import Program, keyed, resolve, runs_on_values
@@ -114,6 +114,7 @@ def _container_function(
         default = ", _MISSING" if program.tolerant else ""
         text.add(1, f"_v{slot} = _td.get({key!r}{default})")
     calls.write_input_test()
+    calls.write_like(1, "_td")
     calls.write_all(1)
     write_container_call(program, text, inplace)
     return text.function("_call")
@@ -131,6 +132,7 @@ def _tensors_function(
     for key, slot in program.inputs:
         text.add(1, f"_v{slot} = {given.get(key, '_MISSING')}")
     calls.write_input_test()
+    calls.write_like(1, None)
     calls.write_all(1)
     write_tensor_outputs(program, text)
     return text.function("_call")
@@ -147,18 +149,22 @@ def write_container_call(program: Program, text: Text, inplace: Inplace) -> None
     if inplace not in (True, None):
         text.name("_destination", destination)
         text.add(1, f"_td = _destination(_td, {inplace!r}, None)")
+    text.name("_note_output", OutputNote(program))
+    text.add(1, "try:")
     if program.tolerant:
-        text.add(1, "_out = {}")
+        text.add(2, "_out = {}")
         for key, slot in program.outputs:
-            text.add(1, f"if _v{slot} is not _MISSING:")
-            text.add(2, f"_out[{key!r}] = _v{slot}")
-        text.add(1, "_td.assign(_out)")
+            text.add(2, f"if _v{slot} is not _MISSING:")
+            text.add(3, f"_out[{key!r}] = _v{slot}")
+        text.add(2, "_td.assign(_out)")
     elif len(program.outputs) == 1:
         ((key, slot),) = program.outputs
-        text.add(1, f"_td.set({key!r}, _v{slot})")
+        text.add(2, f"_td.set({key!r}, _v{slot})")
     else:
         pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in program.outputs)
-        text.add(1, f"_td.assign({{{pairs}}})")
+        text.add(2, f"_td.assign({{{pairs}}})")
+    text.add(1, "except _Exception as _error:", "    _note_output(_error, _td, _locals())")
+    text.add(2, "raise")
     text.add(1, "return _td")
 
 
