@@ -11,7 +11,7 @@ from kd_core._errors import KdError, ShapeMismatch
 from kd_core._leaves.loops import entries_of
 
 if TYPE_CHECKING:
-    from kd_core._types import Entries, Entry, Node
+    from kd_core._entry import Entries, Entry, Node
 
 INDENT = "    "
 MOST_KEYS = 200

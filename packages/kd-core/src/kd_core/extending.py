@@ -9,7 +9,7 @@ from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._containers.tensordict import make_dense as make_dense
+from kd_core._entry import Entry as Entry
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
 from kd_core._registry import register as register
-from kd_core._types import Entry as Entry

@@ -41,8 +41,9 @@ from kd_core._leaves.writes import check_write, write_all
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
+    from kd_core._entry import Entries, Entry, Memo
     from kd_core._leaves.writes import Write
-    from kd_core._types import Batch, Entries, Entry, Memo
+    from kd_core._types import Batch
 
     Path: TypeAlias = tuple[str, ...]
     Column: TypeAlias = Sequence[Entry]

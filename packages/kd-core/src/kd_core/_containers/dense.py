@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo, Node
+    from kd_core._entry import DealMemo, Entry, Memo, Node
+    from kd_core._types import Batch, BatchFn, DealFn, LeafFn
 
 D = TypeVar("D", bound="Dense")
 

@@ -28,7 +28,8 @@ from kd_core._protocol.validation import refuse_cycle
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import AnyKey, Entry, Index, NestedKey, Source
+    from kd_core._entry import AnyKey, Entry, Source
+    from kd_core._types import Index, NestedKey
 
 
 class LazyStackedTensorDict(MemberStorage):

@@ -19,8 +19,8 @@ from kd_core._leaves.loops import same_data
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from kd_core._entry import Entry
     from kd_core._protocol.composite import Composite
-    from kd_core._types import Entry
 
 
 class StackedEntries(Mapping[str, "Entry"]):

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
+    from kd_core._entry import DealMemo, Entry, Memo
     from kd_core._leaves.writes import Write
-    from kd_core._types import BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo
+    from kd_core._types import BatchFn, DealFn, LeafFn
 
 
 class MemberStorage(TensorDictBase, Composite):

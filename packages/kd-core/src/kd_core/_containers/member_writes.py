@@ -21,7 +21,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._types import Entry
+    from kd_core._entry import Entry
 
     Path = tuple[str, ...]
 

@@ -16,7 +16,8 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
 
 if TYPE_CHECKING:
-    from kd_core._types import BatchFn, BatchSize, DealFn, DealMemo, DeviceLike, Entry, LeafFn, Memo
+    from kd_core._entry import DealMemo, Entry, Memo
+    from kd_core._types import BatchFn, BatchSize, DealFn, DeviceLike, LeafFn
 
 
 class NonTensorData:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     import torch
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import BatchSize, DeviceLike, Entry
+    from kd_core._entry import Entry
+    from kd_core._types import BatchSize, DeviceLike
 
     class _BatchSize:
         def __get__(self, owner: object, kind: object = None) -> torch.Size: ...

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._base import TensorDictBase
-    from kd_core._types import AnyKey, BatchSize, DeviceLike, Entry, NestedKey, Node, Source
+    from kd_core._entry import AnyKey, Entry, Node, Source
+    from kd_core._types import BatchSize, DeviceLike, NestedKey
 
 
 class TensorDict(Dense):

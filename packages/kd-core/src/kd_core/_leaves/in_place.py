@@ -22,7 +22,7 @@ from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import overlap_refusal, refusal
 
 if TYPE_CHECKING:
-    from kd_core._types import Entries
+    from kd_core._entry import Entries
 
 Column: TypeAlias = Sequence[object]
 """What stands for an operand at each leaf: tensors all, or the same number for each."""

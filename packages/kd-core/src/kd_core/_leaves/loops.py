@@ -31,7 +31,8 @@ from kd_core._leaves.foreach import FOREACH_FROM
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import BatchFn, DealFn, DealMemo, Entries, Entry, LeafFn, Memo, Node
+    from kd_core._entry import DealMemo, Entries, Entry, Memo, Node
+    from kd_core._types import BatchFn, DealFn, LeafFn
 
 MANY: Final = 24
 """From so many entries on, one pass to check them and one to copy them beats a single one."""

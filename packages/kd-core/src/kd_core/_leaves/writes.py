@@ -21,7 +21,7 @@ from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies
 
 if TYPE_CHECKING:
-    from kd_core._types import Entry
+    from kd_core._entry import Entry
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """The path of a leaf, or what finds it: looked for only where a message needs it."""

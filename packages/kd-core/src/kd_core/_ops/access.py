@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
-    from kd_core._types import Entry, NestedKey
+    from kd_core._entry import Entry
+    from kd_core._types import NestedKey
 
     D = TypeVar("D")
     IsLeaf = Callable[[type], bool] | None

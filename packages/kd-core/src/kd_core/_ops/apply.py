@@ -21,7 +21,8 @@ from kd_core._types import NO_DEFAULT
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import BatchSize, DeviceLike, Entries, Entry, NestedKey, NoDefault
+    from kd_core._entry import Entries, Entry
+    from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
     Path: TypeAlias = tuple[str, ...]
     Call: TypeAlias = Callable[[Path, list[object]], object]

@@ -15,7 +15,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import Entry
+    from kd_core._entry import Entry
 
 
 class Autograd(AbstractContainer):

@@ -18,7 +18,8 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import DeviceLike, Entry
+    from kd_core._entry import Entry
+    from kd_core._types import DeviceLike
 
 F = TypeVar("F", bound="Filling")
 

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.shapes import Simple
-    from kd_core._types import Batch, BatchFn, Entries, Entry, Index, IndexItem, LeafFn
+    from kd_core._entry import Entries, Entry
+    from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
 

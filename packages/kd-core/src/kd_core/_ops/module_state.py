@@ -32,7 +32,7 @@ from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
 
 if TYPE_CHECKING:
-    from kd_core._types import Entries, Entry, Node
+    from kd_core._entry import Entries, Entry, Node
 
     Store: TypeAlias = dict[str, Tensor | None]
     Names: TypeAlias = list[str]

@@ -45,7 +45,8 @@ from kd_core._ops.alignment import beside_members
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, Entry
+    from kd_core._entry import Entry
+    from kd_core._types import Batch
 
 W = TypeVar("W", bound=AbstractContainer)
 Operand: TypeAlias = "AbstractContainer | Tensor | complex"

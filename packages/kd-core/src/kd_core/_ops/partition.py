@@ -27,7 +27,8 @@ from kd_core._protocol.primitives import AbstractContainer, map_by, whole
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._types import Batch, BatchFn, DealFn, Entry, LeafFn
+    from kd_core._entry import Entry
+    from kd_core._types import Batch, BatchFn, DealFn, LeafFn
 
 W = TypeVar("W", bound=AbstractContainer)
 

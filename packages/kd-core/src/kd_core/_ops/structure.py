@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import AnyKey, Entries, Entry, NestedKey, Source
+    from kd_core._entry import AnyKey, Entries, Entry, Source
+    from kd_core._types import NestedKey
 
     Staged = list[Callable[[], None]]
 

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
     from kd_core._batch.caching import Plan
     from kd_core._batch.descriptor import Descriptor
+    from kd_core._entry import DealMemo, Entry, Memo, Node
     from kd_core._leaves.writes import Write
-    from kd_core._types import Batch, BatchFn, DealFn, DealMemo, Entry, LeafFn, Memo, Node
+    from kd_core._types import Batch, BatchFn, DealFn, LeafFn
 
 
 W = TypeVar("W", bound="AbstractContainer")

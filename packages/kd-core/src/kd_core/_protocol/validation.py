@@ -22,7 +22,8 @@ from kd_core._leaves.loops import leaf_fits
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import Entry, NestedKey, Node
+    from kd_core._entry import Entry, Node
+    from kd_core._types import NestedKey
 
 _NUMBERS = (bool, int, float, complex)
 MAX_DEPTH = 64

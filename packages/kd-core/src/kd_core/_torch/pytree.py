@@ -40,7 +40,8 @@ from kd_core._torch.vmap_dims import check_mapped_dims
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kd_core._types import Batch, Entry, Node
+    from kd_core._entry import Entry, Node
+    from kd_core._types import Batch
 
     Dumped: TypeAlias = dict[str, object]
 

@@ -1,0 +1,76 @@
+"""What an entry of a container is, for type checkers and readers.
+
+A container holds *entries*. An entry is a leaf (a `torch.Tensor`) or a *node*: a nested container,
+or non-tensor data. Nodes answer the same few calls, so a loop over entries asks one question only:
+is it a tensor?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from kd_core._types import NestedKey
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._types import BatchFn, DealFn, LeafFn
+
+Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
+DealMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
+
+
+class Node(Protocol):
+    """A non-tensor entry. Private: container authors inherit it with the primitives."""
+
+    @property
+    def _desc(self) -> Descriptor: ...
+
+    def _item(self) -> object:
+        """What `td[key]` gives for this entry."""
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self: ...
+
+    def _shallow(self) -> Self: ...
+
+    def _deal(
+        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    ) -> Sequence[Self]: ...
+
+    def _collect(self, leaves: list[Tensor]) -> None: ...
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None: ...
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self: ...
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        """A shallow copy that has another batch size, device or lock."""
+
+    def _below(self) -> Sequence[Node]:
+        """The nodes that it encloses."""
+
+    def _hold(self, count: int) -> None:
+        """Count `count` more enclosing containers that are locked."""
+
+
+AnyKey = TypeVar("AnyKey", bound=NestedKey)
+
+Source: TypeAlias = "Mapping[AnyKey, object] | Node"
+"""Where an update takes its entries from: a mapping, or a container.
+
+A variable, because the key of a mapping is invariant to a type checker: a dict whose keys are pairs
+of strings is no mapping of `NestedKey` to it.
+"""
+
+Entry: TypeAlias = "Tensor | Node"
+Entries: TypeAlias = Mapping[str, Entry]
