@@ -1,8 +1,12 @@
 """What every test, docstring and Markdown fence of the repository runs under."""
 
+import doctest
+import inspect
 import os
+import re
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,6 +37,23 @@ pytest_collect_file = Sybil(
     setup=_enter_scratch,
     teardown=_leave_scratch,
 ).pytest()
+
+
+_from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]  # not in typeshed
+
+
+def _written_in(finder: doctest.DocTestFinder, module: ModuleType, thing: object) -> bool:
+    """Run the examples of what is public where it is written: `__module__` names its package."""
+    if inspect.isfunction(thing):
+        return inspect.unwrap(thing).__globals__ is vars(module)
+    if not inspect.isclass(thing):
+        return bool(_from_module(finder, module, thing))
+    own = thing.__module__.partition(".")[0] == module.__name__.partition(".")[0]
+    statement = rf"^ *class {thing.__name__}\b"
+    return own and re.search(statement, inspect.getsource(module), re.MULTILINE) is not None
+
+
+doctest.DocTestFinder._from_module = _written_in  # type: ignore[attr-defined]  # not in typeshed
 
 
 @pytest.fixture(autouse=True)

@@ -20,13 +20,13 @@ def init_of(name: str) -> Path:
 
 
 def strangers(source: str) -> list[str]:
-    """Return the lines of an `__init__` that neither re-export, register, nor tell a version."""
+    """Return what an `__init__` holds beside re-exports, registrations, `publish` and a version."""
     found = []
     for position, node in enumerate(ast.parse(source).body):
         is_docstring = (
             position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
-        allowed = is_registration(node) or is_reexport(node) or is_version(node)
+        allowed = is_hidden(node) or is_reexport(node) or is_publishing(node) or is_version(node)
         if not (is_docstring or allowed):
             found.append(ast.unparse(node))
     return found
@@ -36,17 +36,19 @@ def is_reexport(node: ast.stmt) -> bool:
     return is_own_import(node) and all(alias.asname == alias.name for alias in node.names)
 
 
-def is_registration(node: ast.stmt) -> bool:
-    """Tell a module loaded for what it registers: `from kd_core._torch import x as _x`."""
-    if not (isinstance(node, ast.ImportFrom) and "._" in (node.module or "")):
-        return False
-    return all(alias.asname == f"_{alias.name}" for alias in node.names)
+def is_hidden(node: ast.stmt) -> bool:
+    """Check for what is loaded for its effect: `from kd_core._torch import x as _x`."""
+    return is_own_import(node) and all((alias.asname or "").startswith("_") for alias in node.names)
+
+
+def is_publishing(node: ast.stmt) -> bool:
+    return ast.unparse(node) == "_publish(__name__)"
 
 
 def is_own_import(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
     if not isinstance(node, ast.ImportFrom):
         return False
-    return node.level == 1 or (node.module or "").startswith(tuple(f"{n}." for n in IMPORT_NAMES))
+    return node.level == 1 or (node.module or "").split(".")[0] in IMPORT_NAMES
 
 
 def is_version(node: ast.stmt) -> bool:
@@ -59,7 +61,7 @@ def is_version(node: ast.stmt) -> bool:
 
 def exported(name: str) -> set[str]:
     tree = ast.parse(init_of(name).read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if is_own_import(node) and not is_registration(node)]
+    imports = [node for node in tree.body if is_own_import(node) and not is_hidden(node)]
     return {alias.name for node in imports for alias in node.names}
 
 
@@ -76,6 +78,16 @@ def test_init_holds_reexports_only(name: str) -> None:
 def test_code_in_an_init_is_seen() -> None:
     source = '"""Doc."""\nfrom ._x import y\nimport os\nz = 1\n__version__ = "1"\n'
     assert strangers(source) == ["from ._x import y", "import os", "z = 1"]
+
+
+@pytest.mark.parametrize("name", [*IMPORT_NAMES, "kd_core.extending", "kd_nn.distributions"])
+def test_exported_names_say_that_they_are_public(name: str) -> None:
+    homes = {
+        value.__module__
+        for key, value in vars(importlib.import_module(name)).items()
+        if callable(value) and not key.startswith("_") and value.__module__.startswith("kd_")
+    }
+    assert homes - {"kd_nn.distributions"} <= {name}
 
 
 @pytest.mark.parametrize("name", IMPORT_NAMES)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kd_core import extending as _extending
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import is_tensor_collection as is_tensor_collection
 from kd_core._combine.concatenating import cat as cat
@@ -38,6 +39,7 @@ from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._ops.module_state import ModuleBusy as ModuleBusy
+from kd_core._public import publish as _publish
 from kd_core._torch import data_loading as _data_loading
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree
@@ -46,3 +48,5 @@ from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
 
 __version__: Final = "0.1.0"
+
+_publish(__name__)

@@ -38,6 +38,12 @@ class NoDefault(Enum):
     def __repr__(self) -> str:
         return "NO_DEFAULT"
 
+    def __reduce_ex__(self, protocol: object) -> str:  # type: ignore[override]  # a name, see pickle
+        return "NO_DEFAULT"
+
+
+NoDefault.__module__ = "kd_core"
+
 
 NO_DEFAULT: Final = NoDefault.NO_DEFAULT
 """Marks a default that was not given, where `None` is a value like another."""

@@ -2,14 +2,22 @@
 
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
-`is_prefix` for keys. Everything else in this package stays private.
+`is_prefix` for keys; a sibling package calls `publish` last in its `__init__`. `restore_dense`,
+`restore_stack` and `restore_descriptor` are what pickles call, so their names and places stay.
+Everything else in this package stays private.
 """
 
 from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
+from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
 from kd_core._compat import assume_constant_result as assume_constant_result
+from kd_core._containers.dense import restore_dense as restore_dense
+from kd_core._containers.lazy_stack import restore_stack as restore_stack
 from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._entry import Entry as Entry
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
+from kd_core._public import publish as publish
 from kd_core._registry import register as register
+
+publish(__name__)

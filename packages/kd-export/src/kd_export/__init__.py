@@ -16,6 +16,7 @@ from kd_export._errors import VerifyError as VerifyError
 from kd_export._export import export as export
 from kd_export._export import save as save
 from kd_export._program import KeyedProgram as KeyedProgram
+from kd_export._public import publish as _publish
 from kd_export._running.backend import Backend as Backend
 from kd_export._running.backend import Runner as Runner
 from kd_export._running.backend import backends as backends
@@ -32,3 +33,5 @@ from kd_export._verify import Report as Report
 from kd_export._verify import verify as verify
 
 __version__ = "0.1.0"
+
+_publish(__name__)

@@ -1,5 +1,7 @@
 """Keyed modules: `nn.Module`s that read and write (nested) keys of a container."""
 
+from kd_core.extending import publish as _publish
+from kd_nn import _pickled as _pickled
 from kd_nn._dispatch.dispatch import dispatch as dispatch
 from kd_nn._dispatch.skip_existing import set_skip_existing as set_skip_existing
 from kd_nn._dispatch.skip_existing import skip_existing as skip_existing
@@ -39,3 +41,5 @@ from kd_nn.distributions._mappings import inv_softplus as inv_softplus
 from kd_nn.distributions._mappings import mappings as mappings
 
 __version__ = "0.1.0"
+
+_publish(__name__)

@@ -1,5 +1,7 @@
 """Keyed modules that build distributions and draw from them."""
 
+from kd_core.extending import publish as _publish
+from kd_probabilistic import _pickled as _pickled
 from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffered
 from kd_probabilistic._estimators import estimate as estimate
 from kd_probabilistic._estimators import register_estimator as register_estimator
@@ -15,3 +17,5 @@ from kd_probabilistic._sequential import (
 )
 
 __version__ = "0.1.0"
+
+_publish(__name__)

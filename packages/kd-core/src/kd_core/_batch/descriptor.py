@@ -129,7 +129,7 @@ class Descriptor:
         return self.lock if self.lock is not None else LOCKED_BY_PARENT
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restore, (self.batch, self.device, self.lock, self.held)
+        return restore_descriptor, (self.batch, self.device, self.lock, self.held)
 
     def __copy__(self) -> Descriptor:
         return self
@@ -256,6 +256,8 @@ def device_of(device: DeviceLike) -> torch.device:
 _DEVICES: Final = {"cpu": torch.device("cpu")}
 
 
-def restore(batch: Batch, device: torch.device | None, lock: str | None, held: int) -> Descriptor:
+def restore_descriptor(
+    batch: Batch, device: torch.device | None, lock: str | None, held: int
+) -> Descriptor:
     """Rebuild a descriptor from its parts; what pickle calls."""
     return describe(tuple(batch), device).with_lock(lock, held)

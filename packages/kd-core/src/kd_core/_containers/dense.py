@@ -222,12 +222,12 @@ class Dense(TensorDictBase):
             key: own_bytes(value) if isinstance(value, Tensor) else value
             for key, value in self._entries.items()
         }
-        return restore, (self.__class__, entries, desc.batch, desc.device, desc.lock)
+        return restore_dense, (self.__class__, entries, desc.batch, desc.device, desc.lock)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         desc = self._desc
         entries = copy.deepcopy(self._entries, memo)
-        new = restore(self.__class__, entries, desc.batch, desc.device, desc.lock)
+        new = restore_dense(self.__class__, entries, desc.batch, desc.device, desc.lock)
         memo[id(self)] = new
         return new
 
@@ -251,7 +251,7 @@ def _use_general_methods(cls: type[Dense]) -> None:
                 setattr(cls, name, getattr(TensorDictBase, name))
 
 
-def restore(
+def restore_dense(
     cls: type[D],
     entries: dict[str, Entry],
     batch: Batch,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from kd_core import _registry
-from kd_core._batch import descriptor
-from kd_core._containers.dense import restore
+from kd_core._batch.descriptor import restore_descriptor
+from kd_core._containers.dense import restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import NonTensorData
 
@@ -21,6 +21,6 @@ def _allow(cls: type) -> None:
 
 # The descriptor's is for kinds defined elsewhere, which pickle as any object does.
 torch.serialization.add_safe_globals(
-    [restore, restore_stack, descriptor.restore, NonTensorData],
+    [restore_dense, restore_stack, restore_descriptor, NonTensorData],
 )
 _registry.on_new_kind(_allow)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
@@ -382,7 +382,7 @@ def _load(dumped: object) -> Structure:
 
 def _register(cls: type) -> None:
     """Make one container kind a pytree node."""
-    public = [part for part in cls.__module__.split(".") if not part.startswith("_")]
+    public = takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
     _pytree.register_pytree_node(
         cls,
         _flatten,

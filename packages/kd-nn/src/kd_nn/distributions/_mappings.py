@@ -112,8 +112,8 @@ class _BiasedSoftplus:
     def __repr__(self) -> str:
         return f"biased_softplus(bias={self.bias}, min_val={self.min_val})"
 
-    def __reduce__(self) -> tuple[type["_BiasedSoftplus"], tuple[float, float]]:
-        return _BiasedSoftplus, (self.bias, self.min_val)
+    def __reduce__(self) -> tuple[object, ...]:
+        return mappings, (f"biased_softplus_{self.bias}_{self.min_val}",)  # both are public
 
 
 def _constant(value: float) -> Tensor | None:
@@ -154,7 +154,8 @@ class biased_softplus(nn.Module):  # noqa: N801 - the usual name
         return f"bias={self._map.bias}, min_val={self.min_val}"
 
 
-def _identity(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
+    """Return `x`: the mapping `"none"`."""
     return x
 
 
@@ -164,7 +165,7 @@ _REGISTRY: dict[str, PositiveMap] = {
     "relu": torch.relu,
     "expln": expln,
     "biased_softplus": _BiasedSoftplus(1.0, 0.01),
-    "none": _identity,
+    "none": identity,
 }
 
 

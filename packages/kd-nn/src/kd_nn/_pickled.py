@@ -1,0 +1,9 @@
+"""Private names that pickles of modules carry, under this path: keep them when their code moves."""
+
+from kd_core.extending import publish
+from kd_nn._functional.make_functional import FunctionalForward as FunctionalForward
+from kd_nn._keys.specs import InKeySpec as InKeySpec
+from kd_nn.distributions._mappings import expln as expln
+from kd_nn.distributions._mappings import identity as identity
+
+publish(__name__)
