@@ -324,7 +324,7 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
     name = row.operator
     if name in ("eq", "ne"):
         # `object` promises a bool for any operand, so a foreign one is left to it.
-        ignore = "  # type: ignore[override]"
+        ignore = "  # type: ignore[override]  # a container, not a bool"
         body = ("if is_operand(other):", f"    return {call}", "return NotImplemented")
         yield method(f"__{name}__", ", other: Operand", "", *body, ignore=ignore)
         return

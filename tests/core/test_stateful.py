@@ -279,13 +279,13 @@ class Rows(Oracle):
             with pytest.raises(KdError):
                 self.td[index]  # type: ignore[call-overload]  # any of the above
         else:
-            self.move(lambda td: td[index], lambda x: x[index])  # type: ignore[call-overload, index]
+            self.move(lambda td: td[index], lambda x: x[index])  # type: ignore[call-overload, index]  # any index
 
     @rule(index=st.sampled_from(INDICES), number=NUMBERS)
     def write_rows(self, index: object, number: int) -> None:
         numbers = torch.arange(math.prod(self.batch)).reshape(self.batch)
         try:
-            rows = numbers[index].reshape(-1)  # type: ignore[index]
+            rows = numbers[index].reshape(-1)  # type: ignore[index]  # any index
         except IndexError:
             with pytest.raises(KdError):
                 self.td[index] = number

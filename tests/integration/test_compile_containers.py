@@ -31,7 +31,7 @@ OPERATIONS: dict[str, Operation] = {
     "new dimension": lambda td: td[:, None],
     "write rows": lambda td: written(td.clone()),
     "stack": lambda td: stack([td, td + 1], 0),
-    "torch.stack": lambda td: torch.stack([td, td + 1], 0),  # type: ignore[list-item]
+    "torch.stack": lambda td: torch.stack([td, td + 1], 0),  # type: ignore[list-item]  # torch's stubs take tensors alone
     "cat": lambda td: cat([td, td], 0),
     "lazy stack": lambda td: lazy_stack([td, td], 0)["a"],
     "reshape": lambda td: td.reshape(-1, 1),

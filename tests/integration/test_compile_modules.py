@@ -56,7 +56,7 @@ def test_container_call_is_one_graph(eager_first: bool) -> None:
     assert run(td) is td
     expected = model(TensorDict({"x": X}, [2]))
     for key in model.out_keys:
-        torch.testing.assert_close(td[key], expected[key])  # type: ignore[index]
+        torch.testing.assert_close(td[key], expected[key])  # type: ignore[index]  # of the form that was called
     assert counter.frame_count == 1
 
 
@@ -129,14 +129,14 @@ def test_custom_step_compiles() -> None:
 def test_selection_made_after_compiling_is_honoured() -> None:
     model = make()
     run, _ = compiled(model)
-    assert len(run(x=X)) == 4  # type: ignore[arg-type]
+    assert len(run(x=X)) == 4  # type: ignore[arg-type]  # of the form that was called
     model.select_out_keys("loc")
     torch.testing.assert_close(run(x=X), model(x=X))
 
 
 def test_hook_on_a_wrapped_module_is_seen() -> None:
     model = make()
-    model[0].module.register_forward_hook(lambda module, args, out: -out)  # type: ignore[union-attr]
+    model[0].module.register_forward_hook(lambda module, args, out: -out)  # type: ignore[union-attr]  # a module of torch
     run, _ = compiled(model)
     torch.testing.assert_close(run(x=X), model(x=X))
 
@@ -155,8 +155,8 @@ def test_hook_on_a_keyed_step_is_seen(by: str) -> None:
         torch.testing.assert_close(run(x=X), model(x=X))
     else:
         td = run(TensorDict({"x": X}, [2]))
-        assert not torch.equal(td["loc"], plain["loc"])  # type: ignore[index]
-        torch.testing.assert_close(td["loc"], model(TensorDict({"x": X}, [2]))["loc"])  # type: ignore[index]
+        assert not torch.equal(td["loc"], plain["loc"])  # type: ignore[index]  # of the form that was called
+        torch.testing.assert_close(td["loc"], model(TensorDict({"x": X}, [2]))["loc"])  # type: ignore[index]  # of the form that was called
 
 
 def test_partial_tolerance_compiles() -> None:
@@ -164,5 +164,5 @@ def test_partial_tolerance_compiles() -> None:
     model.append(TensorDictModule(torch.neg, ["absent"], ["never"]))
     run, counter = compiled(model)
     td = run(TensorDict({"x": X}, [2]))
-    assert "never" not in td  # type: ignore[operator]
+    assert "never" not in td  # type: ignore[operator]  # of the form that was called
     assert counter.frame_count == 1

@@ -28,10 +28,10 @@ def make() -> TensorDictSequential:
 def call(model: nn.Module, form: str) -> dict[object, Tensor]:
     if form == "container":
         td = model(TensorDict({"x": X}, [2]))
-        return {key: td[key] for key in model.out_keys}  # type: ignore[union-attr]
+        return {key: td[key] for key in model.out_keys}  # type: ignore[union-attr]  # a keyed module
     outputs = model(x=X) if form == "keyword" else model(X)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return dict(zip(model.out_keys, outputs, strict=True))  # type: ignore[arg-type]
+    return dict(zip(model.out_keys, outputs, strict=True))  # type: ignore[arg-type]  # a keyed module
 
 
 def leaf(model: TensorDictSequential, idx: int = 0) -> nn.Module:

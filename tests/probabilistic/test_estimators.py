@@ -64,7 +64,7 @@ def test_deterministic_value(distribution: Distribution, expected: Tensor) -> No
 )
 def test_median_agrees_with_scipy(distribution: Distribution, reference: object) -> None:
     median = estimate(distribution, InteractionType.MEDIAN).item()
-    assert median == pytest.approx(reference.median(), rel=1e-5)  # type: ignore[attr-defined]
+    assert median == pytest.approx(reference.median(), rel=1e-5)  # type: ignore[attr-defined]  # scipy has no types
 
 
 def test_median_of_a_vector_is_by_element() -> None:
@@ -123,7 +123,7 @@ def test_mean_that_is_nan_is_never_returned_in_silence() -> None:
 class HeavyTail(Distribution):
     """A user's distribution whose mean diverges."""
 
-    arg_constraints = {}  # noqa: RUF012
+    arg_constraints = {}  # noqa: RUF012  # as torch declares it
 
     @property
     def mean(self) -> Tensor:

@@ -22,7 +22,7 @@ def test_unknown_type_lists_the_members() -> None:
 
 def test_other_objects_are_a_type_error() -> None:
     with pytest.raises(TypeError, match="member of `InteractionType` or its name, got 3"):
-        set_interaction_type(3)  # type: ignore[arg-type]
+        set_interaction_type(3)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_scopes_nest_and_end_with_an_exception() -> None:

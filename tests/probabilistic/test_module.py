@@ -27,7 +27,7 @@ def params() -> TensorDict:
 
 def normal(**options: object) -> ProbabilisticTensorDictModule:
     settings: dict[str, object] = {"out_keys": ["x"], "distribution_class": Normal, **options}
-    return ProbabilisticTensorDictModule(["loc", "scale"], **settings)  # type: ignore[arg-type]
+    return ProbabilisticTensorDictModule(["loc", "scale"], **settings)  # type: ignore[arg-type]  # any option
 
 
 def one(module: ProbabilisticTensorDictModule, *values: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ def test_log_probability_that_is_not_selected_is_not_computed() -> None:
     class Watched(Normal):
         def log_prob(self, value: Tensor) -> Tensor:
             seen.append(value)
-            return super().log_prob(value)  # type: ignore[no-untyped-call, no-any-return]
+            return super().log_prob(value)  # type: ignore[no-untyped-call, no-any-return]  # torch has no types here
 
     module = normal(distribution_class=Watched, return_log_prob=True).select_out_keys("x")
     sequence = ProbabilisticTensorDictSequential(module)
@@ -371,7 +371,7 @@ def test_get_dist_builds_from_a_container() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_module_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]
+def test_module_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]  # the parameter takes functions of several types
     assert torch.equal(copied(normal())(LOC, SCALE), LOC)
 
 

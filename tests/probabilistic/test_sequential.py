@@ -22,7 +22,7 @@ def steps(**options: object) -> list[nn.Module]:
             ["loc", "scale"],
             ["action"],
             distribution_class=Normal,
-            **options,  # type: ignore[arg-type]
+            **options,  # type: ignore[arg-type]  # any option
         ),
     ]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         assert_type(kd_export.export(module, td, dynamic=None), KeyedProgram)
         kd_export.export(module, td, dynamic={"batch": (1, 8)})
         kd_export.export(module, td, dynamic={"x": {0: "rows"}})
-        kd_export.export(module, td, dynamic=3)  # type: ignore[arg-type]
+        kd_export.export(module, td, dynamic=3)  # type: ignore[arg-type]  # wrong on purpose
         assert_type(kd_export.save(module, "model.pt2", td), Report)
 
     def running(session: Session, x: Tensor, td: TensorDict) -> None:

@@ -21,8 +21,8 @@ X = torch.ones(2, 3)
 
 
 class Double(TensorDictModuleBase):
-    in_keys = ["x", ("a", "b")]  # noqa: RUF012
-    out_keys = ["y"]  # noqa: RUF012
+    in_keys = ["x", ("a", "b")]  # noqa: RUF012  # as users write it
+    out_keys = ["y"]  # noqa: RUF012  # as users write it
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -83,4 +83,4 @@ def test_decorated_function_is_a_module() -> None:
 
 def test_what_mypy_objects_to() -> None:
     with pytest.raises(TypeError):
-        TensorDictModule(Tensor.neg, ["x"], ["y"])(x=object())  # type: ignore[call-overload]
+        TensorDictModule(Tensor.neg, ["x"], ["y"])(x=object())  # type: ignore[call-overload]  # wrong on purpose

@@ -101,7 +101,7 @@ def test_a_wrapper_is_stored_as_it_is() -> None:
 
 def test_the_value_is_kept_by_reference() -> None:
     words = ["a", "b"]
-    assert make(words)[0]["n", "word"] is words  # type: ignore[comparison-overlap]
+    assert make(words)[0]["n", "word"] is words  # type: ignore[comparison-overlap]  # data, not a tensor
 
 
 def test_a_wrapper_is_its_value_and_its_batch_size() -> None:

@@ -79,9 +79,9 @@ def test_an_unknown_field_is_told_with_the_nearest() -> None:
     with pytest.raises(
         UnknownField, match=r"`imgae` is no field of `Sample`.*Did you mean `image`"
     ):
-        data.imgae  # type: ignore[attr-defined] # noqa: B018
+        data.imgae  # type: ignore[attr-defined] # noqa: B018  # reading it raises
     with pytest.raises(AttributeError, match="imgae"):
-        data.imgae = 3  # type: ignore[attr-defined]
+        data.imgae = 3  # type: ignore[attr-defined]  # wrong on purpose
     with pytest.raises(UnknownField, match="`imgae`"):
         data["imgae"] = torch.zeros(4)
     with pytest.raises(UnknownField, match="`imgae`"):
@@ -89,7 +89,7 @@ def test_an_unknown_field_is_told_with_the_nearest() -> None:
     with pytest.raises(UnknownField, match="`imgae`"):
         data.update({"label": torch.ones(4), "imgae": torch.zeros(4)})
     with pytest.raises(UnknownField, match="`imgae`"):
-        Sample(imgae=torch.zeros(4))  # type: ignore[call-arg]
+        Sample(imgae=torch.zeros(4))  # type: ignore[call-arg]  # wrong on purpose
     assert not hasattr(data, "imgae")
     torch.testing.assert_close(data.label, torch.arange(4))
 
@@ -106,11 +106,11 @@ def test_no_way_of_writing_adds_a_field() -> None:
 
 def test_arguments_are_matched_with_fields() -> None:
     with pytest.raises(InvalidArgument, match="`Sample` is built without `label`"):
-        Sample(torch.zeros(4))  # type: ignore[call-arg]
+        Sample(torch.zeros(4))  # type: ignore[call-arg]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="`image` is given twice"):
-        Sample(torch.zeros(4), image=torch.zeros(4))  # type: ignore[call-arg, misc]
+        Sample(torch.zeros(4), image=torch.zeros(4))  # type: ignore[call-arg, misc]  # wrong on purpose
     with pytest.raises(InvalidArgument, match=r"4 fields .*, but 5 values came"):
-        Sample(*(torch.zeros(4) for _ in range(5)))  # type: ignore[arg-type]
+        Sample(*(torch.zeros(4) for _ in range(5)))  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_fields_are_not_removed() -> None:
@@ -146,7 +146,7 @@ def test_a_mutable_default_is_refused_and_a_factory_is_called() -> None:
     ):
 
         class Bad(TensorClass):
-            words: list[str] = []  # noqa: RUF012
+            words: list[str] = []  # noqa: RUF012  # a mutable default is what the test is about
 
     class Good(TensorClass):
         words: list[str] = field(default_factory=list)
@@ -204,4 +204,4 @@ def test_a_missing_field_is_named() -> None:
         y: Tensor
 
     with pytest.raises(InvalidArgument, match="`Pair` is built without `y`"):
-        Pair(torch.ones(2))  # type: ignore[call-arg]
+        Pair(torch.ones(2))  # type: ignore[call-arg]  # wrong on purpose

@@ -43,7 +43,7 @@ def test_nothing_is_an_empty_container() -> None:
 )
 def test_any_mapping_is_a_source(source: Mapping[str, object]) -> None:
     assert list(TensorDict(source).keys()) == ["a"]
-    assert list(TensorDict({"n": source})["n"].keys()) == ["a"]  # type: ignore[attr-defined]
+    assert list(TensorDict({"n": source})["n"].keys()) == ["a"]  # type: ignore[attr-defined]  # nested
 
 
 @pytest.mark.parametrize("source", [[1, 2], torch.zeros(3), 3, "text"])
@@ -268,7 +268,7 @@ def test_arrays_that_torch_cannot_share_are_copied(array: numpy.ndarray[Any, Any
 @pytest.mark.parametrize("name", ["names", "non_blocking"])
 def test_what_looks_like_an_option_is_no_entry_by_keyword(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"`{name}` is no option of the constructor"):
-        TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]
+        TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]  # wrong on purpose
     assert TensorDict({name: "x"})[name] == "x"
 
 

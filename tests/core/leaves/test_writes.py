@@ -29,7 +29,7 @@ def pair(second: Tensor) -> TensorDict:
 def test_nothing_is_written_where_an_entry_is_expanded(write: object) -> None:
     td = pair(torch.zeros(1).expand(2))
     with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* share one place in memory"):
-        write(td, ones(td))  # type: ignore[operator]
+        write(td, ones(td))  # type: ignore[operator]  # parametrised as `object`
     assert td["a"].tolist() == [0, 0]
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_written_where_an_entry_is_expanded(write: object) -> None:
 def test_nothing_changes_in_place_where_an_entry_is_expanded(change: object) -> None:
     td = pair(torch.zeros(1).expand(2))
     with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* share one place in memory"):
-        change(td)  # type: ignore[operator]
+        change(td)  # type: ignore[operator]  # parametrised as `object`
     assert td["a"].tolist() == [0, 0]
 
 
@@ -61,7 +61,7 @@ def test_a_number_is_written_to_elements_in_one_place() -> None:
 def test_nothing_is_written_where_an_entry_is_a_parameter(write: object) -> None:
     td = pair(nn.Parameter(torch.zeros(2)))
     with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* requires grad"):
-        write(td, ones(td))  # type: ignore[operator]
+        write(td, ones(td))  # type: ignore[operator]  # parametrised as `object`
     assert td["a"].tolist() == [0, 0]
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_written_where_an_entry_is_a_parameter(write: object) -> None
 def test_parameters_are_written_without_gradients(write: object) -> None:
     td = pair(nn.Parameter(torch.zeros(2)))
     with torch.no_grad():
-        write(td, ones(td))  # type: ignore[operator]
+        write(td, ones(td))  # type: ignore[operator]  # parametrised as `object`
     assert td["n", "b"].tolist() == [1, 1]
 
 
@@ -78,7 +78,7 @@ def test_nothing_is_written_where_a_value_has_no_data(write: object) -> None:
     td = pair(torch.zeros(2))
     source = ones(td).set(("n", "b"), torch.ones(2, device="meta"))
     with pytest.raises(InvalidValue, match=r"entry `\('n', 'b'\)` .* `meta`"):
-        write(td, source)  # type: ignore[operator]
+        write(td, source)  # type: ignore[operator]  # parametrised as `object`
     assert td["a"].tolist() == [0, 0]
 
 
@@ -94,7 +94,7 @@ def test_rows_that_overlap_are_read_before_they_are_written() -> None:
 def test_an_entry_that_overlaps_its_value_takes_it_as_it_was(write: object) -> None:
     memory = torch.arange(3.0)
     td = TensorDict({"a": torch.zeros(2), "n": {"b": memory[1:]}}, [2])
-    write(td, TensorDict({"a": torch.ones(2), "n": {"b": memory[:2]}}, [2]))  # type: ignore[operator]
+    write(td, TensorDict({"a": torch.ones(2), "n": {"b": memory[:2]}}, [2]))  # type: ignore[operator]  # parametrised as `object`
     assert td["a"].tolist() == [1, 1]
     assert memory.tolist() == [0, 0, 1]
 

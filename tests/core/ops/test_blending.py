@@ -61,7 +61,7 @@ def test_in_place_keeps_storage(name: str, count: int) -> None:
 
 def test_torch_functions() -> None:
     td = TensorDict(leaves(2), [3])
-    assert torch.equal(torch.clamp(td, 0.2, 0.5)["1"], td["1"].clamp(0.2, 0.5))  # type: ignore[call-overload]
+    assert torch.equal(torch.clamp(td, 0.2, 0.5)["1"], td["1"].clamp(0.2, 0.5))  # type: ignore[call-overload]  # torch's stubs take tensors alone
 
 
 def test_gradients_flow_through_lerp() -> None:
@@ -79,5 +79,5 @@ def test_misfits_are_explained_and_change_nothing() -> None:
     with pytest.raises(InvalidArgument, match=r"`min`, `max`, or both"):
         td.clamp()
     with pytest.raises(InvalidArgument, match="got a `str`"):
-        td.clamp("low")  # type: ignore[arg-type]
+        td.clamp("low")  # type: ignore[arg-type]  # wrong on purpose
     assert td["a"].tolist() == [1, 1, 1]

@@ -76,9 +76,9 @@ def test_parameters_load_in_place() -> None:
 def test_arrays_and_lists(td: TensorDict) -> None:
     pytest.importorskip("numpy")
     arrays = td.numpy()
-    arrays["a"][0] = 5
+    arrays["a"][0] = 5  # type: ignore[index]  # nested
     assert td["a"][0] == 5
-    assert arrays["n"]["b"].shape == (3, 2, 4)
+    assert arrays["n"]["b"].shape == (3, 2, 4)  # type: ignore[index]  # nested
     assert td.tolist()["a"] == [5, 0, 0]
     assert td.tolist()["s"] == "text"
 
@@ -88,4 +88,4 @@ def test_numpy_of_a_leaf_that_requires_grad_raises_as_torch_does() -> None:
     with pytest.raises(RuntimeError, match="requires grad") as caught:
         td.numpy()
     assert "entry `w`" in caught.value.__notes__[0]
-    assert td.detach().numpy()["b"]["w"].tolist() == [1, 1]
+    assert td.detach().numpy()["b"]["w"].tolist() == [1, 1]  # type: ignore[index]  # nested

@@ -138,9 +138,9 @@ def test_like_functions(fn: Callable[[object], Tensor], td: TensorDict) -> None:
 
 
 def test_random_like_functions(td: TensorDict) -> None:
-    made: object = torch.rand_like(td.float(), dtype=torch.float64)  # type: ignore[call-overload]
+    made: object = torch.rand_like(td.float(), dtype=torch.float64)  # type: ignore[call-overload]  # torch's stubs take tensors alone
     assert isinstance(made, TensorDict)
     assert made["a"].dtype is torch.float64
-    moved: object = torch.zeros_like(td, device="meta")  # type: ignore[arg-type]
+    moved: object = torch.zeros_like(td, device="meta")  # type: ignore[arg-type]  # torch's stubs take tensors alone
     assert isinstance(moved, TensorDict)
     assert moved.device == torch.device("meta")

@@ -123,11 +123,11 @@ def test_a_float_tensor_as_an_index_names_its_dtype(index: Tensor) -> None:
 
 def test_parts_of_both_are_refused() -> None:
     with pytest.raises(InvalidKey, match="`int`"):
-        make()["a", 0]  # type: ignore[index]
+        make()["a", 0]  # type: ignore[index]  # wrong on purpose
     with pytest.raises(InvalidKey, match="`slice`"):
-        TensorDict({"b": {"c": 1.0}})["b", 0:2]  # type: ignore[index]
+        TensorDict({"b": {"c": 1.0}})["b", 0:2]  # type: ignore[index]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="neither a key nor an index"):
-        make()[0, "a"]  # type: ignore[index]
+        make()[0, "a"]  # type: ignore[index]  # wrong on purpose
 
 
 def test_a_backward_slice_is_refused() -> None:

@@ -357,11 +357,11 @@ def test_a_tensor_with_more_than_the_batch_is_refused() -> None:
 def test_foreign_operands_are_refused() -> None:
     td = nested(tensors(3))
     with pytest.raises(InvalidArgument, match=r"got a `dict`. Wrap a mapping"):
-        td + {"a": 1}  # type: ignore[operator]
+        td + {"a": 1}  # type: ignore[operator]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="got a `dict`"):
-        td.add({"a": 1})  # type: ignore[arg-type]
+        td.add({"a": 1})  # type: ignore[arg-type]  # wrong on purpose
     assert (td == "text") is False
-    assert (td != None) is True  # noqa: E711
+    assert (td != None) is True  # noqa: E711  # the operator is tested
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
     with pytest.raises(InvalidValue, match=r"dim=\(0, -2\) .* each once"):
         td.sum((0, -2))
     with pytest.raises(InvalidValue, match=r"dim='features' is unknown.*\"feature\""):
-        td.sum("features")  # type: ignore[arg-type]
+        td.sum("features")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="`keepdim=True` needs `dim`"):
         td.sum(keepdim=True)
     with pytest.raises(InvalidArgument, match="`reduce=True` cannot be combined"):

@@ -56,9 +56,9 @@ def test_update_takes_chosen_keys(only: list[NestedKey]) -> None:
 def test_update_refuses_what_is_no_mapping_and_conflicts() -> None:
     td = make()
     with pytest.raises(InvalidArgument, match="takes a mapping or a container, but a `int` came"):
-        td.update(3)  # type: ignore[arg-type]
+        td.update(3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidKey, match="must be a string"):
-        td.update({3: 1.0})  # type: ignore[type-var]
+        td.update({3: 1.0})  # type: ignore[type-var]  # wrong on purpose
     both: dict[NestedKey, object] = {"q": torch.zeros(3), ("q", "x"): torch.zeros(3)}
     with pytest.raises(KeyCollision, match="makes `q` a container, and another key makes it a val"):
         td.update(both)

@@ -67,7 +67,7 @@ def test_structures_with_data_that_has_no_single_truth_value_differ() -> None:
         def __eq__(self, other: object) -> bool:
             raise ValueError("no single truth value")
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None  # type: ignore[assignment]  # unhashable, as the value may be
 
     first, second = (TensorDict({"a": Odd()}) for _ in range(2))
     assert pytree.tree_structure(first) == pytree.tree_structure(first.copy())

@@ -192,8 +192,8 @@ def test_more_arguments_of_forward_are_passed_on() -> None:
 
 def test_class_keys_are_readable_on_class_and_instance() -> None:
     class Both(TensorDictModuleBase):
-        in_keys = ["x", ("a", "b")]  # noqa: RUF012
-        out_keys = ["y"]  # noqa: RUF012
+        in_keys = ["x", ("a", "b")]  # noqa: RUF012  # as users write it
+        out_keys = ["y"]  # noqa: RUF012  # as users write it
 
     assert Both.in_keys == Both().in_keys == ["x", ("a", "b")]
     assert Both().out_keys == Both().out_keys_source == ["y"]

@@ -69,8 +69,8 @@ def test_another_thread_does_not_see_the_switch() -> None:
 
 def test_decorated_forward_skips_itself() -> None:
     class Custom(TensorDictModuleBase):
-        in_keys = ["x"]  # noqa: RUF012
-        out_keys = ["y"]  # noqa: RUF012
+        in_keys = ["x"]  # noqa: RUF012  # as users write it
+        out_keys = ["y"]  # noqa: RUF012  # as users write it
 
         @set_skip_existing()
         def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

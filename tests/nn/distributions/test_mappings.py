@@ -72,7 +72,7 @@ def test_gradgrad_of_the_biased_softplus() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_mapping_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]
+def test_mapping_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]  # the parameter takes functions of several types
     again = copied(mappings("biased_softplus_2.0"))
     assert torch.equal(again(GRID), mappings("biased_softplus_2.0")(GRID))
 
@@ -117,4 +117,4 @@ def test_custom_mapping_is_found_and_its_name_is_protected() -> None:
 
 def test_custom_mapping_must_be_callable() -> None:
     with pytest.raises(TypeError, match=r"mapping `nothing` must be callable, got int"):
-        add_custom_mapping("nothing", 1)  # type: ignore[arg-type]
+        add_custom_mapping("nothing", 1)  # type: ignore[arg-type]  # wrong on purpose

@@ -56,7 +56,7 @@ def test_only_stacked_parameters_are_parameters() -> None:
     shapes = {name: tuple(p.shape) for name, p in ensemble.named_parameters()}
     assert shapes["params.module.0.weight"] == (3, 32, 4)
     assert len(shapes) == len(list(module.parameters()))
-    one(ensemble, a=X).sum().backward()  # type: ignore[no-untyped-call]
+    one(ensemble, a=X).sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
     assert all(p.grad is not None for p in ensemble.parameters())
     assert all(p.grad is None for p in module.parameters())
 
@@ -126,7 +126,7 @@ def test_no_copy_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_ensemble_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]
+def test_ensemble_survives_copies(copied) -> None:  # type: ignore[no-untyped-def]  # the parameter takes functions of several types
     ensemble = EnsembleModule(keyed(), 2)
     torch.testing.assert_close(one(copied(ensemble), a=X), one(ensemble, a=X))
 

@@ -60,7 +60,7 @@ def test_no_convert_registers_plain_tensors_as_buffers() -> None:
 @pytest.mark.parametrize(
     "operation", [lambda p: p + 1, lambda p: p.clone(), lambda p: p.copy(), lambda p: -p]
 )
-def test_results_are_plain_containers(operation) -> None:  # type: ignore[no-untyped-def]
+def test_results_are_plain_containers(operation) -> None:  # type: ignore[no-untyped-def]  # the parameter takes functions of several types
     result = operation(TensorDictParams({"a": torch.ones(2), "b": {"c": torch.ones(2)}}))
     assert type(result) is type(result["b"]) is TensorDict
 
@@ -109,7 +109,7 @@ def test_moves_and_gradients_are_those_of_a_module() -> None:
     assert params.type(torch.float16) is params
     assert params["w"].dtype is torch.float16
     params.float()
-    params["w"].sum().backward()  # type: ignore[no-untyped-call]
+    params["w"].sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
     params.zero_grad()
     assert params["w"].grad is None
     assert params.requires_grad_(False) is params
@@ -127,7 +127,7 @@ def test_no_method_of_a_module_is_hidden_but_apply() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
-def test_copies_are_independent_and_of_the_same_kind(copied) -> None:  # type: ignore[no-untyped-def]
+def test_copies_are_independent_and_of_the_same_kind(copied) -> None:  # type: ignore[no-untyped-def]  # the parameter takes functions of several types
     params = TensorDictParams.of_module(network())
     again = copied(params)
     assert isinstance(again, TensorDictParams)
@@ -151,7 +151,7 @@ def test_lock_forbids_new_entries() -> None:
     with pytest.raises(RuntimeError, match="locked"):
         params["a", "c"] = torch.ones(1)
     with pytest.raises(RuntimeError, match="locked"):
-        params.get("a").unlock_()  # type: ignore[union-attr]
+        params.get("a").unlock_()  # type: ignore[union-attr]  # nested
 
 
 def test_target_network_follows_by_lerp() -> None:

@@ -15,7 +15,7 @@ def tolerant(**options: object) -> TensorDictSequential:
         TensorDictModule(torch.neg, ["x"], ["a"]),
         TensorDictModule(torch.exp, ["q"], ["z"]),
         partial_tolerant=True,
-        **options,  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]  # any option
     )
 
 
@@ -134,7 +134,7 @@ def test_input_that_a_step_can_do_without_may_be_left_out() -> None:
 
 def test_declared_output_that_is_not_written_is_told() -> None:
     class Silent(TensorDictModule):
-        def forward(self, tensordict: TensorDict) -> TensorDict:  # type: ignore[override]
+        def forward(self, tensordict: TensorDict) -> TensorDict:  # type: ignore[override]  # narrower than the base allows
             return tensordict
 
     model = TensorDictSequential(Silent(torch.neg, ["x"], ["y"])).select_out_keys("y")

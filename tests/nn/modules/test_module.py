@@ -131,7 +131,7 @@ def test_tensordict_out_beats_inplace() -> None:
 
 def test_unknown_inplace_is_refused() -> None:
     with pytest.raises(InvalidArgument, match='True, False, None or "empty"'):
-        TensorDictModule(torch.neg, ["x"], ["y"], inplace="full")  # type: ignore[arg-type]
+        TensorDictModule(torch.neg, ["x"], ["y"], inplace="full")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_method_and_its_keywords_are_called() -> None:
@@ -172,7 +172,7 @@ def test_attributes_of_the_wrapped_module_are_reachable() -> None:
     module = TensorDictModule(nn.Linear(3, 4), ["x"], ["y"])
     assert module.in_features == 3
     with pytest.raises(AttributeError, match=r"attribute `nope` not found in"):
-        module.nope  # noqa: B018
+        module.nope  # noqa: B018  # reading it raises
 
 
 def test_copies_and_pickles_run_alone() -> None:
@@ -190,13 +190,13 @@ def test_bad_keys_are_refused() -> None:
     with pytest.raises(InvalidKey, match="`out_keys` names `y` twice"):
         TensorDictModule(torch.neg, ["x"], ["y", "y"])
     with pytest.raises(InvalidKey, match="each of `in_keys` must be a str"):
-        TensorDictModule(torch.neg, [1], ["y"])  # type: ignore[list-item]
+        TensorDictModule(torch.neg, [1], ["y"])  # type: ignore[list-item]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="must be callable"):
-        TensorDictModule(3, ["x"], ["y"])  # type: ignore[arg-type]
+        TensorDictModule(3, ["x"], ["y"])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match=r"is the class `Linear`. Pass an instance: `Linear"):
         TensorDictModule(nn.Linear, ["x"], ["y"])
     with pytest.raises(InvalidKey, match=r"got list: .* Unpack the list: `\*keys`"):
-        TensorDictModule(torch.neg, ["x"], ["y"]).select_out_keys(["y"])  # type: ignore[arg-type]
+        TensorDictModule(torch.neg, ["x"], ["y"]).select_out_keys(["y"])  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_parameters_are_reset() -> None:

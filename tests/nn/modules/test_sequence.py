@@ -36,7 +36,7 @@ def chain(**options: object) -> TensorDictSequential:
         TensorDictModule(add(1), ["x"], ["a"]),
         TensorDictModule(add(10), ["a"], ["b"]),
         TensorDictModule(lambda a: (a * 2, a * 3), ["a"], ["c", "d"]),
-        **options,  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]  # any option
     )
 
 
@@ -338,7 +338,7 @@ def test_change_of_a_step_changes_the_sequence() -> None:
 )
 def test_what_is_not_keyed_is_refused_with_the_remedy(step: object, message: str) -> None:
     with pytest.raises(NotKeyed, match=message):
-        TensorDictSequential(TensorDictModule(add(1), ["x"], ["a"]), step)  # type: ignore[arg-type]
+        TensorDictSequential(TensorDictModule(add(1), ["x"], ["a"]), step)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_keys_of_a_sequence_cannot_be_assigned() -> None:
@@ -368,7 +368,7 @@ def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:
     assert len(part) == 2
     assert model.select_subsequence(in_keys=["a"]).in_keys == ["a"]
     nested = TensorDictSequential(chain(), TensorDictModule(add(1), ["b"], ["e"]))
-    assert len(nested.select_subsequence(out_keys=["e"])[0]) == 2  # type: ignore[arg-type]
+    assert len(nested.select_subsequence(out_keys=["e"])[0]) == 2  # type: ignore[arg-type]  # a sequence is inside
     with pytest.raises(EmptySubsequence, match=r"no step .* is left"):
         model.select_subsequence(out_keys=["q"])
 

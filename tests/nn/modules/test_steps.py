@@ -28,7 +28,7 @@ def test_steps_come_by_name(kind: type) -> None:
 def test_names_are_those_of_sub_modules(name: object) -> None:
     message = "named by a str without a dot"
     with pytest.raises(InvalidArgument, match=message):
-        TensorDictSequential({name: neg()})  # type: ignore[dict-item]
+        TensorDictSequential({name: neg()})  # type: ignore[dict-item]  # wrong on purpose
     if isinstance(name, str):
         model = TensorDictSequential({"flip": neg()})
         with pytest.raises(InvalidArgument, match=message):
@@ -54,7 +54,7 @@ def test_place_that_there_is_not_is_refused(place: int) -> None:
 
 def test_class_is_no_step() -> None:
     with pytest.raises(NotKeyed, match=r"`0` is the class `ReLU`. Give an instance: `ReLU\(...\)`"):
-        TensorDictSequential(nn.ReLU)  # type: ignore[arg-type]
+        TensorDictSequential(nn.ReLU)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_custom_module_without_keys_is_told_to_declare_them() -> None:

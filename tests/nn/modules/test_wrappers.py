@@ -137,7 +137,7 @@ def test_wrapper_selects_on_the_wrapped_module() -> None:
 
 def test_wrapper_adds_to_forward_and_is_run_in_a_sequence() -> None:
     class Scaled(TensorDictModuleWrapper):
-        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]  # narrower than the base allows
             out: TensorDictBase = self.td_module(tensordict)
             return out.set("up", out["up"] * 10)
 
@@ -147,7 +147,7 @@ def test_wrapper_adds_to_forward_and_is_run_in_a_sequence() -> None:
 
 def test_missing_attribute_of_a_wrapper_is_named() -> None:
     with pytest.raises(AttributeError, match="nope"):
-        TensorDictModuleWrapper(make()).nope  # noqa: B018
+        TensorDictModuleWrapper(make()).nope  # noqa: B018  # reading it raises
 
 
 def test_wrapped_function_gets_and_gives_a_container() -> None:
@@ -179,7 +179,7 @@ def test_what_is_not_keyed_is_not_wrapped() -> None:
     with pytest.raises(NotKeyed, match=r"got `Linear` without in_keys .* Wrap it first"):
         TensorDictModuleWrapper(nn.Linear(2, 2))
     with pytest.raises(InvalidArgument, match="`func` must be a function of a container, got int"):
-        WrapModule(3)  # type: ignore[arg-type]
+        WrapModule(3)  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("inplace", [True, False])
@@ -191,7 +191,7 @@ def test_wrapped_function_that_gives_no_container_is_told(
         return result
 
     with pytest.raises(InvalidArgument, match=r"`lost` must return a container, got"):
-        WrapModule(lost, inplace)(TensorDict(x=X))  # type: ignore[arg-type]
+        WrapModule(lost, inplace)(TensorDict(x=X))  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("kind", [TensorDictModuleWrapper, Doubling])

@@ -29,13 +29,13 @@ def model(form: str) -> TensorDictSequential:
 
 def test_values_and_gradients_equal_the_long_way(model: TensorDictSequential, form: str) -> None:
     fast = call(model, form)
-    sum(value.sum() for value in fast.values()).backward()  # type: ignore[union-attr]
+    sum(value.sum() for value in fast.values()).backward()  # type: ignore[union-attr]  # `sum` may be 0
     gradients = [p.grad for p in model.parameters()]
     model.zero_grad()
     handle = model.register_forward_hook(lambda *_: None)
     slow = call(model, form)
     handle.remove()
-    sum(value.sum() for value in slow.values()).backward()  # type: ignore[union-attr]
+    sum(value.sum() for value in slow.values()).backward()  # type: ignore[union-attr]  # `sum` may be 0
     assert same(fast, slow)
     for got, parameter in zip(gradients, model.parameters(), strict=True):
         assert got is not None
@@ -68,7 +68,7 @@ def test_hook_is_seen(model: TensorDictSequential, form: str, kind: str, where: 
     expected = call(make(), form)
     assert same(call(model, form), expected)
     assert len(seen) == 1
-    handle.remove()  # type: ignore[attr-defined]
+    handle.remove()  # type: ignore[attr-defined]  # parametrised as `object`
     call(model, form)
     assert len(seen) == 1
     assert module_calls(lambda: call(model, form)) == 0
@@ -87,7 +87,7 @@ def test_backward_hooks_are_seen(model: TensorDictSequential, form: str, where: 
     module = WHERE[where](model)
     module.register_full_backward_hook(lambda *_: seen.append("after"))
     module.register_full_backward_pre_hook(lambda *_: seen.append("before"))
-    sum(value.sum() for value in call(model, form).values()).backward()  # type: ignore[union-attr]
+    sum(value.sum() for value in call(model, form).values()).backward()  # type: ignore[union-attr]  # `sum` may be 0
     assert seen == ["before", "after"]
 
 
@@ -103,7 +103,7 @@ def test_global_forward_hooks_see_every_module(
     try:
         call(model, form)
     finally:
-        handle.remove()  # type: ignore[attr-defined]
+        handle.remove()  # type: ignore[attr-defined]  # parametrised as `object`
     assert seen.count("Linear") == 2
     assert seen.count("TensorDictModule") == 4
     assert seen.count("TensorDictSequential") == 2
@@ -116,7 +116,7 @@ def test_global_backward_hooks_are_seen(model: TensorDictSequential, form: str) 
         lambda module, *_: seen.append(type(module).__name__)
     )
     try:
-        sum(value.sum() for value in call(model, form).values()).backward()  # type: ignore[union-attr]
+        sum(value.sum() for value in call(model, form).values()).backward()  # type: ignore[union-attr]  # `sum` may be 0
     finally:
         handle.remove()
     assert seen.count("Linear") == 2
@@ -254,7 +254,7 @@ def test_custom_call_of_a_wrapped_module_is_used(form: str) -> None:
 
 def test_custom_call_of_a_step_is_used(form: str) -> None:
     class Loud(TensorDictModule):
-        def __call__(self, td: TensorDict) -> TensorDict:  # type: ignore[override]
+        def __call__(self, td: TensorDict) -> TensorDict:  # type: ignore[override]  # narrower than the base allows
             return super().__call__(td).set("h", td["x"] * 0)
 
     model = TensorDictSequential(Loud(nn.Linear(3, 4), ["x"], ["h"]))
@@ -264,7 +264,7 @@ def test_custom_call_of_a_step_is_used(form: str) -> None:
 
 def test_overridden_forward_of_a_step_is_used(form: str) -> None:
     class Zero(TensorDictModule):
-        def forward(self, tensordict: TensorDict) -> TensorDict:  # type: ignore[override]
+        def forward(self, tensordict: TensorDict) -> TensorDict:  # type: ignore[override]  # narrower than the base allows
             return tensordict.set("h", tensordict["x"] * 0)
 
     model = TensorDictSequential(Zero(nn.Linear(3, 4), ["x"], ["h"]))

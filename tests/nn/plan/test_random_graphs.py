@@ -35,7 +35,7 @@ class Affine(nn.Module):
 class Two(Affine):
     """Two outputs."""
 
-    def forward(self, *inputs: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, *inputs: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # narrower than the base allows
         out = super().forward(*inputs, bias=bias)
         return out, out * 2 + 1
 
@@ -50,7 +50,7 @@ class Fold(Affine):
 class Pack(Affine):
     """A container as output, with all that is ever read from it."""
 
-    def forward(self, *inputs: Tensor, bias: Tensor | None = None) -> TensorDict:  # type: ignore[override]
+    def forward(self, *inputs: Tensor, bias: Tensor | None = None) -> TensorDict:  # type: ignore[override]  # narrower than the base allows
         out = super().forward(*inputs, bias=bias)
         return TensorDict({"a": out, "b": out - 1, "m": {"a": out - 2}})
 

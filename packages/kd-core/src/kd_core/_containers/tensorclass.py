@@ -147,8 +147,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     if TYPE_CHECKING:
         # Keywords of the constructor that checkers write; at run time they are properties.
-        batch_size: _BatchSize = field(default=..., kw_only=True)  # type: ignore[assignment, override]
-        device: _Device = field(default=..., kw_only=True)  # type: ignore[assignment]
+        batch_size: _BatchSize = field(default=..., kw_only=True)  # type: ignore[assignment, override]  # for checkers: a keyword, not a property
+        device: _Device = field(default=..., kw_only=True)  # type: ignore[assignment]  # for checkers: a keyword, not a property
     else:
 
         def __init__(self, *values, batch_size=None, device=None, **named):

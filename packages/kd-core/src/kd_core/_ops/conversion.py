@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class Conversion(AbstractContainer):
             write_all(writes)
         return self
 
-    def numpy(self) -> dict[str, Any]:
+    def numpy(self) -> dict[str, object]:
         """Return nested dicts of numpy arrays that share memory with the leaves where they can.
 
         Raises:
@@ -100,7 +100,7 @@ class Conversion(AbstractContainer):
             >>> TensorDict({"a": torch.ones(2)}, [2]).numpy()
             {'a': array([1., 1.], dtype=float32)}
         """
-        plain: dict[str, Any] = {}
+        plain: dict[str, object] = {}
         for key, value in self._entries.items():
             if isinstance(value, Tensor):
                 try:
@@ -112,8 +112,8 @@ class Conversion(AbstractContainer):
                 plain[key] = value.numpy() if isinstance(value, Conversion) else value._item()
         return plain
 
-    def tolist(self) -> dict[str, Any]:
-        """Give nested dicts of nested lists of numbers.
+    def tolist(self) -> dict[str, object]:
+        """Return nested dicts of nested lists of numbers.
 
         Example:
             >>> import torch
@@ -121,7 +121,7 @@ class Conversion(AbstractContainer):
             >>> TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 1)}}, [2]).tolist()
             {'a': [1.0, 1.0], 'b': {'c': [[0.0], [0.0]]}}
         """
-        plain: dict[str, Any] = {}
+        plain: dict[str, object] = {}
         for key, value in self._entries.items():
             if isinstance(value, (Tensor, Conversion)):
                 plain[key] = value.tolist()

@@ -883,7 +883,7 @@ class Comparisons(AbstractContainer):
         """Return whether values are equal, leaf by leaf: `torch.eq`."""
         return binary(self, other, torch.eq)
 
-    def __eq__(self, other: Operand) -> Self:  # type: ignore[override]
+    def __eq__(self, other: Operand) -> Self:  # type: ignore[override]  # a container, not a bool
         if is_operand(other):
             return binary(self, other, torch.eq)
         return NotImplemented
@@ -892,7 +892,7 @@ class Comparisons(AbstractContainer):
         """Return whether values differ, leaf by leaf: `torch.ne`."""
         return binary(self, other, torch.ne)
 
-    def __ne__(self, other: Operand) -> Self:  # type: ignore[override]
+    def __ne__(self, other: Operand) -> Self:  # type: ignore[override]  # a container, not a bool
         if is_operand(other):
             return binary(self, other, torch.ne)
         return NotImplemented

@@ -460,7 +460,7 @@ def _is_same_data(current: Entry, value: object) -> bool:
     """Whether an entry is data, and the value is the same, so that there is nothing to write."""
     if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
         return False
-    new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]
+    new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]  # asked with `hasattr`
     return same_data(current._item(), new)
 
 

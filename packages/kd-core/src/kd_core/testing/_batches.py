@@ -63,7 +63,7 @@ class _Indexing(Contract):
             with unchanged(td):
                 taken: TensorDictBase = td[index]  # type: ignore[call-overload]  # any of the above
             at = _whole(index)
-            expected = mapped(self.content(), lambda leaf, at=at: leaf[at])  # type: ignore[misc]
+            expected = mapped(self.content(), lambda leaf, at=at: leaf[at])  # type: ignore[misc]  # a default binds the loop variable
             holds(taken, expected, _shape(index))
 
     def test_a_bad_index_is_refused(self) -> None:
@@ -94,8 +94,8 @@ class _Indexing(Contract):
     def test_a_source_may_have_fewer_keys_but_not_more(self) -> None:
         td, content = self.make(), self.content()
         td[0] = {"a": torch.zeros(4), "n": {"c": torch.ones(5)}}
-        content["a"][0] = 0  # type: ignore[index]
-        content["n"]["c"][0] = 1  # type: ignore[index]
+        content["a"][0] = 0  # type: ignore[index]  # nested content
+        content["n"]["c"][0] = 1  # type: ignore[index]  # nested content
         holds(td, content)
         with unchanged(td), refused(KeySetMismatch, "`x`"):
             td[0] = {"a": torch.zeros(4), "x": torch.zeros(4)}
@@ -108,7 +108,7 @@ class _Indexing(Contract):
     def test_rows_of_one_entry_are_read_and_written(self) -> None:
         td, content = self.make(), self.content()
         td.set_at_(("n", "c"), 9.0, (0, 1))
-        content["n"]["c"][0, 1] = 9  # type: ignore[index]
+        content["n"]["c"][0, 1] = 9  # type: ignore[index]  # nested content
         holds(td, content)
         torch.testing.assert_close(td.get_at("b", 1), td["b"][1])
 
@@ -150,7 +150,7 @@ class _Shaping(Contract):
             with unchanged(td):
                 result = change(td)
             flat = mapped(self.content(), lambda leaf: leaf.flatten(0, 1))
-            expected = mapped(flat, lambda leaf, rows=rows: leaf[rows])  # type: ignore[misc]
+            expected = mapped(flat, lambda leaf, rows=rows: leaf[rows])  # type: ignore[misc]  # a default binds the loop variable
             try:
                 holds(result, expected, tuple(rows.shape))
             except AssertionError as error:

@@ -75,7 +75,7 @@ def _compare(
         if isinstance(value, Tensor) and isinstance(other, Tensor):
             _compare_leaves(value, other, rtol, atol, inner)
         elif _is_level(value) and _is_level(other):
-            _compare(value, other, rtol, atol, batch_size, inner)  # type: ignore[arg-type]
+            _compare(value, other, rtol, atol, batch_size, inner)  # type: ignore[arg-type]  # checked above
         elif not _same_data(value, other):
             raise AssertionError(f"{format_key(inner)} is {value!r}, {other!r} was expected.")
 

@@ -196,7 +196,7 @@ class _Updating(Contract):
         td, content = self.make(), self.content()
         td.update_({"a": torch.ones(BATCH), "n": {"d": {"e": 3}}})
         content["a"] = torch.ones(BATCH)
-        content["n"]["d"]["e"] = torch.full(BATCH, 3, dtype=torch.int32)  # type: ignore[index]
+        content["n"]["d"]["e"] = torch.full(BATCH, 3, dtype=torch.int32)  # type: ignore[index]  # nested content
         holds(td, content)
         td.update_(self.make())
         holds(td, self.content())

@@ -34,8 +34,8 @@ class LockContract(Contract):
         td[0] = 0
         content["a"] = torch.ones(BATCH)
         content["n"]["c"] = torch.full((*BATCH, 5), 2.0)  # type: ignore[index]  # nested
-        for leaf in (content["a"], content["b"], content["n"]["c"], content["n"]["d"]["e"]):  # type: ignore[index]
-            leaf[0] = 0  # type: ignore[index]
+        for leaf in (content["a"], content["b"], content["n"]["c"], content["n"]["d"]["e"]):  # type: ignore[index]  # nested content
+            leaf[0] = 0  # type: ignore[index]  # nested content
         holds(td, content)
 
     def test_the_lock_covers_nested_containers(self) -> None:
