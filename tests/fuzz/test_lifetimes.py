@@ -92,7 +92,7 @@ def test_operations_keep_no_object_and_no_byte(seeds: Seeds) -> None:
     names = sorted(OPERATIONS)
     for seed in seeds(20):
         name = Random(seed).choice(names)
-        objects, size = kept(lambda seed=seed, name=name: one_call(seed, name))  # type: ignore[misc]
+        objects, size = kept(lambda seed=seed, name=name: one_call(seed, name))  # type: ignore[misc]  # defaults bind the loop variables
         seeds.count("calls", CYCLES)
         assert (objects > OBJECTS, size > BYTES) == (False, False), (name, objects, size)
 

@@ -84,11 +84,11 @@ class Flagged(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to copy or pickle, without anything derived from the module."""
-        state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]  # by torch
         return {name: value for name, value in state.items() if name not in _NEVER_COPIED}
 
     def _replicate_for_data_parallel(self) -> Self:
-        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # by torch
         for name in _NEVER_COPIED:
             replica.__dict__.pop(name, None)
         return replica
