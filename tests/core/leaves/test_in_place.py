@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kd_core import InvalidValue, TensorDict
 from kd_core._ops.table import ARITHMETIC, LOGIC, UNARY
@@ -121,3 +122,12 @@ def test_leaves_of_one_dtype_are_written_whatever_it_is() -> None:
     assert td.add_(2).mul_(td)["b"].tolist() == [9, 9]
     with pytest.raises(InvalidValue, match=r"`a` of torch.int64 cannot .*: result"):
         td.add_(0.5)
+
+
+def test_checks_leave_no_operation_in_a_traced_graph() -> None:
+    def double(x: Tensor) -> Tensor:
+        return TensorDict({"a": x.clone()}, [2]).mul_(TensorDict({"a": x}, [2]))["a"]
+
+    graph = make_fx(double, tracing_mode="symbolic")(torch.ones(2, 3)).graph
+    called = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    assert called == ["aten.clone.default", "aten.mul_.Tensor"]

@@ -44,17 +44,22 @@ is_meta: Final = attrgetter("is_meta")
 is_cpu: Final = attrgetter("is_cpu")
 is_inference: Final = Tensor.is_inference
 _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def is_eager() -> bool:
     """Return whether torch computes right now: no tracing, no vmap, no dispatch mode."""
-    return not is_compiling() and _vmap_level() is None and not _modes()
+    return not is_compiling() and _vmap_level() is None and not dispatch_modes()
 
 
-def use_foreach(leaves: Sequence[Tensor]) -> bool:
-    """Return whether a foreach kernel may, and is worth to, take these leaves at once."""
-    return _are_many(leaves) and not are_mixed(leaves)
+def use_foreach(leaves: Sequence[Tensor], alike: bool = False) -> bool:
+    """Return whether a foreach kernel may, and is worth to, take these leaves at once.
+
+    Args:
+        leaves: all leaves.
+        alike: whether no gradient is known to be recorded for any of them.
+    """
+    return _are_many(leaves) and (alike or not are_mixed(leaves))
 
 
 def _are_many(leaves: Sequence[Tensor]) -> bool:
@@ -124,12 +129,15 @@ def run_pairs(
     return list(map(fn, mine, theirs)) if made is None else made
 
 
-# The same for functions that write into the leaves: what is asked, is asked before.
+# The same for functions that write into the leaves: what is asked, is asked before. `alike` is what
+# `check_in_place` returned.
 
 
-def run_(leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None) -> None:
+def run_(
+    leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None, alike: bool
+) -> None:
     """Apply a function that writes into each leaf."""
-    if kernel is not None and use_foreach(leaves):
+    if kernel is not None and use_foreach(leaves, alike):
         kernel(leaves)
         return
     for leaf in leaves:
@@ -137,10 +145,14 @@ def run_(leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None)
 
 
 def run_with_(
-    leaves: list[Tensor], operand: object, fn: Callable[..., Tensor], kernel: Kernel | None
+    leaves: list[Tensor],
+    operand: object,
+    fn: Callable[..., Tensor],
+    kernel: Kernel | None,
+    alike: bool,
 ) -> None:
     """Apply a function that writes into each leaf, of it and one number or 0-dim tensor."""
-    if kernel is not None and not isinstance(operand, Tensor) and use_foreach(leaves):
+    if kernel is not None and not isinstance(operand, Tensor) and use_foreach(leaves, alike):
         kernel(leaves, operand)
         return
     for leaf in leaves:
@@ -148,10 +160,14 @@ def run_with_(
 
 
 def run_pairs_(
-    mine: list[Tensor], theirs: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None
+    mine: list[Tensor],
+    theirs: list[Tensor],
+    fn: Callable[..., Tensor],
+    kernel: Kernel | None,
+    alike: bool,
 ) -> None:
     """Apply a function that writes into the first of each pair of leaves."""
-    if kernel is not None and use_foreach(mine) and use_foreach(theirs):
+    if kernel is not None and use_foreach(mine, alike) and use_foreach(theirs, alike):
         kernel(mine, theirs)
         return
     for leaf, operand in zip(mine, theirs, strict=True):
@@ -195,21 +211,27 @@ def run_exact(
     return [fn(leaf, constant) for leaf in leaves] if made is None else made
 
 
-def exact_constant(leaves: list[Tensor], number: object) -> Tensor | None:
-    """Return the 0-dim tensor that does in + - * / exactly what this number does, or `None`."""
+def exact_constant(leaves: list[Tensor], number: object, alike: bool = False) -> Tensor | None:
+    """Return the 0-dim tensor that does in + - * / exactly what this number does, or `None`.
+
+    Args:
+        leaves: the first operands.
+        number: the second operand.
+        alike: whether all leaves are known to be of one dtype.
+    """
     if is_compiling() or (number.__class__ is not float and number.__class__ is not int):
         return None
-    if not leaves or _vmap_level() is not None or _modes():
+    if not leaves or _vmap_level() is not None or dispatch_modes():
         return None
     dtype = leaves[0].dtype
     if dtype not in _EXACT:
         return None
     if len(leaves) < CONSTANT_FROM:
         for leaf in leaves:
-            if leaf.dtype is not dtype or leaf.__class__ not in PLAIN or not leaf.is_cpu:
+            if leaf.__class__ not in PLAIN or not (alike or leaf.dtype is dtype) or not leaf.is_cpu:
                 return None
     elif (
-        len(set(map(dtype_of, leaves))) > 1
+        not (alike or len(set(map(dtype_of, leaves))) == 1)
         or not all(map(is_cpu, leaves))
         or not PLAIN.issuperset(map(type, leaves))
     ):

@@ -84,8 +84,8 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, whole: bool = True) -> W:
     """Apply a function that writes into the storage of each leaf; see `check_in_place`."""
     leaves = leaves_of(td)
-    check_in_place(td._entries, leaves, fn, whole=whole)
-    run_(leaves, fn, kernel)
+    alike = check_in_place(td._entries, leaves, fn, whole=whole)
+    run_(leaves, fn, kernel, alike)
     return td
 
 
@@ -163,8 +163,8 @@ def binary_(
         if not isinstance(operand, Tensor) or not operand.ndim:
             return _write_number(td, leaves, operand, fn, kernel, exact, whole)
         theirs = padded(td, operand, leaves)
-    check_in_place(td._entries, leaves, fn, theirs)
-    run_pairs_(leaves, theirs, fn, kernel)
+    alike = check_in_place(td._entries, leaves, fn, theirs)
+    run_pairs_(leaves, theirs, fn, kernel, alike)
     return td
 
 
@@ -178,12 +178,13 @@ def _write_number(
     whole: bool,
 ) -> W:
     """Apply a function of leaves and one number, or a 0-dim tensor, that writes into the leaves."""
-    check_in_place(td._entries, leaves, fn, [number] * len(leaves), whole=whole)
-    constant = None if exact is None else exact_constant(leaves, number)
+    column = [number] * len(leaves)
+    alike = check_in_place(td._entries, leaves, fn, column, whole=whole)
+    constant = None if exact is None else exact_constant(leaves, number, alike)
     if constant is None:
-        run_with_(leaves, number, fn, kernel)
-    elif len(leaves) < CONSTANT_FROM or exact is None or are_mixed(leaves):
-        run_with_(leaves, constant, fn, None)
+        run_with_(leaves, number, fn, kernel, alike)
+    elif len(leaves) < CONSTANT_FROM or exact is None or (not alike and are_mixed(leaves)):
+        run_with_(leaves, constant, fn, None, alike)
     else:
         exact(leaves, constant)
     return td
