@@ -213,6 +213,13 @@ def test_dimensions_by_keyword() -> None:
         td.permute(1, 0, dims=(1, 0))
 
 
+def test_a_shape_by_keyword() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3])
+    assert td.reshape(shape=(3, -1)).batch_size == (3, 2)
+    with pytest.raises(InvalidArgument, match="`shape` once, got it by position and by keyword"):
+        td.reshape(6, shape=(6,))
+
+
 def test_shifts_of_a_repeated_dimension_add_up() -> None:
     td = TensorDict({"a": torch.arange(4)}, [4])
     assert torch.equal(td.roll((1, 2), (0, 0))["a"], td["a"].roll((1, 2), (0, 0)))

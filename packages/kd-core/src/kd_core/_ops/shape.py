@@ -71,16 +71,19 @@ class Shape(AbstractContainer):
                 f"{how[1]} ({error}). Use `reshape`, which copies where it must."
             ) from error
 
-    def reshape(self, *shape: int | Sequence[int]) -> Self:
+    def reshape(self, *args: int | Sequence[int], shape: Sequence[int] | None = None) -> Self:
         """Reshape the batch dimensions; leaves are views where torch can make one.
 
         Args:
-            *shape: the new batch size; one size may be -1, it is worked out.
+            *args: the new batch size; one size may be -1, it is worked out.
+            shape: the same by keyword.
 
         Raises:
             ShapeMismatch: if the sizes do not fit the batch size.
         """
-        return map_by(_resize(self._desc.batch, shape, "reshape"), self)
+        if shape is not None:
+            args = _sizes_or(args, shape, "shape")
+        return map_by(_resize(self._desc.batch, args, "reshape"), self)
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """View the batch dimensions in the shape of another container or tensor."""
