@@ -131,3 +131,13 @@ def test_checks_leave_no_operation_in_a_traced_graph() -> None:
     graph = make_fx(double, tracing_mode="symbolic")(torch.ones(2, 3)).graph
     called = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     assert called == ["aten.clone.default", "aten.mul_.Tensor"]
+
+
+@pytest.mark.parametrize("name", ["logical_and_", "logical_or_", "logical_xor_", "logical_not_"])
+def test_logical_functions_write_into_parameters_as_in_torch(name: str) -> None:
+    plain, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    operands = () if name == "logical_not_" else (torch.zeros(2),)
+    getattr(plain, name)(*operands)
+    getattr(TensorDict({"a": x, "b": torch.ones(2)}, [2]), name)(*operands)
+    assert torch.equal(x, plain)
+    assert x.requires_grad

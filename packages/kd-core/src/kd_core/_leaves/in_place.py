@@ -43,6 +43,11 @@ _LARGEST: Final = 1e30
 _DIVIDES: Final = (Tensor.div_, Tensor.floor_divide_, Tensor.remainder_, Tensor.fmod_)
 """Functions that raise where an integer is divided by zero."""
 
+_UNRECORDED: Final = frozenset(
+    {Tensor.logical_and_, Tensor.logical_or_, Tensor.logical_xor_, Tensor.logical_not_}
+)
+"""Functions without a derivative that torch runs on any tensor, those that need gradients too."""
+
 
 def check_in_place(
     entries: Entries,
@@ -78,10 +83,8 @@ def check_in_place(
                 raise _enlarges(entries, leaf, operand)
     doubtful = _is_doubtful(leaves, tensors)
     if doubtful:
-        for leaf, *operands in zip(leaves, *columns, strict=True):
-            reason = refusal(leaf, *operands) or (overlap_refusal(leaf) if whole else None)
-            if reason is not None:
-                raise _cannot_write(entries, leaf, reason)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and fn not in _UNRECORDED):
+            _check_states(entries, leaves, columns, whole)
     if not _are_usual(leaves, columns) or (doubtful and not all(map(_is_strided, leaves))):
         _rehearse(entries, leaves, fn, columns)
     return False
@@ -130,6 +133,15 @@ def _is_usual_number(value: object) -> bool:
     if value is None:
         return True
     return isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST
+
+
+def _check_states(
+    entries: Entries, leaves: list[Tensor], columns: Sequence[Column], whole: bool
+) -> None:
+    for leaf, *operands in zip(leaves, *columns, strict=True):
+        reason = refusal(leaf, *operands) or (overlap_refusal(leaf) if whole else None)
+        if reason is not None:
+            raise _cannot_write(entries, leaf, reason)
 
 
 def _is_strided(leaf: Tensor) -> bool:
