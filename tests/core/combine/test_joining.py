@@ -7,6 +7,7 @@ import torch
 from tests.core.rows import assert_rows, container, lazy_container, numbers
 
 from kd_core import (
+    DeviceMismatch,
     InvalidArgument,
     InvalidValue,
     KdError,
@@ -217,6 +218,16 @@ def test_cat_writes_to_out() -> None:
             "`b` needs gradients",
         ),
         (TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]), KeySetMismatch, "`b` is data"),
+        (
+            TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(1).expand(2)}, [2]),
+            InvalidValue,
+            "`b` cannot be written in place: some of its elements share",
+        ),
+        (
+            TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(2, device="meta")}, [2]),
+            DeviceMismatch,
+            "`b` of `out` is on meta, but that of container 0 is on cpu",
+        ),
     ],
 )
 def test_an_out_that_does_not_fit_is_left_alone(
@@ -226,6 +237,14 @@ def test_an_out_that_does_not_fit_is_left_alone(
     with pytest.raises(error, match=message):
         stack([td, td], out=out)
     assert not out["a"].any()
+
+
+def test_an_out_may_overlap_what_is_joined() -> None:
+    rows, first = torch.arange(4.0).reshape(2, 2), torch.ones(2)
+    parts = [TensorDict({"a": first, "b": rows[i]}) for i in (1, 0)]
+    out = stack(parts, out=TensorDict({"a": torch.zeros(2, 2), "b": rows}, [2]))
+    assert out["a"].eq(1).all()
+    assert rows.tolist() == [[2, 3], [0, 1]]
 
 
 @pytest.mark.parametrize("dim", [0, 1])

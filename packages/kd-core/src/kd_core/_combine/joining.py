@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, TypeVa
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import remembered
@@ -133,21 +134,33 @@ def combined(containers: Sequence[C], how: Join, out: C | None) -> C:
     _stage_out(how, containers, out, (), staged)
     for write in staged.copies:
         check_write(*write)
-    for column, target in staged.columns:
-        how.call(column, how.dim, out=target)
+    if not is_compiling():
+        for _, target, path in staged.columns:
+            check_write(target, target, path)
+    for column, target, _ in staged.columns:
+        _join_into(how, column, target)
     write_all(staged.copies)
     return out
+
+
+def _join_into(how: Join, column: Column, target: Tensor) -> None:
+    try:
+        how.call(column, how.dim, out=target)
+    except RuntimeError:  # they overlap, or are sparse
+        if is_compiling():
+            raise
+        target.copy_(how.call(column, how.dim))
 
 
 class _Staged(NamedTuple):
     """What is to be written to `out`.
 
     Attributes:
-        columns: leaves to join, and the leaf that torch joins them into.
+        columns: leaves to join, the leaf that torch joins them into, and its key path.
         copies: writes of joined leaves into the members of a stack.
     """
 
-    columns: list[tuple[Column, Tensor]]
+    columns: list[tuple[Column, Tensor, Path]]
     copies: list[Write]
 
 
@@ -342,7 +355,7 @@ def _stage_out(
                 joined = how.call(column, how.dim)
                 staged.copies.extend(out._writes(key, joined, (*path, key)))
             else:
-                staged.columns.append((column, target))
+                staged.columns.append((column, target, (*path, key)))
         else:
             _stage_out(how, column, target, (*path, key), staged)
 
@@ -367,6 +380,12 @@ def _check_leaf_out(how: Join, column: Column, target: Tensor, path: Path) -> No
             f"entry {format_key(path)} of `out` is of {target.dtype}, which cannot take the result "
             f"of {dtype}. Cast `out` first."
         )
+    for number, leaf in enumerate(leaves):
+        if leaf.device != target.device:
+            raise DeviceMismatch(
+                f"entry {format_key(path)} of `out` is on {target.device}, but that of container "
+                f"{number} is on {leaf.device}. Move the containers to one device with `to`."
+            )
     if tuple(target.shape) != shape:
         raise ShapeMismatch(
             f"entry {format_key(path)} of `out` has shape {tuple(target.shape)}, but the result "

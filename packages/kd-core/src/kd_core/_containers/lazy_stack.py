@@ -70,8 +70,7 @@ class LazyStackedTensorDict(MemberStorage):
                 )
             if isinstance(member, MemberStorage):
                 refuse_cycle(f"member {position}", member, None, ())
-        first = members[0]._desc
-        for position, member in enumerate(members):
+            first = members[0]._desc
             if member._desc is not first and member._desc.batch != first.batch:
                 raise ShapeMismatch(
                     f"members of a lazy stack have one batch size: that of member 0 is "

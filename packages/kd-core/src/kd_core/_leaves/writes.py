@@ -56,7 +56,7 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
             write(target, source)
         except RuntimeError:
             check_write(*each)
-            if not _share_memory(target, source):
+            if not shares_storage(target, source):
                 raise
             write(target, source.clone())  # they overlap: the value was meant as it is now
 
@@ -70,7 +70,7 @@ def copy_over(target: Tensor, source: Tensor) -> Tensor:
     try:
         return target.copy_(source)
     except RuntimeError:
-        if is_compiling() or not _share_memory(target, source):
+        if is_compiling() or not shares_storage(target, source):
             raise
         return target.copy_(source.clone())
 
@@ -166,7 +166,8 @@ def _may_overlap(target: Tensor) -> bool:
     return target.layout is torch.strided and not target.is_contiguous()
 
 
-def _share_memory(target: Tensor, source: Tensor) -> bool:
+def shares_storage(target: Tensor, source: Tensor) -> bool:
+    """Return whether two tensors are in one storage; sparse ones are not asked."""
     if target.layout is not torch.strided or source.layout is not torch.strided:
         return False
     return target.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
