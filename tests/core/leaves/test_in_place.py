@@ -141,3 +141,47 @@ def test_logical_functions_write_into_parameters_as_in_torch(name: str) -> None:
     getattr(TensorDict({"a": x, "b": torch.ones(2)}, [2]), name)(*operands)
     assert torch.equal(x, plain)
     assert x.requires_grad
+
+
+def overlapping(others: int) -> tuple[TensorDict, TensorDict]:
+    """Containers of which one pair overlaps in part, which torch refuses."""
+    leaves = {f"a{i}": torch.ones(3) for i in range(others)}
+    x = torch.arange(1.0, 5)
+    return (
+        TensorDict({**leaves, "z": x[:3], "last": torch.ones(3)}, [3]),
+        TensorDict({**leaves, "z": x[1:], "last": torch.ones(3)}, [3]),
+    )
+
+
+@pytest.mark.parametrize("others", [1, 10])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, other: td.add_(other),
+        lambda td, other: td.mul_(other["z"]),
+        lambda td, other: td.div_(td["z"]),
+        lambda td, other: td.sub_(td["z"][0]),
+        lambda td, other: td.clamp_(td["z"] + 0, td["z"]),
+        lambda td, other: td.lerp_(other, 0.5),
+        lambda td, other: td.addcmul_(other, other),
+        lambda td, other: td.clamp_(other, None),
+        lambda td, other: td.copy_(other),
+        lambda td, other: td.update_(other),
+    ],
+)
+def test_an_operand_that_overlaps_its_leaf_is_read_as_it_was(others: int, write: Any) -> None:
+    td, other = overlapping(others)
+    expected = td.clone()
+    write(expected, other.clone())
+    write(td, other)
+    assert {key: leaf.tolist() for key, leaf in td.items()} == {
+        key: leaf.tolist() for key, leaf in expected.items()
+    }
+
+
+def test_the_transposed_leaf_may_be_an_operand() -> None:
+    x = torch.arange(4.0).reshape(2, 2)
+    TensorDict({"a": torch.ones(2, 2), "z": x}, [2]).add_(
+        TensorDict({"a": torch.ones(2, 2), "z": x.T}, [2])
+    )
+    assert x.tolist() == [[0, 3], [3, 6]]

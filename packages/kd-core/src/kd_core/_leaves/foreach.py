@@ -129,6 +129,13 @@ def run_pairs(
     return list(map(fn, mine, theirs)) if made is None else made
 
 
+def shares_storage(target: Tensor, source: Tensor) -> bool:
+    """Return whether two tensors are in one storage; sparse ones are not asked."""
+    if target.layout is not torch.strided or source.layout is not torch.strided:
+        return False
+    return target.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+
+
 # The same for functions that write into the leaves: what is asked, is asked before. `alike` is what
 # `check_in_place` returned.
 
@@ -167,11 +174,76 @@ def run_pairs_(
     alike: bool,
 ) -> None:
     """Apply a function that writes into the first of each pair of leaves."""
+    start = 0
     if kernel is not None and use_foreach(mine, alike) and use_foreach(theirs, alike):
-        kernel(mine, theirs)
-        return
-    for leaf, operand in zip(mine, theirs, strict=True):
-        fn(leaf, operand)
+        start = run_up_to_overlap(kernel, mine, theirs)
+    for position in range(start, len(mine)):
+        leaf, operand = mine[position], theirs[position]
+        try:
+            fn(leaf, operand)
+        except RuntimeError:
+            write_apart(fn, leaf, operand)
+
+
+def run_up_to_overlap(
+    kernel: Kernel, mine: list[Tensor], theirs: list[Tensor], *others: object
+) -> int:
+    """Call a kernel that writes into leaves one by one; return how many it wrote."""
+    try:
+        kernel(mine, theirs, *others)
+    except RuntimeError:
+        for position, (leaf, operand) in enumerate(zip(mine, theirs, strict=True)):
+            if overlaps_in_part(leaf, operand):
+                return position
+        raise
+    return len(mine)
+
+
+def write_apart(fn: Callable[..., Tensor], leaf: Tensor, *operands: object) -> None:
+    """Write into a leaf after torch refused, if it did for operands that overlap the leaf.
+
+    Their value is meant as it was before. Called while the error of torch is handled.
+    """
+    if is_compiling() or not any(overlaps_in_part(leaf, each) for each in operands):
+        raise  # the error that is being handled
+    fn(leaf, *[each.clone() if isinstance(each, Tensor) else each for each in operands])
+
+
+def as_it_was(operand: Tensor, leaves: list[Tensor]) -> Tensor:
+    """Return one operand of several leaves, cloned where it is in the storage of one of them.
+
+    Its value is meant as it is before that leaf is written, for the leaves behind it too.
+    """
+    if len(leaves) < 2 or not is_eager():
+        return operand
+    try:
+        storage = operand.untyped_storage()
+        start = storage.data_ptr()
+        end = start + storage.nbytes()
+        apart = not any(start <= place < end for place in map(Tensor.data_ptr, leaves))
+    except RuntimeError:  # sparse tensors
+        apart = False
+    return operand if apart else operand.clone()
+
+
+def overlaps_in_part(leaf: Tensor, operand: object) -> bool:
+    """Return whether torch refuses to write into a leaf because an operand overlaps it.
+
+    The rule of torch: both are dense, and their parts of one storage cross without being equal.
+    """
+    if not isinstance(operand, Tensor) or not shares_storage(leaf, operand):
+        return False
+    if not (leaf.numel() and operand.numel() and _is_dense(leaf) and _is_dense(operand)):
+        return False
+    start, other = leaf.data_ptr(), operand.data_ptr()
+    if start == other and leaf.nbytes == operand.nbytes:
+        return leaf.stride() != operand.stride()
+    return start < other + operand.nbytes and other < start + leaf.nbytes
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
 
 
 def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> None:

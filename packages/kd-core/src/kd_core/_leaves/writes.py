@@ -18,7 +18,7 @@ from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
-from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies
+from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies, shares_storage
 
 if TYPE_CHECKING:
     from kd_core._entry import Entry
@@ -164,13 +164,6 @@ _PLAIN_VIEW: Final[object] = torch._C._autograd.CreationMeta.DEFAULT
 
 def _may_overlap(target: Tensor) -> bool:
     return target.layout is torch.strided and not target.is_contiguous()
-
-
-def shares_storage(target: Tensor, source: Tensor) -> bool:
-    """Return whether two tensors are in one storage; sparse ones are not asked."""
-    if target.layout is not torch.strided or source.layout is not torch.strided:
-        return False
-    return target.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
 
 
 def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:

@@ -29,15 +29,18 @@ from kd_core._leaves.foreach import (
     CONSTANT_FROM,
     Kernel,
     are_mixed,
+    as_it_was,
     exact_constant,
     run,
     run_,
     run_exact,
     run_pairs,
     run_pairs_,
+    run_up_to_overlap,
     run_with,
     run_with_,
     use_foreach,
+    write_apart,
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves, name_of_leaf
@@ -160,6 +163,8 @@ def binary_(
     else:
         td._collect(leaves)
         operand = _as_operand(other)
+        if isinstance(operand, Tensor):
+            operand = as_it_was(operand, leaves)
         if not isinstance(operand, Tensor) or not operand.ndim:
             return _write_number(td, leaves, operand, fn, kernel, exact, whole)
         theirs = padded(td, operand, leaves)
@@ -232,9 +237,23 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
 
 def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
     """Apply a function of three that writes into the storage of each leaf; see `blend`."""
-    leaves, columns = _columns(td, first, second)
+    operands = [
+        as_it_was(each, leaves_of(td)) if isinstance(each, Tensor) else each
+        for each in (first, second)
+    ]
+    leaves, columns = _columns(td, *operands)
     check_in_place(td._entries, leaves, fn, *columns)
-    _run_columns(leaves, columns, fn, kernel)
+    left, right = columns
+    ends = _ends(leaves, columns) if kernel is not None else None
+    start = 0
+    if kernel is not None and ends is not None:
+        start = run_up_to_overlap(kernel, leaves, ends, right[0])
+    for position in range(start, len(leaves)):
+        leaf, one, two = leaves[position], left[position], right[position]
+        try:
+            fn(leaf, one, two)
+        except RuntimeError:
+            write_apart(fn, leaf, one, two)
     return td
 
 
@@ -267,12 +286,20 @@ def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], li
 def _run_columns(
     leaves: list[Tensor], columns: list[list[object]], fn: _LeafOp, kernel: Kernel | None
 ) -> list[Tensor]:
+    ends = _ends(leaves, columns) if kernel is not None else None
+    if kernel is not None and ends is not None:
+        return kernel(leaves, ends, columns[1][0])  # type: ignore[return-value]  # gives the leaves
+    return list(map(fn, leaves, *columns))
+
+
+def _ends(leaves: list[Tensor], columns: list[list[object]]) -> list[Tensor] | None:
+    """Return the first operands where a kernel takes them beside a number, else `None`."""
     first, second = columns
-    if kernel is not None and leaves and isinstance(second[0], (float, int)):
+    if leaves and isinstance(second[0], (float, int)):
         ends = [each for each in first if isinstance(each, Tensor)]
         if len(ends) == len(leaves) and use_foreach(leaves) and use_foreach(ends):
-            return kernel(leaves, ends, second[0])  # type: ignore[return-value]  # gives the leaves
-    return list(map(fn, leaves, first, second))
+            return ends
+    return None
 
 
 def cast_leaves(td: W, dtype: torch.dtype) -> W:
