@@ -246,7 +246,7 @@ def test_keys_of_ragged_entries_are_listed() -> None:
 
 
 def test_a_missing_key_of_a_ragged_stack_is_the_error() -> None:
-    with pytest.raises(KeyNotFound, match=r"key `own` is not there: the keys are `r`, `x`"):
+    with pytest.raises(KeyNotFound, match=r"key `own` not found; available keys: `r`, `x`"):
         ragged()["own"]
 
 
@@ -276,7 +276,7 @@ def test_equal_arrays_are_one_value() -> None:
 
 def test_stacks_nest_as_deep_as_containers() -> None:
     empty: TensorDictBase = TensorDict()
-    with pytest.raises(InvalidValue, match="nest at most"):
+    with pytest.raises(InvalidValue, match="nested at most"):
         functools.reduce(lambda stack, _: lazy_stack([stack]), range(500), empty)
 
 

@@ -123,14 +123,14 @@ def test_it_is_not_written_to_some_rows() -> None:
     td[0] = make()[0]
     with pytest.raises(InvalidArgument, match=r"`\('n', 'word'\)`.*one value for the whole batch"):
         td[0] = make("grasp")[0]
-    with pytest.raises(InvalidArgument, match="only tensors are written in place"):
+    with pytest.raises(InvalidArgument, match="must be a tensor to be written in place"):
         td.set_(("n", "word"), "grasp")
 
 
 def test_it_is_updated_in_place_with_the_same_only() -> None:
     td = make()
     td.update_({"n": {"word": "reach"}})
-    with pytest.raises(InvalidArgument, match="only tensors are written in place"):
+    with pytest.raises(InvalidArgument, match="must be a tensor to be written in place"):
         td.update_({"n": {"word": "grasp"}})
     td.update({"n": {"word": "grasp"}})
     assert td["n", "word"] == "grasp"
@@ -151,7 +151,7 @@ def test_data_and_a_leaf_do_not_match() -> None:
     "value", [["x", "y"], ("x", "y"), [torch.zeros(2), torch.zeros(3)], numpy.array(["x", "y"])]
 )
 def test_one_value_per_row_is_refused(value: object) -> None:
-    with pytest.raises(InvalidValue, match=r"`s` is a `\w+` of 2 values .* `NonTensorData`"):
+    with pytest.raises(InvalidValue, match=r"`s` must be .* got a `\w+` of 2 values .* `NonTensorData`"):
         TensorDict({"s": value}, [2])
     td = TensorDict({"s": NonTensorData(value, [2]), "t": ["x", "y", "z"]}, [2])
     assert td["s"] is value

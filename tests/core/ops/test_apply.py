@@ -42,7 +42,7 @@ def test_others_are_matched_by_key(td: TensorDict) -> None:
 
 
 def test_keys_of_others_must_match(td: TensorDict) -> None:
-    with pytest.raises(KeySetMismatch, match="first container alone has `n`"):
+    with pytest.raises(KeySetMismatch, match="`n` only in the first container"):
         td.apply(torch.add, td.exclude("n"))
 
 

@@ -58,7 +58,7 @@ def test_split_keys_gives_each_set_and_the_rest() -> None:
 
 
 def test_a_key_is_split_off_once() -> None:
-    with pytest.raises(KeyNotFound, match="key `a` is not there"):
+    with pytest.raises(KeyNotFound, match="key `a` not found"):
         make().split_keys(["a"], ["a"])
     assert "a" not in make().split_keys(["a"], ["a", "z"], strict=False)[1]
 

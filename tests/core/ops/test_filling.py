@@ -52,9 +52,9 @@ def test_gradients_flow_through_a_copy(method: str, count: int) -> None:
 
 def test_a_failing_copy_changes_nothing(td: TensorDict) -> None:
     wrong = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 5)}, "s": "text"}, [3])
-    with pytest.raises(ShapeMismatch, match=r"\(3, 5\) cannot be broadcast to entry .*'b'"):
+    with pytest.raises(ShapeMismatch, match=r"\(3, 5\) to .*'b'"):
         td.copy_(wrong)
-    with pytest.raises(KeySetMismatch, match="first container alone has `n`"):
+    with pytest.raises(KeySetMismatch, match="`n` only in the first container"):
         td.copy_(wrong.exclude("n"))
     assert td["a"].tolist() == [1, 1, 1]
 

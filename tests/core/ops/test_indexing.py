@@ -319,7 +319,7 @@ def test_an_index_without_a_batch_size_says_so(index: Any) -> None:
     td = TensorDict({"a": torch.zeros(2, 3)})
     with pytest.raises((OutOfRange, ShapeMismatch), match=r"batch_size \(\)"):
         td[index]
-    with pytest.raises(OutOfRange, match=r"no batch_size was given.*Pass `batch_size=`"):
+    with pytest.raises(OutOfRange, match=r"no batch dimension. Pass `batch_size=`"):
         td[0]
 
 

@@ -114,7 +114,7 @@ def test_an_empty_batch_has_sums() -> None:
 
 
 def test_feature_dimensions_are_not_reached_by_number(td: TensorDict) -> None:
-    with pytest.raises(OutOfRange, match="dimension 2 is out of range of the batch dimensions"):
+    with pytest.raises(OutOfRange, match="batch dimension 2 is out of range"):
         td.sum(2)
 
 

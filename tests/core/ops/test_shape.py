@@ -183,7 +183,7 @@ ERRORS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("unsqueeze", (5,), OutOfRange, "dimension 5 is out of range"),
     ("permute", (0, 1), InvalidValue, "each of the 3 batch dimensions once"),
     ("permute", (0, 0, 1), InvalidValue, "dimensions must be distinct"),
-    ("permute", (0, 1, 3), OutOfRange, "reached with `apply`"),
+    ("permute", (0, 1, 3), OutOfRange, "Use `apply`"),
     ("transpose", (0, 3), OutOfRange, "dimension 3"),
     ("movedim", ((0, 1), 2), InvalidValue, "as many destinations as sources"),
     ("expand", (3, 1, 3), ShapeMismatch, "cannot be expanded"),

@@ -144,3 +144,55 @@ def walks_through_leaf(path: str, leaf: str, kind: str) -> KeyNotFound:
         f"key {path} not found: it goes through {leaf}, which is a {kind} and has no keys. "
         f"Use {leaf} itself, or a key that ends there."
     )
+
+
+def different_keys(
+    first: Iterable[str], other: Iterable[str], names: tuple[str, str], where: str = ""
+) -> KeySetMismatch:
+    """Build the error for two containers that must have the same keys.
+
+    Args:
+        first: the keys of one container.
+        other: the keys of the other one.
+        names: what a message calls the two containers.
+        where: the level that differs, as in ` below key `; empty for the top level.
+    """
+    mine, theirs = list(first), list(other)
+    only = [key for key in mine if key not in theirs], [key for key in theirs if key not in mine]
+    got = [f"{listed(keys)} only in {name}" for keys, name in zip(only, names, strict=True) if keys]
+    return KeySetMismatch(
+        f"expected the same keys{where}, got {' and '.join(got)}. Use `select` to keep the shared "
+        "keys."
+    )
+
+
+def unknown_keys(unknown: Iterable[str], available: Iterable[str], where: str) -> KeySetMismatch:
+    """Build the error for a source that has keys which the target does not have."""
+    return KeySetMismatch(
+        f"source keys{where} not found in the target: {listed(unknown)}; available keys: "
+        f"{listed(available)}. Add them with `set` first, or `select` the keys of the source."
+    )
+
+
+def given_twice(key: str, where: str = "") -> KeyCollision:
+    """Build the error for a key that is given more than once."""
+    return KeyCollision(f"key {key} is given twice{where}. Pass each key once.")
+
+
+def cannot_broadcast(
+    shape: Iterable[int], entry: str, target: Iterable[int], remedy: str = ""
+) -> ShapeMismatch:
+    """Build the error for a value that does not broadcast to the entry it is written to."""
+    text = (
+        f"cannot write a value of shape {shape_text(shape)} to {entry} in place: it must be "
+        f"broadcastable to {shape_text(target)}."
+    )
+    return ShapeMismatch(f"{text} {remedy}".rstrip())
+
+
+def one_value_for_all(key: str, old: object, new: object) -> InvalidArgument:
+    """Build the error for a write of non-tensor data to some rows only."""
+    return InvalidArgument(
+        f"entry {key} holds one value for the whole batch, {old!r}: cannot write {new!r} to some "
+        "of its rows. Use `set` to replace it."
+    )

@@ -1,4 +1,4 @@
-"""What a batch is: sizes, device and lock, and arithmetic on shapes.
+"""The batch of a container: its size, device and lock, and arithmetic on shapes.
 
 Knows sizes, devices and arguments; must not know containers, entries or leaves.
 """

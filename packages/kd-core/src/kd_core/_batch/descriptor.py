@@ -1,13 +1,12 @@
 """The immutable, shared description of a container: batch size, device and lock.
 
-Equal descriptors are mostly the same object: they are kept in a pool per device, keyed by batch
-tuple. What this buys: a container is two pointers and a flag (see `memory` in the benchmarks),
-"same batch size" is mostly one `is`, locking swaps one reference, and results of maths reuse the
-descriptor of their input. A lookup in the pool takes about 60 ns where building one takes 400.
+Descriptors are cached in a pool for each device, keyed by batch tuple, so equal descriptors are
+usually the same object. A container is therefore two references and a flag ("memory" in the
+benchmarks), batch sizes are compared by `is` first, locking replaces one reference, and results of
+arithmetic reuse the descriptor of their input.
 
-While dynamo traces, a read of the pool would become a guard on its contents: there the descriptor
-is a constant of the graph, found once. Built in the graph, it would be built in each call, of 13
-attributes (0.5 us). Only where a size is symbolic, and so has no hash, one is built.
+While dynamo traces, reading the pool would add a guard on its contents, so the descriptor becomes a
+constant of the graph. It is built in the graph only where a size is symbolic and has no hash.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
 _POOL_LIMIT: Final = 4096
-_Size: Final = torch.Size  # by a name of its own: see `_combine`
+_Size: Final = torch.Size  # under its own name: see `_combine.stacking`
 
 
 class Descriptor:
@@ -38,11 +37,11 @@ class Descriptor:
         device: the device of all entries, or `None` where they may differ.
         lock: what locked the container itself, or `None`.
         held: how many locked containers enclose it.
-        frozen: whether the structure may not change: `lock` or `held`.
-        on_cpu: whether `device` is the CPU; asking a device for its type takes 150 ns.
+        frozen: whether the structure may not change: `lock` is set or `held` is not 0.
+        on_cpu: whether `device` is the CPU; reading the type of a device is slow.
         plain: whether any tensor of the right shape may be stored: not frozen, no device.
-        rows: the rows of one batch dimension if it is `plain`, else -1: a tensor that has as many
-            fits, and most containers are such.
+        rows: the number of rows if the descriptor is `plain` and has one batch dimension, else -1;
+            for the fast path that compares the first size of a tensor only.
         size: the batch size as users see it.
     """
 
@@ -92,17 +91,17 @@ class Descriptor:
     def row(self) -> Descriptor:
         """Return the descriptor of one row, kept in `_row` for loops over a batch.
 
-        Not for traced code, where what was asked for before would be guarded.
+        Must not be called in traced code, which would add a guard on `_row`.
         """
         row = self._row = self.with_batch(self.batch[1:])
         return row
 
     def unlocked(self) -> Descriptor:
-        """Return the same without any lock."""
+        """Return this descriptor without any lock."""
         return self._unlocked if self.frozen else self
 
     def with_lock(self, lock: str | None, held: int) -> Descriptor:
-        """Return the same with this lock, and this many locked containers around it."""
+        """Return this descriptor with another lock and number of enclosing locked containers."""
         free = self._unlocked
         if lock is None:
             if held == 0:
@@ -114,7 +113,7 @@ class Descriptor:
         return free._locked_twin(lock, held) if kept is None else kept
 
     def _locked_twin(self, lock: str | None, held: int) -> Descriptor:
-        """Build a locked descriptor, and keep the two that are asked for all the time."""
+        """Build a locked descriptor, and cache it if it is one of the two common ones."""
         twin = _build(self.batch, self.device, lock, held)
         if not is_dynamo_compiling():
             if lock is None and held == 1:
@@ -178,7 +177,7 @@ def _size_of(batch: Batch) -> torch.Size:
         size = _Size(batch)
     except TypeError:
         raise InvalidArgument(f"batch_size must hold integers, got {batch!r}.") from None
-    if is_dynamo_compiling():  # a size that depends on data is not to be compared
+    if is_dynamo_compiling():  # comparing a data-dependent size would add a guard
         return size
     for rows in batch:
         if rows.__class__ is int and rows < 0:
@@ -231,7 +230,7 @@ def describe_on(batch: Batch, device: DeviceLike | None) -> Descriptor:
     """Return the unlocked descriptor of a batch size and a device as users name it."""
     if device is None:
         return describe(batch)
-    if device == "cpu" and not is_dynamo_compiling():  # the hash of a device takes 100 ns
+    if device == "cpu" and not is_dynamo_compiling():  # hashing a device is slow
         try:
             return _ON_CPU[batch]
         except (KeyError, TypeError):

@@ -23,7 +23,7 @@ Simple: TypeAlias = "int | slice | None"
 def as_int(value: object) -> int:
     """Return an integer argument as an `int`.
 
-    As in torch, that is an integer, one of numpy, or a tensor that holds one; never a bool.
+    As in torch, integers, numpy integers and tensors with one integer are accepted, bools are not.
 
     Raises:
         InvalidArgument: if it is something else.
@@ -55,7 +55,7 @@ def int_or_ints(value: object) -> int | Batch:
 
 
 def _is_sequence(value: object) -> bool:
-    """Return whether a value holds others; a tensor of no dimensions can only be one integer."""
+    """Return whether a value is iterable; a 0-d tensor is not."""
     return hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0
 
 
@@ -77,16 +77,16 @@ def wrap_dim(dim: int, ndim: int) -> int:
     """Return a dimension counted from the front.
 
     Raises:
-        OutOfRange: if there is no such dimension.
+        OutOfRange: if the dimension does not exist.
         InvalidArgument: if it is not an integer.
     """
     if type(dim) is not int:
         dim = as_int(dim)
     if not -ndim <= dim < ndim:
-        allowed = f"it must be between {-ndim} and {ndim - 1}" if ndim else "there are none"
+        allowed = f"must be between {-ndim} and {ndim - 1}" if ndim else "batch_size is ()"
         raise OutOfRange(
-            f"dimension {dim} is out of range of the batch dimensions: {allowed}. Trailing "
-            "dimensions of entries are reached with `apply`."
+            f"batch dimension {dim} is out of range: {allowed}. Use `apply` for trailing "
+            "dimensions of entries."
         )
     return dim + ndim if dim < 0 else dim
 
@@ -97,8 +97,8 @@ def index_int(batch: Batch, index: int) -> Batch:
         raise too_many_indices((index,), batch)
     if not -batch[0] <= index < batch[0]:
         raise OutOfRange(
-            f"index {index} is out of range for batch_size {batch}: the first dimension has "
-            f"{batch[0]} rows."
+            f"index {index} is out of range for batch_size {batch}: it must be between "
+            f"{-batch[0]} and {batch[0] - 1}."
         )
     return batch[1:]
 
@@ -112,7 +112,7 @@ def index_slice(batch: Batch, index: slice) -> Batch:
 
 def slice_length(index: slice, size: int) -> int:
     """Return the number of rows that a slice takes of `size`."""
-    # Not `index.indices(size)`, which pins a symbolic size.
+    # `index.indices(size)` would specialise a symbolic size.
     start, stop, step = index.start, index.stop, index.step
     if start is None:
         start = 0
@@ -133,7 +133,7 @@ def slice_length(index: slice, size: int) -> int:
 
 
 def _position(bound: object, size: int) -> int:
-    """Return a bound of a slice, counted from the front and kept inside."""
+    """Return a bound of a slice, counted from the front and clamped to the size."""
     bound = as_int(bound)
     if bound < 0:
         bound += size
@@ -147,8 +147,8 @@ def index_simple(
     """Resolve an index of integers, slices, `None` and one `...`.
 
     Returns:
-        The index without the ellipsis and the batch shape after it, or `None` if there is anything
-        else in it.
+        The index without the ellipsis and the batch shape after it, or `None` if the index has
+        other items.
     """
     items: list[Simple] = []
     out: list[int] = []
@@ -167,7 +167,7 @@ def index_simple(
             out.append(1)
             items.append(None)
         elif item is not Ellipsis or not all(_is_simple(other) for other in index):
-            return None  # a mask may stand for several dimensions, so what is left is not known
+            return None  # a mask may index several dimensions, so the rest is unknown
         else:
             check_ellipsis(index)
             rest = ndim - sum(other is not None and other is not Ellipsis for other in index)
@@ -200,20 +200,20 @@ def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:
     """Build the error of more indices than batch dimensions."""
     if not batch:
         return OutOfRange(
-            "a container of batch_size () cannot be indexed by rows: no batch_size was given when "
-            "it was built. Pass `batch_size=`, or call `auto_batch_size_()`, and index then."
+            "too many indices for batch_size (): the container has no batch dimension. Pass "
+            "`batch_size=` when you build it, or call `auto_batch_size_()`."
         )
     shown = ", ".join(
         f"a {type(item).__name__}" if hasattr(item, "shape") else repr(item) for item in items
     )
     return OutOfRange(
         f"too many indices ({shown}) for batch_size {batch}: only batch dimensions are indexed. "
-        "Index the entries themselves for their trailing dimensions, as in `td['key'][..., 0]`."
+        "Index an entry for its trailing dimensions, as in `td['key'][..., 0]`."
     )
 
 
 def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
-    """Return sizes or dimensions that were given one by one, or as one sequence."""
+    """Return sizes or dimensions that are given as separate arguments or as one sequence."""
     if len(sizes) == 1 and _is_sequence(sizes[0]):
         return as_ints(cast("Sequence[int]", sizes[0]))
     return as_ints(sizes)
@@ -228,11 +228,11 @@ def numel(batch: Batch) -> int:
 
 
 def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
-    """Return sizes of `count` elements in all, with one -1 replaced.
+    """Return sizes whose product is `count`, with -1 replaced by the inferred size.
 
     Raises:
-        InvalidValue: if there are several -1, or a size below it.
-        ShapeMismatch: if they do not make `count` elements.
+        InvalidValue: if -1 is given twice, or a size is below -1.
+        ShapeMismatch: if the product of the sizes is not `count`.
     """
     known, is_open = 1, False
     for size in sizes:
@@ -253,8 +253,8 @@ def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
 
 def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:
     return ShapeMismatch(
-        f"sizes {sizes} do not fit {what}: their product must be the same. Only batch dimensions "
-        "take part; trailing dimensions of entries are reached with `apply`."
+        f"sizes {sizes} do not fit {what}: their products must be equal. Use `apply` for trailing "
+        "dimensions of entries."
     )
 
 
@@ -262,8 +262,8 @@ def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:
     """Return dimensions counted from the front, each at most once.
 
     Raises:
-        OutOfRange: if there is no such dimension.
-        InvalidValue: if one comes twice.
+        OutOfRange: if a dimension does not exist.
+        InvalidValue: if one is given twice.
     """
     wrapped = tuple(wrap_dim(dim, ndim) for dim in dims)
     if len(set(wrapped)) < len(wrapped):
@@ -287,27 +287,27 @@ def expanded(batch: Batch, sizes: Batch) -> Batch:
         or any(old not in (1, got) for old, got in zip(batch, new[lead:], strict=True))
     ):
         raise ShapeMismatch(
-            f"batch_size {batch} cannot be expanded to {sizes}: only dimensions of size 1 change, "
-            "-1 keeps a size, and new dimensions come in front."
+            f"batch_size {batch} cannot be expanded to {sizes}: only dimensions of size 1 can be "
+            "expanded. Pass -1 to keep a size, and put new dimensions in front."
         )
     return new
 
 
 def check_lines_up(shape: Sequence[int], batch: Batch, what: str) -> None:
-    """Check that a tensor lines up with a batch: with its first dimensions, of size 1 or the same.
+    """Check that the dimensions of a tensor are the first batch dimensions, of equal size or 1.
 
-    The one rule for masks and operands: what a row is multiplied by does not depend on how many
-    batch dimensions stand behind it, so nested containers with more of them follow it too.
+    This is the rule for masks and operands. It does not depend on how many batch dimensions follow,
+    so it holds for nested containers with more batch dimensions too.
 
     Raises:
-        ShapeMismatch: if it does not.
+        ShapeMismatch: if the shape does not fit.
     """
     if len(shape) <= len(batch) and broadcasts_to(shape, batch[: len(shape)]):
         return
     raise ShapeMismatch(
         f"{what} of shape {tuple(shape)} does not line up with batch_size {batch}: its dimensions "
-        "must be the first ones of the batch, each of the same size or 1. Insert dimensions of "
-        "size 1, as in `x[None]`, or use `apply` to combine it with whole entries."
+        "must be the first batch dimensions, each of the same size or 1. Insert dimensions of size "
+        "1, as in `x[None]`, or use `apply` to combine it with whole entries."
     )
 
 

@@ -1,8 +1,8 @@
-"""In-place functions of all leaves: what torch would refuse is found out before the first write.
+"""In-place functions of all leaves: checked before the first write.
 
-The state of each leaf is looked at, and the function is rehearsed on one element of each kind of
-leaf and operand, which tells whether torch takes their dtypes. Leaves of one floating dtype, which
-no gradient is recorded of, need neither.
+The state of each leaf is checked, and the function is tried on one element of each kind of leaf and
+operand, to find out whether torch accepts their dtypes. Leaves of one floating point dtype that
+record no gradients need neither (the fast path).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.shapes import broadcasts_to
-from kd_core._errors import InvalidValue, ShapeMismatch
+from kd_core._errors import InvalidValue, ShapeMismatch, cannot_broadcast
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import (
     dispatch_modes,
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from kd_core._entry import Entries
 
 Column: TypeAlias = Sequence[object]
-"""What stands for an operand at each leaf: tensors all, or the same number for each."""
+"""The values of one operand, one for each leaf: all tensors, or the same number repeated."""
 
 _USUAL: Final = frozenset({torch.float32, torch.float64})
-"""The dtypes whose in-place functions also take numbers, and tensors of the same dtype."""
+"""The dtypes whose in-place functions accept numbers and tensors of the same dtype."""
 
 _LARGEST: Final = 1e30
-"""Each of these dtypes can hold numbers up to here."""
+"""The largest number that is taken to fit each of these dtypes."""
 
 _DIVIDES: Final = (Tensor.div_, Tensor.floor_divide_, Tensor.remainder_, Tensor.fmod_)
 """Functions that raise where an integer is divided by zero."""
@@ -59,11 +59,11 @@ def check_in_place(
     """Refuse what torch would refuse for one leaf after others were written.
 
     Args:
-        entries: where the leaves stand, for messages.
-        leaves: what is written.
-        fn: called with a leaf, and what stands for each operand there.
-        *columns: for each operand, what stands for it at each leaf.
-        whole: whether torch refuses leaves whose elements share one place in memory.
+        entries: the entries that hold the leaves, to name one in a message.
+        leaves: the tensors that are written.
+        fn: the function, called with a leaf and the value of each operand there.
+        *columns: for each operand, its value at each leaf.
+        whole: whether torch refuses leaves whose elements overlap in memory.
 
     Returns:
         Whether all leaves are of one float dtype and no gradient is recorded for any of them.
@@ -149,7 +149,7 @@ def _is_strided(leaf: Tensor) -> bool:
 
 
 def _is_doubtful(leaves: list[Tensor], tensors: list[list[Tensor]]) -> bool:
-    """Return whether the state of a leaf or operand may keep torch from writing."""
+    """Return whether torch may refuse a write because of the state of a leaf or operand."""
     try:
         if not all(map(Tensor.is_contiguous, leaves)) or any(map(is_inference, leaves)):
             return True
@@ -165,7 +165,7 @@ def _is_doubtful(leaves: list[Tensor], tensors: list[list[Tensor]]) -> bool:
 
 
 def _are_usual(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
-    """Return whether all leaves and operands are of one dtype that functions take."""
+    """Return whether all leaves and operands have the same of the usual dtypes."""
     dtype = leaves[0].dtype
     if dtype not in _USUAL or len(set(map(dtype_of, leaves))) > 1:
         return False
@@ -185,7 +185,7 @@ def _are_usual(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
 def _rehearse(
     entries: Entries, leaves: list[Tensor], fn: Callable[..., object], columns: Sequence[Column]
 ) -> None:
-    """Call a function with one element in place of each kind of leaf and operands."""
+    """Call a function with one element in place of each kind of leaf and operand."""
     divides = getattr(fn, "func", fn) in _DIVIDES
     seen: set[tuple[object, ...]] = set()
     for leaf, *operands in zip(leaves, *columns, strict=True):
@@ -196,7 +196,7 @@ def _rehearse(
         seen.add(kind)
         if _is_strided(leaf):
             values = [_stand_in(leaf), *[_stand_in(operand, integers) for operand in operands]]
-        else:  # no one element stands for it
+        else:  # one element cannot represent it
             values = [leaf.detach().clone(), *operands]
         try:
             fn(*values)
@@ -207,14 +207,14 @@ def _rehearse(
 
 
 def _kind(value: object, divisor: bool = False) -> object:
-    """Return what a function can tell apart of values: of tensors, all but the values."""
+    """Return what decides whether a function accepts a value: dtype, device, rank of tensors."""
     if not isinstance(value, Tensor):
         return None  # the same number at each leaf
     return value.dtype, value.device, not value.ndim, divisor and bool(value.all())
 
 
 def _stand_in(value: object, divisor: bool = False) -> object:
-    """Return one element of the kind of a tensor; a divisor is zero if any of its elements is."""
+    """Return one element with the dtype and device of a tensor; zero if a divisor has a zero."""
     if not isinstance(value, Tensor):
         return value
     one = torch.ones((1,) if value.ndim else (), dtype=value.dtype, device=value.device)
@@ -222,11 +222,8 @@ def _stand_in(value: object, divisor: bool = False) -> object:
 
 
 def _enlarges(entries: Entries, leaf: Tensor, operand: Tensor) -> ShapeMismatch:
-    return ShapeMismatch(
-        f"a value of shape {tuple(operand.shape)} cannot be broadcast to entry "
-        f"{format_key(finder(entries, leaf)())} of shape {tuple(leaf.shape)}, which is written in "
-        "place. Use the form without `_`."
-    )
+    name = format_key(finder(entries, leaf)())
+    return cannot_broadcast(operand.shape, name, leaf.shape, "Use the form without `_`.")
 
 
 def _cannot_write(entries: Entries, leaf: Tensor, reason: str) -> InvalidValue:

@@ -1,16 +1,12 @@
-"""The leaf loops: check, map, collect, rebuild and pair.
+"""The loops over leaves: check, map, collect, rebuild and pair.
 
-Everything a container does to its tensors ends in one of these loops, so they are the only place
-where a loop is written for speed. They know tensors and the few private calls of a node, never a
-container class: what has the call is a node, which takes 25 ns to ask; asking a node whether it is
-a tensor takes 60 to 100. What they buy, measured on 128 leaves of (10, 4), one thread:
+Every operation on the tensors of a container ends in one of these loops, so only they are written
+for speed. They know tensors and a few private methods of a node, never a container class: an entry
+that has the method is a node. `hasattr` is faster here than `isinstance`.
 
-- `all_fit`: a comparison of `shape[0]` per leaf and one C-level pass over the keys, 0.8 of the loop
-  over a plain dict that checks a batch size.
-- `map_each` on entries without nodes: one dict comprehension, within a tenth of the loop by hand.
-- `collect` + one call + `rebuild`: lets a foreach kernel take all leaves at once.
-
-The foreach kernels that take such a list stand in `_kernels`.
+- `all_fit` checks the entries of a new container ("construct" in the benchmarks).
+- `map_each` maps one leaf at a time ("index", "shape").
+- `collect` and `rebuild` make a list of all leaves for a foreach kernel of `foreach` ("math").
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from torch import Tensor
 from kd_core._errors import (
     KeyNotFound,
     KeySetMismatch,
+    different_keys,
     listed,
     walks_through_leaf,
 )
@@ -35,14 +32,14 @@ if TYPE_CHECKING:
     from kd_core._types import BatchFn, DealFn, LeafFn
 
 MANY: Final = 24
-"""From so many entries on, one pass to check them and one to copy them beats a single one."""
+"""From this number of entries on, separate passes to check and to copy them are faster than one."""
 
 
 def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     """Return whether all keys are plain strings and all values plain tensors that fit `desc`.
 
-    A `False` means "look closer", not "wrong": subclasses of tensors, nodes and numbers are for
-    the slow path.
+    `False` means that the slow path must check them: values may be subclasses of tensors, nodes or
+    numbers.
     """
     if desc.device is not None and not _all_on_device(source, desc):
         return False
@@ -94,7 +91,7 @@ def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
 def map_each(
     entries: Entries, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
 ) -> dict[str, Entry]:
-    """Apply `fn` to each leaf, nodes mapping theirs."""
+    """Apply `fn` to each leaf, those of nodes included."""
     return {
         key: value._map_each(fn, batch, memo)
         if value.__class__ is not Tensor and hasattr(value, "_map_each")
@@ -106,7 +103,7 @@ def map_each(
 def deal(
     entries: Entries, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo
 ) -> list[dict[str, Entry]]:
-    """Apply `fn`, from a leaf to its parts, and put together the entries of each part."""
+    """Apply `fn`, from a leaf to its parts, and return the entries of each part."""
     parts: list[dict[str, Entry]] = [{} for _ in batches]
     for key, value in entries.items():
         dealt: Sequence[Entry] = (
@@ -114,7 +111,7 @@ def deal(
             if value.__class__ is not Tensor and hasattr(value, "_deal")
             else fn(value)
         )
-        for part, piece in zip(parts, dealt):  # noqa: B905  # asking for `strict` costs a tenth
+        for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
             part[key] = piece
     return parts
 
@@ -129,7 +126,7 @@ def collect(entries: Entries, leaves: list[Tensor]) -> None:
 
 
 def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
-    """Replace leaves by as many new ones, in the places that `collect` took them from."""
+    """Replace the leaves that `collect` lists by new ones, in the same order."""
     rebuilt: dict[str, Entry] = {}  # a loop, because a comprehension costs a frame
     for key, value in entries.items():
         if value.__class__ is Tensor or not hasattr(value, "_rebuild"):
@@ -199,10 +196,10 @@ def zip_each(
 
 
 def few_leaves(entries: Entries) -> bool:
-    """Return whether a dense tree has so few leaves that no foreach kernel would take them.
+    """Return whether a dense tree has too few leaves for a foreach kernel.
 
-    Asked before the leaves are collected, which for three of them costs half of the operation. A
-    "no" may also mean that it is not worth to look closer.
+    This is checked before the leaves are collected, which is slow for a few leaves. `False` may
+    also mean that the tree was not examined.
     """
     if type(entries) is not dict or len(entries) >= FOREACH_FROM:
         return False
@@ -212,7 +209,7 @@ def few_leaves(entries: Entries) -> bool:
             if not count and value.is_cuda:
                 return False
             count += 1
-        elif getattr(value, "_nested", True):  # an unusual leaf, or deeper than one level
+        elif getattr(value, "_nested", True):  # another kind of leaf, or deeper than one level
             return False
         else:
             count += len(value._entries)
@@ -220,19 +217,15 @@ def few_leaves(entries: Entries) -> bool:
 
 
 def key_sets_differ(mine: Entries, theirs: Entries, path: tuple[str, ...]) -> KeySetMismatch:
-    """Build the error of two containers whose keys differ: it lists both differences."""
+    """Build the error for two containers whose keys differ: it lists both differences."""
     where = f" below {format_key(path)}" if path else ""
-    return KeySetMismatch(
-        f"the keys{where} differ: the first container alone has "
-        f"{listed(key for key in mine if key not in theirs)}, the second alone "
-        f"{listed(key for key in theirs if key not in mine)}. `select` the shared keys first."
-    )
+    return different_keys(mine, theirs, ("the first container", "the second"), where)
 
 
 def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -> KeySetMismatch:
     return KeySetMismatch(
-        f"entry {format_key((*path, key))} is a `{type(value).__name__}` in the first container "
-        f"and a `{type(other).__name__}` in the second: both must be leaves, or both containers."
+        f"entry {format_key((*path, key))} must be a leaf in both containers or a container in "
+        f"both, got a `{type(value).__name__}` and a `{type(other).__name__}`."
     )
 
 
@@ -245,27 +238,27 @@ def same_data(one: object, other: object) -> bool:
             return False
         equal = one == other
         return bool(equal.all() if hasattr(equal, "all") else equal)
-    except (TypeError, ValueError, RuntimeError):  # there is no such comparison
+    except (TypeError, ValueError, RuntimeError):  # they cannot be compared
         return False
 
 
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
-    """Return the entry at a path, or `None` if it ends early or is not a path (holds tuples)."""
+    """Return the entry at a path, or `None` if it is missing or the path holds tuples."""
     level: Entries = entries
     try:
-        if len(path) == 2:  # as most nested keys: without a slice of the path
+        if len(path) == 2:  # the fast path for most nested keys
             first, last = path
             level = level[first]._entries  # type: ignore[union-attr]  # caught below
             return level.get(last)
         for part in path[:-1]:
             level = level[part]._entries  # type: ignore[union-attr]  # caught below
         return level.get(path[-1])
-    except (KeyError, AttributeError, TypeError):  # it is missing, a leaf, or no key
+    except (KeyError, AttributeError, TypeError):  # missing, a leaf, or not a key
         return None
 
 
 def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
-    """Return whether there is an entry at a path; it is not read."""
+    """Return whether there is an entry at a path, without reading it."""
     level: Entries | None = entries
     for part in path[:-1]:
         if level is None or part not in level:
@@ -275,15 +268,15 @@ def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
 
 
 def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
-    """Return keys and entries without their values: lazy stacks need not stack them."""
-    if type(entries) is dict:  # dynamo 2.15 guards a type, and cannot guard a dict's `__class__`
+    """Return the keys and, for each, an entry of the same kind: lazy stacks do not stack for it."""
+    if type(entries) is dict:  # dynamo cannot guard on the `__class__` of a dict
         return entries.items()
     kinds = getattr(entries, "_kinds", None)
     return entries.items() if kinds is None else cast("Iterable[tuple[str, Entry]]", kinds())
 
 
 def kinds_by_key(entries: Entries) -> Entries:
-    """Return the same as a mapping."""
+    """Return what `kinds_of` returns as a mapping."""
     kinds = getattr(entries, "_kinds", None)
     return entries if kinds is None else dict(kinds())
 
@@ -294,15 +287,15 @@ def entries_of(node: Node) -> Entries | None:
 
 
 def walk_error(path: tuple[str, ...], depth: int, leaf: object) -> Exception:
-    """Build the error of a path that goes on below a leaf found at `depth`."""
+    """Build the error for a path that continues below a leaf found at `depth`."""
     kind = "tensor" if isinstance(leaf, Tensor) else "non-tensor value"
     return walks_through_leaf(format_key(path), format_key(path[:depth]), kind)
 
 
 def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries) -> KeyNotFound:
-    """Build the error of a path whose part at `depth` is missing."""
+    """Build the error for a path whose part at `depth` is missing."""
     where = f" below {format_key(path[:depth])}" if depth else ""
-    text = f"key {format_key(path)} is not there: the keys{where} are {listed(level)}."
+    text = f"key {format_key(path)} not found; available keys{where}: {listed(level)}."
     near = nearest_key(path, _paths(top, ()))
     if near is not None:
         text += f" Did you mean {format_key(near)}?"
@@ -310,7 +303,7 @@ def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries)
 
 
 def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
-    """Return the path at which this very tensor stands, for messages."""
+    """Return the path of this tensor, compared by identity, for messages."""
     for key, value in kinds_of(entries):
         if value is leaf:
             return (key,)
@@ -322,7 +315,7 @@ def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
 
 
 def finder(entries: Entries, leaf: Tensor) -> Callable[[], tuple[str, ...]]:
-    """Return a function that finds the path of a leaf when a message needs it."""
+    """Return a function that finds the path of a leaf; it is called for messages only."""
     return lambda: name_of_leaf(entries, leaf) or ("...",)
 
 

@@ -1,7 +1,7 @@
-"""Live views of keys, entries and both, nested on request.
+"""Live views of the keys, values and items of a container, nested ones included on request.
 
-Know entries; must not know containers. A view that is not nested hands out the view of the dict
-below it, so that iterating a flat container costs what iterating a dict costs.
+Knows entries; must not know containers. A view that is not nested returns the view of the dict
+itself, so iterating a flat container is as fast as iterating a dict.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> It
 
     Args:
         entries: the top level.
-        options: whether to go into containers, whether to list leaves only, which types of
+        options: whether to include nested entries, whether to list leaves only, which types of
             container count as leaves, whether to sort the keys of each level.
-        read: gives keys and entries of a level.
+        read: returns the keys and entries of a level.
     """
     found: Items = []
     nested, leaves_only, is_leaf, sort = options
@@ -81,7 +81,7 @@ def _counts(value: Node, is_leaf: IsLeaf) -> bool:
 
 
 def _count(entries: Entries, options: Options) -> int:
-    """Return how many items `walk_items` lists; `list(view)` asks for it too."""
+    """Return how many items `walk_items` lists; `list(view)` calls it too."""
     count = len(entries)
     for _, value in kinds_of(entries):
         if value.__class__ is Tensor or isinstance(value, Tensor):
@@ -95,7 +95,7 @@ def _count(entries: Entries, options: Options) -> int:
 
 
 def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> bool:
-    """Return whether the entry at a path that is there counts as a leaf."""
+    """Return whether the entry at an existing path counts as a leaf."""
     level = entries
     for part in path[:-1]:
         level = level[part]._entries  # type: ignore[union-attr]  # a container, as it has the path
@@ -179,9 +179,9 @@ class NestedItems(ItemsView["NestedKey", "Tensor"]):
         return f"items({list(self)})"
 
 
-# All leaves in insertion order are asked for all the time: "list(items(True, True))" in the
-# benchmarks. Views of their own walk the top level and flat containers below it in one frame, which
-# takes half of what a general walk takes; `list(view)` asks for the length too.
+# The fast path for all leaves in insertion order: "list(items(True, True))" in the benchmarks.
+# These views iterate over the top level and the flat containers below it in one frame; `list(view)`
+# calls `len` too.
 
 ALL_LEAVES: Final[Options] = (True, True, None, False)
 
@@ -199,7 +199,7 @@ def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
 
 
 class _Leaves:
-    """What the views of all leaves share."""
+    """The base class of the views of all leaves."""
 
     __slots__ = ()
 

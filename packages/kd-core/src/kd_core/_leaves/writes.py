@@ -1,8 +1,8 @@
 """Writing into leaves: all of them, or none.
 
-torch refuses a write when it comes to it: into an expanded tensor, into a parameter while gradients
-are recorded, of a dtype that does not fit. By then other leaves are written. So what torch would
-refuse is found out before the first write.
+torch raises an error when it writes into an expanded tensor, into a parameter while gradients are
+recorded, or from a dtype that it cannot convert. Other leaves may have been written by then, so all
+writes are checked before the first one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.shapes import broadcasts_to
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._errors import InvalidArgument, InvalidValue, cannot_broadcast
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies, shares_storage
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from kd_core._entry import Entry
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
-"""The path of a leaf, or what finds it: looked for only where a message needs it."""
+"""The path of a leaf, or a function that finds it; called for messages only."""
 
 Write: TypeAlias = tuple[Tensor, Tensor, Where]
-"""A leaf (or rows of it), what is written there, and where that is."""
+"""The target (a leaf or rows of it), the source, and the path of the leaf."""
 
 
 def write_all(writes: Sequence[Write]) -> None:
@@ -58,7 +58,7 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
             check_write(*each)
             if not shares_storage(target, source):
                 raise
-            write(target, source.clone())  # they overlap: the value was meant as it is now
+            write(target, source.clone())  # they share memory: copy the source first
 
 
 def _copy(target: Tensor, source: Tensor) -> object:
@@ -66,7 +66,7 @@ def _copy(target: Tensor, source: Tensor) -> object:
 
 
 def copy_over(target: Tensor, source: Tensor) -> Tensor:
-    """Copy a source into a target, which it may overlap: its value is meant as it is now."""
+    """Copy a source into a target; if they overlap, the source is cloned first."""
     try:
         return target.copy_(source)
     except RuntimeError:
@@ -76,10 +76,10 @@ def copy_over(target: Tensor, source: Tensor) -> Tensor:
 
 
 def check_write(target: Tensor, source: Tensor, where: Where) -> None:
-    """Refuse what torch would refuse to write.
+    """Check that torch can copy a source into a target.
 
     Raises:
-        InvalidValue: naming the entry and the remedy.
+        InvalidValue: if it cannot; the message names the entry and the remedy.
     """
     reason = _copy_refusal(target, source)
     if reason is not None:
@@ -89,7 +89,7 @@ def check_write(target: Tensor, source: Tensor, where: Where) -> None:
 def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
     """Return why torch refuses to copy a source into a tensor, or `None`."""
     if target.layout is not source.layout:
-        return f"its layout is {target.layout}, but that of the value is {source.layout}."
+        return f"the value must have the layout {target.layout}, got {source.layout}."
     return refusal(target, source) or overlap_refusal(target)
 
 
@@ -98,7 +98,7 @@ def _name(where: Where) -> str:
 
 
 def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
-    """Return whether torch might refuse the write: the quick question before `refusal`."""
+    """Return whether torch might refuse the write: the fast check before `refusal`."""
     if source.is_meta or target.is_inference() or source.layout is not torch.strided:
         return True
     if recording and (target.requires_grad or source.requires_grad):
@@ -123,7 +123,7 @@ def refusal(target: Tensor, *sources: object) -> str | None:
             return reason
     if target.is_inference() and not torch.is_inference_mode_enabled():
         return (
-            "it is an inference tensor. Do it under `torch.inference_mode()`, or `set` a clone of "
+            "it is an inference tensor. Write under `torch.inference_mode()`, or `set` a clone of "
             "it first."
         )
     if not target.is_meta and any(source.is_meta for source in tensors):
@@ -135,8 +135,8 @@ def overlap_refusal(target: Tensor) -> str | None:
     """Return why torch refuses to write several values into a tensor, or `None`."""
     if _may_overlap(target) and torch._debug_has_internal_overlap(target) == 1:
         return (
-            "some of its elements share one place in memory, as those of an expanded tensor do. "
-            "`set` a clone of it first."
+            "some of its elements share memory, as in an expanded tensor. `set` a clone of it "
+            "first."
         )
     return None
 
@@ -146,15 +146,14 @@ def _graph_refusal(target: Tensor) -> str | None:
     base = target._base
     if target.requires_grad and (target.is_leaf or (base is not None and base.is_leaf)):
         return (
-            "it requires grad and is a leaf of the graph. Do it under `torch.no_grad()`, or "
+            "it requires grad and is a leaf of the graph. Write under `torch.no_grad()`, or "
             "`set` a new tensor."
         )
     if base is None or _creation(target) == _PLAIN_VIEW:
         return None
     return (
-        "it is a view that was made under `torch.no_grad()`, or one of several that `unbind`, "
-        "`split` or `chunk` made, and gradients do not flow through such a write. `set` a clone "
-        "of it first."
+        "it is a view created under `torch.no_grad()`, or by `unbind`, `split` or `chunk`, and "
+        "gradients do not flow through such a write. `set` a clone of it first."
     )
 
 
@@ -167,12 +166,15 @@ def _may_overlap(target: Tensor) -> bool:
 
 
 def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
-    """Copy each source into its target; `False`, and nothing done, if one needs a closer look."""
+    """Copy each source into its target; return `False`, with nothing written, if unsure.
+
+    The caller then takes the slow path, which checks each write.
+    """
     recording, compiling = torch.is_grad_enabled(), is_compiling()
     singly = False
     if not compiling and any(map(is_inference, targets)):
         return False
-    for target, source in zip(targets, sources):  # noqa: B905  # both of one walk
+    for target, source in zip(targets, sources):  # noqa: B905  # of equal length
         if target.shape != source.shape:
             return False
         if target.__class__ is not Tensor or source.__class__ is not Tensor:
@@ -185,7 +187,7 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
             return False
     try:
         run_copies(targets, sources, singly)
-    except RuntimeError:  # they overlap: whoever looks closer writes all anew
+    except RuntimeError:  # they share memory: the slow path writes all again
         return False
     return True
 
@@ -195,18 +197,18 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
 
     Raises:
         ShapeMismatch: if the value cannot be broadcast to the leaf.
-        InvalidArgument: if the entry is not a tensor, or the value does not become one.
+        InvalidArgument: if the entry is not a tensor, or the value cannot be converted to one.
     """
     if not isinstance(entry, Tensor):
         raise InvalidArgument(
-            f"entry {_name(where)} is a `{type(entry).__name__}`: only tensors are written in "
-            "place. Use `update_` for a nested container, `set` to replace it."
+            f"entry {_name(where)} must be a tensor to be written in place, got a "
+            f"`{type(entry).__name__}`. Use `update_` for a nested container, or `set` to replace "
+            "the entry."
         )
     source = value if isinstance(value, Tensor) else as_source(where, value)
     if not broadcasts_to(source.shape, entry.shape):
-        raise ShapeMismatch(
-            f"cannot write a value of shape {tuple(source.shape)} to {_name(where)} in place: "
-            f"it must be broadcastable to {tuple(entry.shape)}. Use `set` to replace the entry."
+        raise cannot_broadcast(
+            source.shape, _name(where), entry.shape, "Use `set` to replace the entry."
         )
     return source
 
@@ -215,7 +217,7 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
     """Return a number, list or array as a tensor to write.
 
     Raises:
-        InvalidArgument: if it is none of these, or has no place in the dtype.
+        InvalidArgument: if it is none of these, or the dtype cannot hold it.
     """
     try:
         if dtype is not None and isinstance(value, (int, float, complex)):

@@ -1,8 +1,8 @@
-"""A container that is made of members: what operations ask of it beside the primitives.
+"""The base class of containers that are made of members, as lazy stacks are.
 
-An operation that needs no whole batch runs on each member (`_by_member`), so that members keep keys
-of their own, shapes of their own, dtypes and memory. What changes the structure changes all members
-or none (`_change_members`). Everything else reads `_entries`, which stacks.
+An operation that does not need the whole batch runs on each member (`_by_member`), so members keep
+their own keys, shapes, dtypes and storage. An operation that changes the structure changes all
+members or none (`_change_members`). All others read `_entries`, which stacks the members.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ class Composite(AbstractContainer):
 
     @abstractmethod
     def _rows_beside(self, other: Entry) -> Sequence[Entry]:
-        """Return what of another container stands beside each member."""
+        """Return the part of another container that belongs to each member."""
 
     @abstractmethod
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the rows at an index."""
 
     def _by_member(self, fn: Callable[..., AbstractContainer], *others: object) -> Self:
-        """Apply `fn` to each member and its rows of other containers; stack what it gives."""
+        """Apply `fn` to each member and its rows of other containers; stack the results."""
         columns = [self._rows_beside(cast("Entry", other)) for other in others]
         return self._of([fn(*row) for row in zip(self._members, *columns, strict=True)])
 
     def _change_members(
         self, action: str, change: Callable[..., object], *columns: Sequence[object]
     ) -> None:
-        """Change the structure of each member; where one fails, all are as they were.
+        """Change the structure of each member; if one fails, restore all.
 
         Args:
-            action: what is done, for the message of a locked container.
-            change: called with a member and its part of each column, once for each member.
-            *columns: for each member, what else `change` takes.
+            action: the action, for the message of a locked container.
+            change: called once for each member, with the member and its item of each column.
+            *columns: further arguments of `change`, one item for each member.
         """
         self._check_unlocked(action)
         rows = {id(row[0]): row for row in zip(self._members, *columns, strict=True)}
@@ -75,14 +75,14 @@ class Composite(AbstractContainer):
 
 
 def takes(fn: LeafFn, index: object) -> LeafFn:
-    """Note on a leaf function which index of the batch it takes, so that members are picked."""
+    """Record on a leaf function its index of the batch, so that a stack can select members."""
     if type(fn) is not itemgetter and not is_dynamo_compiling():
         fn.__dict__["index"] = index
     return fn
 
 
 def index_of(fn: LeafFn) -> object:
-    """Return the index of the batch that a leaf function takes; `NO_DEFAULT` if it is none."""
+    """Return the index that `takes` recorded on a leaf function; `NO_DEFAULT` if there is none."""
     if type(fn) is itemgetter:
         return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0]
     return getattr(fn, "index", NO_DEFAULT)
@@ -101,7 +101,7 @@ def unchanged_on_error(root: AbstractContainer) -> Iterator[None]:
 
 
 def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
-    """Walk all containers that hold entries of their own."""
+    """Iterate over all containers that hold entries of their own."""
     if not isinstance(level, Composite):
         yield level
     for node in level._below():
@@ -110,7 +110,7 @@ def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
 
 
 def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
-    """Give a level its entries back, in their order."""
+    """Restore the entries of a level, in their order."""
     now = level._entries
     if list(now) != list(entries):
         for key in list(now):
@@ -121,9 +121,10 @@ def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
 
 
 def as_for_a_batch(leaf: Tensor, operand: Tensor) -> Tensor:
-    """Return an operand without dimensions as it promotes beside the stacked leaf.
+    """Return a 0-d operand with the dtype to which it is promoted beside the stacked leaf.
 
-    To torch two 0-d tensors are of one rank, where beside the stacked leaf the operand gives way.
+    Beside a stacked leaf, which has a dimension, a 0-d operand does not change the dtype. Beside the
+    0-d leaf of one member it would, because both have the same rank.
     """
     if leaf.ndim or operand.ndim:
         return operand

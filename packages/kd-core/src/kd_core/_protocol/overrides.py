@@ -1,10 +1,9 @@
-"""Mechanism of `__torch_function__`: what happens when torch meets a container.
+"""Dispatch of `__torch_function__`: what is called when a torch function gets a container.
 
-Two tables decide. `FUNCTIONS` maps a torch function to ours (`torch.stack`), for functions of
-several containers. `METHODS` maps a torch function to the *name* of a method, so that the method of
-a subclass wins; its second name is the method to call when the container is the second operand
-(`tensor - td` is `td.__rsub__(tensor)`). Knows tables; must not know a container. The hop costs
-1.7 us, most of it inside torch.
+There are two tables. `FUNCTIONS` maps a torch function of several containers (`torch.stack`) to its
+implementation. `METHODS` maps a torch function to the *name* of a method, so that subclasses can
+override it; its second name is the method to call when the container is the second operand
+(`tensor - td` is `td.__rsub__(tensor)`). Knows tables; must not know a container.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ METHODS: Final[dict[TorchFunction, tuple[str, str | None]]] = {}
 def call(
     func: TorchFunction, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
 ) -> object:
-    """Call what stands for a torch function.
+    """Call the implementation of a torch function for containers.
 
     Raises:
-        UnsupportedFunction: if the function is in neither table; the message names the nearest.
+        UnsupportedFunction: if the function is in neither table; the message names a similar one.
     """
     own = FUNCTIONS.get(func)
     if own is not None:
@@ -46,14 +45,14 @@ def call(
         return getattr(args[0], names[0])(*args[1:], **named)
     if names[1] is None or len(args) < 2 or not hasattr(args[1], names[1]):
         raise UnsupportedFunction(
-            f"`{name_of(func)}` takes a container as its first argument, but there a "
-            f"`{type(args[0]).__name__}` came. Exchange the operands, or use `apply`."
+            f"the first argument of `{name_of(func)}` must be a container, got a "
+            f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
         )
     return getattr(args[1], names[1])(args[0], *args[2:], **named)
 
 
 def name_of(func: TorchFunction) -> str:
-    """The name under which a user calls a torch function."""
+    """Return the public name of a torch function."""
     name = getattr(func, "__name__", repr(func))
     for space, prefix in ((torch, "torch"), (Tensor, "torch.Tensor")):
         if getattr(space, name, None) is func:
@@ -63,7 +62,7 @@ def name_of(func: TorchFunction) -> str:
 
 
 def _alike(name: str, other: str) -> bool:
-    """Whether one may be meant by the other: names of functions are short, so little is alike."""
+    """Return whether two names are similar; strict, because names of functions are short."""
     return difflib.SequenceMatcher(None, name, other).ratio() > 0.75 or other.strip("_") in name
 
 
@@ -72,7 +71,7 @@ def _unsupported(func: TorchFunction) -> UnsupportedFunction:
     bare = {name_of(each).rpartition(".")[2]: name_of(each) for each in (*METHODS, *FUNCTIONS)}
     last = name.rpartition(".")[2]
     near = nearest_key(last, bare)
-    text = f"`{name}` has no meaning for a container of tensors."
+    text = f"`{name}` is not supported for containers."
     if near is not None and _alike(last, str(near)):
-        text += f" The nearest function that has one is `{bare[str(near)]}`."
-    return UnsupportedFunction(f"{text} Apply it to each leaf with `td.apply({name})`.")
+        text += f" The most similar supported function is `{bare[str(near)]}`."
+    return UnsupportedFunction(f"{text} Use `td.apply({name})` to apply it to each leaf.")

@@ -1,23 +1,23 @@
 """The primitives of a container: the few methods on which everything else is written once.
 
-A container kind supplies what is abstract here and inherits every method of the library. The
-primitives are private by their underscore and public by contract: `docs/extending` documents them
-for authors of containers, and `kd_core.testing.ContainerContract` proves an implementation.
+A container kind implements the abstract methods and inherits every other method of the library.
+The primitives have an underscore but are public for authors of containers: `docs/extending`
+documents them, and `kd_core.testing.ContainerContract` tests an implementation.
 
 | primitive | meaning |
 | --- | --- |
-| `_entries` | this level, a mapping of key to entry, in insertion order |
+| `_entries` | the entries of this level: a mapping in insertion order |
 | `_desc` | the shared descriptor: batch size, device, lock |
-| `_set_entry`, `_del_entry` | write one checked entry, remove one |
-| `_like` | the container of other entries: same kind, or a plain one where the kind says so |
-| `_with_descriptor` | a shallow copy under another batch size, device or lock |
-| `_describe` | take another descriptor, in place |
+| `_set_entry`, `_del_entry` | store one checked entry, remove one |
+| `_like` | a container of other entries, of the same kind or plain, as the kind decides |
+| `_with_descriptor` | a shallow copy with another batch size, device or lock |
+| `_describe` | replace the descriptor in place |
 | `_writes` | the in-place writes that store a value in an entry |
 
-What follows from these alone stands here too: `_map_each` (one leaf at a time), `_zip_each` and
-`_collect_pair` (the leaves of two containers), `_deal` (several containers of one), `_shallow` (a
-copy that shares tensors), `_hold` (locks of enclosing ones). What a container of members supplies
-beside them stands in `composite`.
+Methods written on these alone are here too: `_map_each` (one leaf at a time), `_zip_each` and
+`_collect_pair` (the leaves of two containers), `_deal` (several containers from one), `_shallow` (a
+copy that shares tensors), `_hold` (counts the locks of enclosing containers). Containers that are
+made of members implement more: see `composite`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._errors import InvalidArgument, locked
+from kd_core._errors import locked, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
     collect,
@@ -60,17 +60,17 @@ W = TypeVar("W", bound="AbstractContainer")
 
 
 class AbstractContainer:
-    """The primitives of a container, and what follows directly from them."""
+    """The base class of every container: the primitives, and the methods written on them alone."""
 
     __slots__ = ()
 
     _owns_leaves: ClassVar[bool] = True
-    """Whether the tensors of `_entries` are the container's own: not so for a `Composite`."""
+    """Whether the container stores the tensors of `_entries` itself; a `Composite` does not."""
 
     @property
     @abstractmethod
     def _entries(self) -> Mapping[str, Entry]:
-        """This level: key to entry, in insertion order."""
+        """The entries of this level, in insertion order."""
 
     @property
     @abstractmethod
@@ -79,23 +79,23 @@ class AbstractContainer:
 
     @abstractmethod
     def _describe(self, desc: Descriptor) -> None:
-        """Take another descriptor; entries were checked by the caller."""
+        """Replace the descriptor; the caller has checked the entries."""
 
     @abstractmethod
     def _set_entry(self, key: str, value: Entry) -> None:
-        """Store a checked entry; locks were checked by the caller."""
+        """Store a checked entry; the caller has checked the lock."""
 
     @abstractmethod
     def _del_entry(self, key: str) -> None:
-        """Remove an entry that is there."""
+        """Remove an existing entry; the caller has checked the lock."""
 
     @abstractmethod
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        """A container that holds these checked entries (the dict is handed over)."""
+        """Return a container of these checked entries, which takes ownership of the dict."""
 
     @abstractmethod
     def _with_descriptor(self, desc: Descriptor) -> Self:
-        """A shallow copy with another descriptor; entries that do not fit are an error."""
+        """Return a shallow copy with another descriptor; raise if an entry does not fit."""
 
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
@@ -106,7 +106,7 @@ class AbstractContainer:
         return self
 
     def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
-        """Check and convert a value for this container, which messages find at a path."""
+        """Check and convert a value for this container; messages name its path."""
         entry = admit(key, value, self._desc, path)
         if entry.__class__ is not Tensor and not isinstance(entry, Tensor):
             refuse_cycle(key, entry, cast("Node", self), path)
@@ -124,7 +124,7 @@ class AbstractContainer:
             raise locked(action, desc.locked_by)
 
     def _read(self, path: tuple[str, ...]) -> Entry:
-        """The entry at a path, or the error that tells where the path went wrong."""
+        """Return the entry at a path; raise the error that names the missing part."""
         node: Entry = cast("Entry", self)
         for depth, part in enumerate(path):
             entries = None if isinstance(node, Tensor) else entries_of(node)
@@ -137,7 +137,7 @@ class AbstractContainer:
         return node
 
     def _store(self, path: tuple[str, ...], value: object) -> None:
-        """Store a value at a path, making containers on the way; nothing changes if it fails."""
+        """Store a value at a path and create missing containers; nothing changes if it fails."""
         level: AbstractContainer = self
         depth = 0
         for part in path[:-1]:
@@ -164,10 +164,10 @@ class AbstractContainer:
         """Apply `fn` to one leaf at a time.
 
         Args:
-            fn: from a leaf to a leaf.
-            batch: from a batch shape to the new one, at every level. `None`: `fn` asks for no
-                batch, so that members of a stack may be mapped one by one.
-            memo: a descriptor and its successor, so that children which share it do not ask again.
+            fn: a function from a leaf to the new leaf.
+            batch: a function from a batch shape to the new one, for every level. `None`: `fn` does
+                not depend on the batch, so members of a stack may be mapped one by one.
+            memo: a descriptor and its replacement, reused by children that share the descriptor.
         """
         desc = self._desc
         if memo is not None and memo[0] is desc:
@@ -181,12 +181,12 @@ class AbstractContainer:
     def _deal(
         self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
     ) -> Sequence[Self]:
-        """Make several containers: `fn` gives the part of a leaf that goes to each.
+        """Create several containers from the parts into which `fn` divides each leaf.
 
         Args:
-            fn: from a leaf to as many parts as there are `batches`.
-            batches: from a batch shape to that of each part, at every level.
-            memo: a descriptor and its successors, for children which share it.
+            fn: a function from a leaf to as many parts as there are `batches`.
+            batches: for each part, a function from a batch shape to that of the part.
+            memo: a descriptor and its replacements, reused by children that share the descriptor.
         """
         desc = self._desc
         if memo is None or memo[0] is not desc:
@@ -195,11 +195,11 @@ class AbstractContainer:
         return [self._like(part, after) for part, after in zip(parts, memo[1], strict=True)]
 
     def _collect(self, leaves: list[Tensor]) -> None:
-        """Append the tensors that hold the values; those of members lack the stacked dimension."""
+        """Append all leaves; those of members do not have the stacked dimension."""
         collect(self._entries, leaves)
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
-        """Put as many new leaves of the same batch in the places of what `_collect` appended."""
+        """Return a container in which new leaves replace those that `_collect` appends."""
         return self._like(rebuild(self._entries, leaves), self._desc.unlocked())
 
     def _collect_pair(
@@ -210,12 +210,12 @@ class AbstractContainer:
     def _zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
-        """Apply `fn` to the leaves of two containers, one pair at a time, whole batches each."""
+        """Apply `fn` to the leaves of two containers, one pair of stacked leaves at a time."""
         entries = zip_each(self._entries, _entries_to_match(other), fn, path)
         return self._like(entries, self._desc.unlocked())
 
     def _shallow(self) -> Self:
-        """A copy of all levels, not locked, that shares the tensors."""
+        """Return an unlocked copy of all levels that shares the tensors."""
         return self._map_each(_same)
 
     def _hold(self, count: int) -> None:
@@ -224,7 +224,7 @@ class AbstractContainer:
         self._hold_below(count)
 
     def _hold_below(self, count: int) -> None:
-        """Count `count` more locked containers around all that this one encloses."""
+        """Add `count` to the number of enclosing locks of all nested containers."""
         for node in self._below():
             node._hold(count)
 
@@ -235,25 +235,23 @@ class AbstractContainer:
 def _entries_to_match(other: Entry) -> Mapping[str, Entry]:
     if isinstance(other, AbstractContainer):
         return other._entries
-    raise InvalidArgument(
-        f"expected a container to match with, but a `{type(other).__name__}` came."
-    )
+    raise wrong_type("the other operand", "a container", other)
 
 
 def map_by(how: Plan, container: W) -> W:
-    """Do what a plan for the batch size of a container says."""
+    """Apply a plan for the batch size of a container to it."""
     leaf, batch, inner = how
     desc = container._desc
     return container._map_each(leaf, inner, (desc, desc.with_batch(batch)))
 
 
 def whole(batch: Batch) -> Batch:
-    """Return a batch shape as it is: for `_map_each` of what moves rows, but keeps their number."""
+    """Return a batch shape unchanged: for functions that move rows but keep the shape."""
     return batch
 
 
 def level_at(container: AbstractContainer, path: tuple[str, ...]) -> AbstractContainer:
-    """The container at a path (of length zero: this one)."""
+    """Return the container at a path; an empty path is the container itself."""
     node = container._read(path) if path else container
     if not isinstance(node, AbstractContainer):
         raise walk_error((*path, "..."), len(path), node)
@@ -267,7 +265,7 @@ def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object
 
 
 def check_has(container: AbstractContainer, path: tuple[str, ...]) -> None:
-    """Raise `KeyNotFound` where there is no entry at a path; the entry is not read."""
+    """Raise `KeyNotFound` if there is no entry at a path; the entry is not read."""
     if not has_entry(container._entries, path):
         container._read(path)
 

@@ -1,4 +1,4 @@
-"""Letting a value into a container: what is checked, converted, and refused.
+"""Validation of the values that are stored in a container.
 
 Knows tensors, numbers, arrays and the registry; must not know a container class. A tensor that fits
 goes in as it is; a mapping becomes a nested container; numbers, lists of numbers and arrays of any
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _NUMBERS = (bool, int, float, complex)
 MAX_DEPTH = 64
-"""How deep containers nest: every operation, of torch too, holds so many levels."""
+"""The most levels of nesting; every operation, also of torch, must work with this many."""
 
 
 def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ()) -> Entry:
-    """Check and convert a value that is to be stored under `key` in a container of `desc`.
+    """Check and convert a value to store under `key` in a container with descriptor `desc`.
 
     Raises:
         ShapeMismatch: if its shape does not start with the batch size.
@@ -55,11 +55,11 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
 def admit_mapping(
     key: str, value: Mapping[str, object], desc: Descriptor, path: tuple[str, ...] = ()
 ) -> Node:
-    """Make a nested container of a mapping.
+    """Convert a mapping to a nested container.
 
     Raises:
         ShapeMismatch: if the shape of a value does not start with the batch size.
-        InvalidValue: if it nests too deep.
+        InvalidValue: if there are more than `MAX_DEPTH` levels.
     """
     if len(path) >= MAX_DEPTH:
         raise too_deep(path)
@@ -74,18 +74,18 @@ def admit_mapping(
 def too_deep(path: tuple[str, ...]) -> InvalidValue:
     """Build the error for a path of too many levels."""
     return InvalidValue(
-        f"containers nest at most {MAX_DEPTH} deep, and {format_key(path[:3])} goes deeper: is "
-        "there a cycle?"
+        f"containers must be nested at most {MAX_DEPTH} levels deep, got more at "
+        f"{format_key(path[:3])}. Check the value for a cycle."
     )
 
 
 def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ...]) -> None:
-    """Refuse a container that encloses what it would be stored in, or nests too deep.
+    """Refuse a container that contains the one it is stored in, or has too many levels.
 
     Raises:
-        InvalidValue: naming the key.
+        InvalidValue: if it is refused; the message names the key.
     """
-    if is_dynamo_compiling():  # what is traced was built before
+    if is_dynamo_compiling():  # a cycle exists before tracing starts
         return
     nodes, depth = [value], len(path)
     seen: set[int] = set()
@@ -96,8 +96,8 @@ def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ..
         for node in nodes:
             if node is holder:
                 raise InvalidValue(
-                    f"entry {format_key((*path, key))} would enclose itself. Store a copy: "
-                    "`clone(recurse=False)` shares the tensors."
+                    f"entry {format_key((*path, key))} would contain itself. Store "
+                    "`clone(recurse=False)`, which shares the tensors."
                 )
         below = [inner for node in nodes for inner in node._below() if id(inner) not in seen]
         seen.update(map(id, below))
@@ -123,7 +123,7 @@ def _admit_node(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) 
     if batch[:ndim] != desc.batch:
         if batch != desc.batch[: len(batch)]:
             raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
-        batch = desc.batch  # a smaller batch size grows to the parent's, if the leaves allow
+        batch = desc.batch  # extend it to the parent's if the leaves fit
     if desc.device is not None and device != desc.device:
         value = value._map_each(lambda leaf: leaf.to(desc.device))
         device = desc.device
@@ -160,7 +160,7 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
 
 
 def _holds_rows(value: object, rows: int) -> bool:
-    """Tell whether a value that is not a tensor looks like one value per row."""
+    """Return whether a value that is not a tensor has one item for each row."""
     if isinstance(value, (list, tuple)):
         return len(value) == rows
     return type(value).__module__ == "numpy" and getattr(value, "shape", ())[:1] == (rows,)
@@ -168,10 +168,10 @@ def _holds_rows(value: object, rows: int) -> bool:
 
 def _no_rows(key: str, value: object, desc: Descriptor, path: tuple[str, ...]) -> InvalidValue:
     return InvalidValue(
-        f"entry {format_key((*path, key))} is a `{type(value).__name__}` of {desc.batch[0]} values "
-        f"that do not form a tensor, one for each row of batch_size {desc.batch}. Rows of such "
-        "data cannot be stored: give numbers or a tensor, or wrap it in `NonTensorData` to store "
-        "it as one value that every row has."
+        f"entry {format_key((*path, key))} must be a tensor or one value for the whole batch, got "
+        f"a `{type(value).__name__}` of {desc.batch[0]} values, one for each row of batch_size "
+        f"{desc.batch}. Pass numbers or a tensor, or wrap it in `NonTensorData` to store it as one "
+        "value for all rows."
     )
 
 
