@@ -213,7 +213,9 @@ def test_a_member_held_twice_is_read_twice_and_changed_once() -> None:
     stack.rename_key_("a", "c").exclude("n", inplace=True)
     assert list(row.keys()) == ["c"]
     for write in (stack.set, stack.set_):
-        with pytest.raises(InvalidValue, match=r"cannot .* `c`: the stack holds a member twice"):
+        with pytest.raises(
+            InvalidValue, match=r"cannot .* `c`: the stack must hold each member once"
+        ):
             write("c", torch.ones(2, 2))
     del stack["c"]
     assert row.is_empty()

@@ -48,7 +48,7 @@ def test_any_mapping_is_a_source(source: Mapping[str, object]) -> None:
 
 @pytest.mark.parametrize("source", [[1, 2], torch.zeros(3), 3, "text"])
 def test_what_is_no_mapping_is_refused(source: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgument, match=r"built from a mapping, but a `.*` came"):
+    with pytest.raises(InvalidArgument, match="must be a mapping or a container, got a"):
         TensorDict(source)
 
 
@@ -85,7 +85,7 @@ def test_names_of_parameters_are_keys_in_a_source() -> None:
 
 
 def test_a_key_given_twice_is_refused() -> None:
-    with pytest.raises(KeyCollision, match="`a` given in the source and by keyword"):
+    with pytest.raises(KeyCollision, match="`a` is given twice .in the source and by keyword"):
         TensorDict({"a": 1.0}, a=2.0)
 
 

@@ -1,10 +1,10 @@
-"""Entries that compiled code wrote, laid over the dict they belong in.
+"""An overlay for entries that are written in compiled code.
 
-dynamo replays a write into a dict from outside the graph by way of all keys of that dict, and so
-guards them all: a function that writes one entry would be compiled anew whenever an unrelated key
-comes or goes. It replays the assignment of an attribute without looking at what was there before.
-So compiled code lays what it writes over the dict, and assigns that in its place. The first look
-at it after the call, from outside, moves the entries into the dict and puts the dict back.
+dynamo replays a write into a dict from outside the graph and adds guards on all keys of that dict:
+a function that writes one entry would be recompiled whenever an unrelated key is added or removed.
+The assignment of an attribute has no such guards. So compiled code stores the new entries in an
+overlay, and assigns the overlay in place of the dict. The first read in eager code moves the
+entries into the dict and restores it.
 
 Knows dicts and the one attribute that holds them; must not know containers.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """What holds the entries."""
+    """The container that holds the entries."""
 
     _entries: dict[str, Entry]
 
 
 class LateEntries(MutableMapping[str, "Entry"]):
-    """A dict with later entries over it; looks like the dict that it becomes when looked at."""
+    """A dict with an overlay of later entries, which it merges when it is read in eager code."""
 
     __slots__ = ("below", "late", "owner")
 
@@ -37,7 +37,7 @@ class LateEntries(MutableMapping[str, "Entry"]):
     late: dict[str, Entry]
 
     def whole(self) -> dict[str, Entry]:
-        """The dict: a new one while compiling, else the one below, which is put back."""
+        """Return the merged dict: a new one while compiling, else the original, restored."""
         if is_dynamo_compiling():
             return {**self.below, **self.late}
         below = self.below
@@ -48,7 +48,7 @@ class LateEntries(MutableMapping[str, "Entry"]):
         return below
 
     def get(self, key: str, default: object = None) -> Entry:
-        """Read one entry; compiled code looks at no other."""
+        """Return one entry; compiled code reads only this key."""
         if is_dynamo_compiling():
             return self.late[key] if key in self.late else self.below.get(key, default)  # type: ignore[arg-type]  # as of a dict
         return self.whole().get(key, default)  # type: ignore[arg-type]  # as of a dict
@@ -76,29 +76,29 @@ class LateEntries(MutableMapping[str, "Entry"]):
         return len(self.whole())
 
     def keys(self) -> KeysView[str]:
-        """The keys of the whole."""
+        """Return the keys of the merged dict."""
         return self.whole().keys()
 
     def values(self) -> ValuesView[Entry]:
-        """The entries of the whole."""
+        """Return the entries of the merged dict."""
         return self.whole().values()
 
     def items(self) -> ItemsView[str, Entry]:
-        """Keys and entries of the whole."""
+        """Return the keys and entries of the merged dict."""
         return self.whole().items()
 
     def copy(self) -> dict[str, Entry]:
-        """A dict of its own."""
+        """Return a copy of the merged dict."""
         return dict(self.whole())
 
     def __deepcopy__(self, memo: dict[int, object]) -> dict[str, Entry]:
         return copy.deepcopy(self.whole(), memo)
 
 
-def lay_over(owner: Owner, late: Mapping[str, Entry]) -> None:
+def overlay(owner: Owner, late: Mapping[str, Entry]) -> None:
     """Write entries in compiled code."""
     entries: object = owner._entries
-    # Slots written one by one: the call of a class takes twice as long to trace.
+    # The slots are set one by one because calling a class is slow to trace.
     whole = object.__new__(LateEntries)
     whole.owner = owner
     if isinstance(entries, LateEntries):
@@ -107,11 +107,11 @@ def lay_over(owner: Owner, late: Mapping[str, Entry]) -> None:
     else:
         whole.below = owner._entries
         whole.late = {**late}
-    owner._entries = whole  # type: ignore[assignment]  # looks like the dict that it becomes
+    owner._entries = whole  # type: ignore[assignment]  # behaves like a dict
 
 
 def own_dict(owner: Owner) -> dict[str, Entry]:
-    """The dict of entries, in place of what compiled code laid over it."""
+    """Return the dict of entries; merge the overlay of compiled code into it."""
     entries: object = owner._entries
     if isinstance(entries, LateEntries):
         owner._entries = entries.whole()

@@ -1,7 +1,7 @@
 """The dense storage of a container: a dict of entries and a descriptor.
 
-Both `TensorDict` and `TensorClass` store this way. Results are made with `object.__new__` and slot
-writes, never through `__init__`, because their entries were checked when the inputs were made.
+`TensorDict` and `TensorClass` both store their entries this way. Results are created with
+`object.__new__` and not through `__init__`, because their entries need no further check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
-from kd_core._containers.compiled_writes import lay_over, own_dict
+from kd_core._containers.compiled_writes import overlay, own_dict
 from kd_core._leaves.loops import MANY, collect, collect_pairs, deal, rebuild, zip_each
 from kd_core._protocol.validation import admit
 
@@ -38,7 +38,7 @@ class Dense(TensorDictBase):
     _desc: Descriptor
     _entries: dict[str, Entry]
     _nested: bool
-    """Whether an entry may be something else than a tensor; a flat dict skips the question."""
+    """Whether an entry may be something other than a tensor; `False` enables fast paths."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -52,14 +52,14 @@ class Dense(TensorDictBase):
         if not isinstance(value, Tensor):
             self._nested = True
         if is_dynamo_compiling():
-            lay_over(self, {key: value})
+            overlay(self, {key: value})
         else:
             self._entries[key] = value
 
     def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
         # Overridden for speed: "tutorial Sequential(td)" in the benchmarks.
         if is_dynamo_compiling():
-            lay_over(self, leaves)
+            overlay(self, leaves)
         else:
             self._entries.update(leaves)
 
@@ -71,7 +71,7 @@ class Dense(TensorDictBase):
         new = object.__new__(self.__class__)
         new._entries = entries
         new._desc = desc
-        for value in entries.values():  # `holds_nodes`, without its call: "keys" in the benchmarks
+        for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
             if value.__class__ is not Tensor and (
                 hasattr(value, "_map_each") or not isinstance(value, Tensor)
             ):
@@ -94,8 +94,8 @@ class Dense(TensorDictBase):
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         # Overridden for speed: "index", "shape" in the benchmarks.
-        # Loops, because a comprehension costs a frame, here a tenth of a view of three leaves; a
-        # flat container of the same kind is filled in this frame, which saves as much.
+        # Loops, because a comprehension costs a frame; for the same reason a flat container of the
+        # same kind is filled in this frame.
         desc = self._desc
         if memo is not None and memo[0] is desc:
             after = memo[1]
@@ -232,8 +232,8 @@ class Dense(TensorDictBase):
         return new
 
 
-# What methods that are overridden for speed do without: a class that overrides the primitive on the
-# left takes the general methods on the right instead, which call it.
+# The methods that bypass a primitive for speed. A subclass that overrides the primitive on the left
+# gets the general methods on the right, which call it.
 _SHORTCUTS: Final = {
     "_set_entry": ("_put", "_set_leaves", "_store", "update"),
     "_admit": ("_put", "_store", "update"),
@@ -243,7 +243,7 @@ _SHORTCUTS: Final = {
 
 
 def _use_general_methods(cls: type[Dense]) -> None:
-    """Replace the methods that would bypass what a class overrides."""
+    """Replace the methods that would bypass a primitive which a class overrides."""
     own = vars(cls)
     for primitive, shortcuts in _SHORTCUTS.items():
         for name in shortcuts if primitive in own else ():
@@ -258,10 +258,10 @@ def restore_dense(
     device: torch.device | None,
     lock: str | None,
 ) -> D:
-    """Put a container together again: what unpickling calls.
+    """Rebuild a container; called by pickle.
 
-    Its lock is taken anew, so that what it encloses counts it; a lock of what enclosed it is left
-    behind.
+    A container that was locked itself is locked again, with all nested ones. The lock of an
+    enclosing container is not restored.
     """
     new = object.__new__(cls)
     new._entries = entries
@@ -279,7 +279,7 @@ def restore_dense(
 
 
 def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.device | None:
-    """The device of restored entries: `torch.load` may have been told to put them elsewhere."""
+    """Return the device of restored entries, which `torch.load(map_location=)` may have moved."""
     found = {
         value.device if isinstance(value, Tensor) else value._desc.device
         for value in entries.values()
@@ -291,7 +291,7 @@ def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.devi
 
 
 def own_bytes(leaf: Tensor) -> Tensor:
-    """A leaf without the rest of the storage that it is a view of; that would be pickled too."""
+    """Return a leaf, cloned if it is a view: pickle would save the whole storage of the base."""
     if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
         return leaf
     if leaf.untyped_storage().nbytes() == leaf.nbytes or leaf.requires_grad:
@@ -300,7 +300,7 @@ def own_bytes(leaf: Tensor) -> Tensor:
 
 
 def holds_nodes(entries: dict[str, Entry]) -> bool:
-    """Tell whether an entry is something else than a tensor."""
+    """Return whether an entry is something other than a tensor."""
     for value in entries.values():
         if value.__class__ is not Tensor and (
             hasattr(value, "_map_each") or not isinstance(value, Tensor)

@@ -1,4 +1,4 @@
-"""Containers made from things that are no mappings."""
+"""Functions that create a `TensorDict` from keywords or from a module."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def make_tensordict(
     auto_batch_size: bool = False,
     **entries: object,
 ) -> TensorDict:
-    """Make a `TensorDict` of a mapping, of keywords, or of both.
+    """Create a `TensorDict` from a mapping, from keywords, or from both.
 
     Args:
         source: nested mappings of values.
         batch_size: the leading dimensions of every entry.
-        device: where every entry is moved.
+        device: the device to which every entry is moved.
         auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
         **entries: more values.
 

@@ -1,8 +1,8 @@
-"""`LazyStackedTensorDict`: a sequence of containers seen as one.
+"""`LazyStackedTensorDict`: a sequence of containers that behaves as one.
 
-Members stay as they are: an entry is stacked when it is read, its rows go to the members when it is
-written. Everything that needs no whole batch is done member by member and gives a lazy stack again;
-what rearranges the batch stacks, and gives a `TensorDict` of its own memory.
+Members are not copied: an entry is stacked when it is read, and a write to it writes its rows to
+the members. Operations that do not need the whole batch run on each member and return a lazy stack.
+Operations that rearrange the batch stack the entries and return a `TensorDict` with new storage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.shapes import wrap_dim
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_storage import MemberStorage, describe_stack
-from kd_core._errors import InvalidArgument, InvalidValue, KdError, ShapeMismatch, shape_text
+from kd_core._errors import InvalidValue, KdError, ShapeMismatch, shape_text, wrong_type
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class LazyStackedTensorDict(MemberStorage):
-    """Containers of one batch size, seen as one with another dimension.
+    """Containers of the same batch size, stacked lazily along a new batch dimension.
 
-    Only keys that all members have are seen. A nested container comes as a lazy stack. Writing a
-    key writes its rows to the members.
+    Only keys that all members have are visible. A nested container is read as a lazy stack. Writing
+    a key writes its rows to the members.
 
     Args:
-        *members: the containers, one or more, kept by reference.
-        stack_dim: where the new batch dimension stands.
+        *members: one or more containers, kept by reference.
+        stack_dim: the position of the new batch dimension.
 
     Raises:
         ShapeMismatch: if the batch sizes differ.
@@ -61,21 +61,22 @@ class LazyStackedTensorDict(MemberStorage):
 
     def __init__(self, *members: TensorDictBase, stack_dim: int = 0) -> None:
         if not members:
-            raise InvalidValue("a lazy stack needs one member or more: its keys come from them.")
+            raise InvalidValue("a lazy stack must have at least one member, got none.")
         for position, member in enumerate(members):
             if not isinstance(member, TensorDictBase):
-                raise InvalidArgument(
-                    f"members of a lazy stack are containers, but member {position} is a "
-                    f"`{type(member).__name__}`. Wrap a mapping with `TensorDict` first."
+                raise wrong_type(
+                    f"member {position} of a lazy stack",
+                    "a container",
+                    member,
+                    "Wrap a mapping with `TensorDict` first.",
                 )
             if isinstance(member, MemberStorage):
                 refuse_cycle(f"member {position}", member, None, ())
             first = members[0]._desc
             if member._desc is not first and member._desc.batch != first.batch:
                 raise ShapeMismatch(
-                    f"members of a lazy stack have one batch size: that of member 0 is "
-                    f"{shape_text(first.batch)}, that of member {position} "
-                    f"{shape_text(member._desc.batch)}."
+                    f"batch sizes must be equal, got {shape_text(first.batch)} in member 0 and "
+                    f"{shape_text(member._desc.batch)} in member {position} of the lazy stack."
                 )
         self._dim = wrap_dim(stack_dim, first.ndim + 1)
         self._members = list(members)
@@ -93,7 +94,7 @@ class LazyStackedTensorDict(MemberStorage):
     @overload
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: object) -> object:
-        """Read a key, or index the batch; rows of the stacked dimension are the members."""
+        """Return the entry at a key, or index the batch: `stack[i]` is member `i`."""
         if index.__class__ is int and self._dim == 0 and not self._desc.frozen:
             count = len(self._members)
             if -count <= index < count:
@@ -105,7 +106,7 @@ class LazyStackedTensorDict(MemberStorage):
             return super().__getitem__(cast("Index", index))
         try:
             return self._result(picked)
-        except (KdError, IndexError):  # of the batch of a member: said anew of that of the stack
+        except (KdError, IndexError):  # it names the batch of a member, not of the stack
             return super().__getitem__(cast("Index", index))
 
     def __setitem__(self, index: object, value: object) -> None:
@@ -116,7 +117,7 @@ class LazyStackedTensorDict(MemberStorage):
             write_all(self._row_writes(index, value, ()))
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
-        """Take several rows: what a `DataLoader` asks of its data set."""
+        """Return several rows; called by `DataLoader`."""
         return self[list(indices)]
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
@@ -124,7 +125,7 @@ class LazyStackedTensorDict(MemberStorage):
         return self._selected((key,), self, ())[index][path_of(key)]
 
     def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
-        """Choose between the stack and `other` row by row, member by member where rows fit."""
+        """Select rows of the stack where a condition is true, and rows of `other` elsewhere."""
         batch = self._desc.batch
         sides = [
             side for side in (condition, other) if isinstance(side, (Tensor, AbstractContainer))
@@ -135,7 +136,7 @@ class LazyStackedTensorDict(MemberStorage):
         return blend(self, _chosen, condition, other)
 
     def contiguous(self) -> Self:
-        """Stack all entries: the same as a `TensorDict`.
+        """Stack all entries and return a `TensorDict`.
 
         Raises:
             ShapeMismatch: if the shapes of an entry differ among the members.
@@ -187,7 +188,7 @@ class LazyStackedTensorDict(MemberStorage):
         *,
         keys_to_update: Iterable[NestedKey] | None = None,
     ) -> Self:
-        """Store the entries of a source; those of a stack like this one go member by member."""
+        """Store the entries of a source; a stack of the same shape updates member by member."""
         if inplace or not (isinstance(source, MemberStorage) and self._matches(source)):
             return super().update(source, clone, inplace, keys_to_update=keys_to_update)
         keys = None if keys_to_update is None else list(keys_to_update)
@@ -224,11 +225,11 @@ class LazyStackedTensorDict(MemberStorage):
         return tuple(self._of(members) for members in zip(*parts, strict=True))
 
     def empty(self, recurse: bool = False) -> Self:
-        """Make a stack of members of the same batch size and device without entries."""
+        """Return a stack of empty members with the same batch size and device."""
         return self._by_member(lambda member: member.empty(recurse))
 
     def is_empty(self) -> bool:
-        """Tell whether no member has a leaf."""
+        """Return whether all members have no leaf."""
         return all(member.is_empty() for member in self._members)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -241,9 +242,10 @@ def _chosen(leaf: Tensor, condition: Tensor, other: Tensor) -> Tensor:
 
 
 def _join_alike(members: Sequence[TensorDictBase], dim: int) -> dict[str, Entry] | None:
-    """Stack all entries of members that are alike; `None` where one needs a closer look.
+    """Stack all entries of members with equal keys; return `None` where the slow path is needed.
 
-    Without a lazy stack for each nested container: "lazy_stack.contiguous()" in the benchmarks.
+    Does not build a lazy stack for each nested container: "lazy_stack.contiguous()" in the
+    benchmarks.
     """
     levels = [member._entries for member in members]
     first = levels[0]
@@ -273,17 +275,17 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int) -> dict[str, Entry]
 def restore_stack(
     cls: type[LazyStackedTensorDict], members: list[TensorDictBase], dim: int, lock: bool
 ) -> LazyStackedTensorDict:
-    """Put a lazy stack together again: what unpickling calls."""
+    """Rebuild a lazy stack; called by pickle."""
     stack = cls(*members, stack_dim=dim)
     return stack.lock_() if lock else stack
 
 
 def lazy_stack(members: Sequence[TensorDictBase], dim: int = 0) -> LazyStackedTensorDict:
-    """See several containers as one with another batch dimension; nothing is copied.
+    """Stack containers lazily along a new batch dimension; nothing is copied.
 
     Args:
-        members: containers of one batch size, one or more.
-        dim: where the new dimension stands.
+        members: one or more containers of the same batch size.
+        dim: the position of the new dimension.
 
     Raises:
         ShapeMismatch: if the batch sizes differ.
@@ -304,11 +306,11 @@ def lazy_stack(members: Sequence[TensorDictBase], dim: int = 0) -> LazyStackedTe
 
 
 def maybe_dense_stack(members: Sequence[TensorDictBase], dim: int = 0) -> TensorDictBase:
-    """Stack containers into a `TensorDict` if they are alike, else into a lazy stack.
+    """Stack containers into a `TensorDict` if their entries can be stacked, else lazily.
 
     Args:
-        members: containers of one batch size, one or more.
-        dim: where the new dimension stands.
+        members: one or more containers of the same batch size.
+        dim: the position of the new dimension.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
 """The entries of several members, stacked when they are read.
 
-Knows how one entry of each member becomes one of the stack, and why it may not; must not know what
-operations do with a stack.
+Knows how the entries of members become one entry of the stack, and which errors they raise; must
+not know the operations on a stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StackedEntries(Mapping[str, "Entry"]):
-    """The entries that all members have, in the order of the first member."""
+    """The mapping of the entries that all members have, in the order of the first member."""
 
     __slots__ = ("_stack",)
 
@@ -42,10 +42,10 @@ class StackedEntries(Mapping[str, "Entry"]):
         stack = self._stack
         found = [member._entries.get(key) for member in stack._members]
         if found[0].__class__ is Tensor:
-            try:  # asking each for its class first would cost as much as the stacking
+            try:  # checking the class of each first is slow
                 return torch.stack(cast("list[Tensor]", found), stack._dim)
             except (KdError, RuntimeError, TypeError):
-                pass  # one of them is something else
+                pass  # one of them is not a tensor
         if any(entry is None for entry in found):
             return cast("Entry | None", default)
         return _stacked(stack, key, cast("list[Entry]", found))
@@ -58,7 +58,7 @@ class StackedEntries(Mapping[str, "Entry"]):
         return iter([key for key in keys if all(key in other for other in others)])
 
     def _kinds(self) -> list[tuple[str, Entry]]:
-        """Return keys and what is of the kind of their entries: nothing is stacked for it."""
+        """Return the keys and, for each, an entry of the same kind; nothing is stacked."""
         stack = self._stack
         found: list[tuple[str, Entry]] = []
         for key in self:
@@ -71,7 +71,7 @@ class StackedEntries(Mapping[str, "Entry"]):
         return found
 
     def _partial(self) -> dict[str, str]:
-        """Describe the entries that only some members have, which reading does not show."""
+        """Describe the entries that only some members have; the stack does not show them."""
         levels = [member._entries for member in self._stack._members]
         found: dict[str, str] = {}
         for key in {key: None for level in levels for key in level if key not in self}:
@@ -85,7 +85,7 @@ class StackedEntries(Mapping[str, "Entry"]):
         return found
 
     def _ragged(self, key: str) -> str:
-        """Describe an entry whose shapes differ."""
+        """Describe an entry whose shapes differ among the members."""
         entries = [member._entries[key] for member in self._stack._members]
         return (
             f"ragged, of shapes {', '.join({shape_text(_shape_of(each)): 0 for each in entries})}"
@@ -103,7 +103,7 @@ def _shape_of(entry: Entry) -> tuple[int, ...]:
 
 
 def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
-    """Return one entry of all members, or raise the error that says why there is none."""
+    """Return one entry stacked from all members, or raise the error that says why it cannot be."""
     if all(isinstance(entry, Tensor) for entry in found):
         leaves = cast("list[Tensor]", found)
         try:
@@ -115,14 +115,14 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     if any(isinstance(entry, (Tensor, AbstractContainer)) for entry in found):
         kinds = " and a ".join(sorted({f"`{type(entry).__name__}`" for entry in found}))
         raise KeySetMismatch(
-            f"entry {format_key(key)} is a {kinds} among the members: it must be of one kind. Read "
-            f"it from each, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
+            f"entry {format_key(key)} must be of one kind in all members, got a {kinds}. Read it "
+            f"from each member, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
     values = [cast("AbstractContainer", entry)._item() for entry in found]
     if not all(same_data(value, values[0]) for value in values):
         raise InvalidValue(
-            f"entry {format_key(key)} is data that differs among the members, so it has no single "
-            f"value. Read it from each, as in `[member[{key!r}] for member in "
+            f"non-tensor entry {format_key(key)} must be equal in all members, got different "
+            f"values. Read it from each member, as in `[member[{key!r}] for member in "
             f"td.unbind({stack._dim})]`."
         )
     return _registry.wrap_data(values[0], stack._desc.unlocked())
@@ -143,12 +143,12 @@ def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
 
 
 def ragged(key: str, leaves: list[Tensor], dim: int, error: Exception | str = "") -> KdError:
-    """Build the error of an entry that cannot be stacked."""
+    """Build the error for an entry that cannot be stacked."""
     shapes = {shape_text(leaf.shape): None for leaf in leaves}
     if len(shapes) == 1:
         return InvalidValue(f"entry {format_key(key)} cannot be stacked: {error}")
     return ShapeMismatch(
         f"entry {format_key(key)} is ragged: its shapes among the {len(leaves)} members are "
-        f"{', '.join(shapes)}. Read it from each, as in `[member[{key!r}] for member in "
+        f"{', '.join(shapes)}. Read it from each member, as in `[member[{key!r}] for member in "
         f"td.unbind({dim})]`, or pad the members to one shape."
     )

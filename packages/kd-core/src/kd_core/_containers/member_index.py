@@ -1,8 +1,8 @@
-"""An index of a stack, taken apart: which members it picks, and what it takes of each.
+"""An index of a stack, resolved to the members that it selects and the index of each member.
 
 Knows the rules of torch for one advanced item; must not know containers. An index with several
-advanced items, or with a mask over the stacked dimension and another one, picks no members: there
-the stack has to be stacked.
+advanced items, or with a mask over the stacked dimension and another one, does not select whole
+members: the entries must be stacked for it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Picked(NamedTuple):
-    """What an index does to a stack.
+    """An index of a stack, resolved.
 
     Attributes:
-        rows: the members that it picks, by number; an integer for one of them as it is.
-        inner: the index of each member; empty where all of it is taken.
-        dim: where the stacked dimension stands in the result.
-        views: whether it is a view of a tensor, and not a copy.
-        in_place: whether writes into what it takes of each member reach the member.
+        rows: the numbers of the members that it selects; an integer selects one member itself.
+        inner: the index of each member; empty if the whole member is taken.
+        dim: the position of the stacked dimension in the result.
+        views: whether the index makes a view of a tensor, not a copy.
+        in_place: whether the inner index makes a view, so that writes reach the member.
     """
 
     rows: list[int] | int
@@ -37,7 +37,7 @@ class Picked(NamedTuple):
 
     @property
     def distinct(self) -> bool:
-        """Whether it picks each member once."""
+        """Whether the index selects each member at most once."""
         return isinstance(self.rows, int) or len(set(self.rows)) == len(self.rows)
 
 
@@ -45,16 +45,16 @@ _ALL = slice(None)
 
 
 def pick(index: object, batch: Batch, dim: int) -> Picked | None:
-    """Take an index apart.
+    """Resolve an index of a stack.
 
     Args:
-        index: what `td[index]` takes, but for keys.
+        index: an index of batch dimensions, not a key.
         batch: the batch size of the stack.
         dim: the stacked dimension.
 
     Returns:
-        What it picks, or `None` where it mixes members, picks none, or is wrong: the general way
-        finds out what is wrong.
+        The resolved index, or `None` where it mixes members, selects none, or is wrong: the general
+        method then raises the error.
     """
     items = plain_index(index, batch)
     advanced = [item for item in items if isinstance(item, Tensor)]
@@ -77,7 +77,7 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
 def _parted(
     items: tuple[IndexItem, ...], dim: int
 ) -> tuple[list[IndexItem], IndexItem, list[IndexItem]] | None:
-    """Return what stands before the stacked dimension, at it, and behind it."""
+    """Return the items of an index before, at and behind the stacked dimension."""
     before: list[IndexItem] = []
     after: list[IndexItem] = []
     which: IndexItem = _ALL
@@ -99,19 +99,19 @@ def _parted(
 
 
 def _width(item: IndexItem) -> int:
-    """Return how many dimensions of the result an item makes."""
+    """Return the number of dimensions of the result that belong to an item."""
     if isinstance(item, Tensor):
         return 1 if item.dtype is torch.bool else item.ndim
     return 0 if isinstance(item, int) else 1
 
 
 def _is_flag(item: IndexItem) -> bool:
-    """Tell whether an item is a mask without dimensions, which adds one."""
+    """Return whether an item is a 0-d mask, which adds a dimension."""
     return isinstance(item, Tensor) and item.dtype is torch.bool and not item.ndim
 
 
 def _rows(which: IndexItem, count: int) -> list[int] | int | None:
-    """Return the members that an item picks, by number from the front."""
+    """Return the numbers of the members that an item selects, counted from the front."""
     if isinstance(which, slice):
         backwards = which.step is not None and which.step < 1
         return None if backwards else list(range(count)[which]) or None

@@ -1,7 +1,8 @@
 """The primitives of a container whose storage is its members.
 
-An entry is stacked when it is read, and its rows go to the members when it is written. What needs
-no whole batch runs on the members; their own keys, shapes, dtypes and memory are kept.
+An entry is stacked when it is read, and a write to it writes its rows to the members. Operations
+that do not need the whole batch run on the members, which keep their keys, shapes, dtypes and
+storage.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class MemberStorage(TensorDictBase, Composite):
         self._desc = desc
 
     def _inner_batch(self, desc: Descriptor) -> tuple[int, ...]:
-        """Return the batch size of each member where that of the stack is `desc`'s."""
+        """Return the batch size of each member for a batch size of the stack."""
         batch, dim = desc.batch, self._dim
         if batch[dim : dim + 1] != (len(self._members),):
             raise ShapeMismatch(
                 f"batch_size {shape_text(batch)} does not fit {len(self._members)} containers "
-                f"stacked along dimension {dim}: that dimension must stay. Take `contiguous()`."
+                f"stacked along dimension {dim}: the size of that dimension must not change. Call "
+                "`contiguous()` first."
             )
         return batch[:dim] + batch[dim + 1 :]
 
@@ -80,7 +82,7 @@ class MemberStorage(TensorDictBase, Composite):
         return new
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        # What it is typed as, not its class: a result of whole entries is dense.
+        # The annotated kind, not the actual class: a result of stacked entries is dense.
         return cast("Self", _registry.make_dense(entries, desc))
 
     def _check_unlocked(self, action: str) -> None:
@@ -102,7 +104,7 @@ class MemberStorage(TensorDictBase, Composite):
         self._change_members(f"remove {format_key(key)}", lambda member: member._del_entry(key))
 
     def _rows(self, value: Entry) -> Sequence[Entry]:
-        """Return what of an entry goes to each member."""
+        """Return the part of an entry that belongs to each member."""
         dim = self._dim
         if isinstance(value, Tensor):
             return value.unbind(dim)
@@ -122,8 +124,8 @@ class MemberStorage(TensorDictBase, Composite):
             return [cast("Entry", other)] * len(self._members)
         if other._desc.batch[: len(batch)] != batch:
             raise ShapeMismatch(
-                f"containers of batch sizes {shape_text(batch)} and "
-                f"{shape_text(other._desc.batch)} do not match."
+                f"batch sizes must be equal, got {shape_text(batch)} and "
+                f"{shape_text(other._desc.batch)}."
             )
         return self._rows(cast("Entry", other))
 
@@ -145,7 +147,7 @@ class MemberStorage(TensorDictBase, Composite):
                 copy[picked.inner] = value
                 write_whole(member, copy, path, writes)
             return writes
-        # Rows of several members at once: of a stacked copy, which is then written back as a whole.
+        # Rows of several members at once: write to a stacked copy, then write the copy back.
         source = value._entries if isinstance(value, AbstractContainer) else value
         part = self
         if isinstance(source, Mapping):
@@ -156,7 +158,7 @@ class MemberStorage(TensorDictBase, Composite):
         return writes
 
     def _taken(self, picked: Picked) -> TensorDictBase:
-        """Return what an index takes: members, or what their own index gives."""
+        """Return the members that an index selects, indexed themselves if it goes on."""
         members = self._picked(picked)
         if picked.inner:
             members = [member[picked.inner] for member in members]
@@ -171,14 +173,14 @@ class MemberStorage(TensorDictBase, Composite):
             new = self._by_member(lambda member: member._map_each(fn))
             new._desc = self._desc.unlocked()
             return new
-        index = index_of(fn)  # which an enclosing container hands down
+        index = index_of(fn)  # recorded by an enclosing container
         picked = None if index is NO_DEFAULT else pick(index, self._desc.batch, self._dim)
         if picked is None:
             return super()._map_each(fn, batch, memo)
         return cast("Self", self._result(picked))
 
     def _result(self, picked: Picked) -> TensorDictBase:
-        """Return what an index takes, as a result: not locked, and a copy where torch copies."""
+        """Return the result of an index: not locked, and a copy where torch copies."""
         taken = self._taken(picked)
         if picked.in_place and not picked.views:
             return taken.clone()
@@ -212,12 +214,13 @@ class MemberStorage(TensorDictBase, Composite):
                 theirs[position] = self._beside(mine[position], theirs[position], path)
 
     def _beside(self, leaf: Tensor, operand: Tensor, path: tuple[str, ...]) -> Tensor:
-        """Return a leaf without batch as it stands beside that of one member."""
+        """Return a leaf without batch dimensions, made broadcastable to the leaf of one member."""
         if operand.ndim > leaf.ndim - self._dim:
             raise ShapeMismatch(
                 f"an entry of shape {shape_text(operand.shape)}{' below ' if path else ''}"
                 f"{format_key(path) if path else ''} of a container of batch_size () reaches the "
-                f"stacked dimension {self._dim}. Give that container the batch size of the stack."
+                f"stacked dimension {self._dim}. Set the batch_size of that container to that of "
+                "the stack."
             )
         return as_for_a_batch(leaf, operand)
 
@@ -231,7 +234,7 @@ class MemberStorage(TensorDictBase, Composite):
 
 
 def describe_stack(members: Sequence[AbstractContainer], dim: int) -> Descriptor:
-    """Return the descriptor of members of one batch size, stacked along a dimension."""
+    """Return the descriptor of a stack of members of the same batch size."""
     first = members[0]._desc
     batch = (*first.batch[:dim], len(members), *first.batch[dim:])
     device = first.device
@@ -242,7 +245,7 @@ def describe_stack(members: Sequence[AbstractContainer], dim: int) -> Descriptor
 
 
 class _Row:
-    """Takes one row of a dimension."""
+    """A leaf function that returns one row of a dimension."""
 
     __slots__ = ("_dim", "_row")
 

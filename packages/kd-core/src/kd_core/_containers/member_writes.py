@@ -1,7 +1,7 @@
-"""In-place writes into the members of a stack: what goes to which, checked before the first.
+"""In-place writes into the members of a stack.
 
-Knows stacks and values; must not know an index. All writes are returned, for the caller to do at
-once.
+Knows stacks and values; must not know an index. The functions check and return all writes; the
+caller performs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kd_core._containers.member_entries import ragged
-from kd_core._errors import InvalidArgument, InvalidValue, KeySetMismatch, listed
+from kd_core._errors import InvalidValue, one_value_for_all, unknown_keys
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, as_source, writable_source
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequence[object]:
-    """Return what of a value each member writes into its entry.
+    """Return the part of a value that is written into the entry of each member.
 
     Raises:
         ShapeMismatch: if the value cannot be broadcast to the stacked entry.
-        InvalidValue: if a member is held twice, and would have to take two rows.
+        InvalidValue: if a member is held twice and would receive two rows.
     """
     entries = [member._entries[key] for member in stack._members]
     if not all(isinstance(entry, Tensor) for entry in entries):
@@ -52,9 +52,9 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
 
 
 def held_twice(action: str) -> InvalidValue:
-    """Build the error of a stack that holds a member twice."""
+    """Build the error for a stack that holds a member twice."""
     return InvalidValue(
-        f"cannot {action}: the stack holds a member twice, and each member takes one row. Stack "
+        f"cannot {action}: the stack must hold each member once, got one twice. Stack "
         "`clone(recurse=False)` of that member instead."
     )
 
@@ -63,10 +63,10 @@ def write_whole(target: AbstractContainer, value: object, path: Path, writes: li
     """Append the writes that store a value in all rows of a container.
 
     Args:
-        target: what is written.
-        value: a container or mapping, whose keys may be fewer, or one value for all leaves.
-        path: where the target stands.
-        writes: what they are appended to.
+        target: the container that is written.
+        value: a container or mapping, which may have fewer keys, or one value for all leaves.
+        path: the path of the target.
+        writes: the list to which the writes are appended.
     """
     if isinstance(target, Composite):
         rows = _rows_of(target, value)
@@ -79,10 +79,7 @@ def write_whole(target: AbstractContainer, value: object, path: Path, writes: li
     unknown = [key for key in source if key not in kinds]
     if unknown:
         where = f" below {format_key(path)}" if path else ""
-        raise KeySetMismatch(
-            f"the source has keys{where} that the target lacks: {listed(unknown)}. The target has "
-            f"{listed(kinds)}. Add them first with `set`, or `select` the source's keys."
-        )
+        raise unknown_keys(unknown, kinds, where)
     for key, new in source.items():
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
@@ -94,7 +91,7 @@ def write_whole(target: AbstractContainer, value: object, path: Path, writes: li
 
 
 def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
-    """Return what of a value goes to each member, where that takes no look at the keys."""
+    """Return the part of a value for each member; `None` if its keys must be matched first."""
     if isinstance(value, Composite) and _match(target, value):
         return value._members
     if isinstance(value, (AbstractContainer, Mapping)) or (
@@ -122,7 +119,4 @@ def _check_same_data(entry: Entry, value: object, path: Path) -> None:
     old = cast("AbstractContainer", entry)._item()
     new = value._item() if hasattr(value, "_item") else value
     if not same_data(old, new):
-        raise InvalidArgument(
-            f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
-            "cannot be written to some of its rows. Use `set` to replace it."
-        )
+        raise one_value_for_all(format_key(path), old, new)

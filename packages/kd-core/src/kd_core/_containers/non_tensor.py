@@ -1,4 +1,4 @@
-"""Data that is no tensor, carried along by a container: one value for the whole batch."""
+"""`NonTensorData`: a non-tensor entry of a container, one value for the whole batch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class NonTensorData:
-    """One value that is no tensor, for the whole batch.
+    """A non-tensor entry: one value for the whole batch.
 
-    `td["key"]` gives the value, `td.get("key")` this wrapper. Operations of the container pass it
-    through: indexing and reshaping change its batch size only, arithmetic leaves it alone.
+    `td["key"]` returns the value, `td.get("key")` this wrapper. Operations of the container pass it
+    through: indexing and reshaping change only its batch size, arithmetic does not change it.
 
     Args:
         data: the value; kept by reference.
@@ -61,7 +61,7 @@ class NonTensorData:
         return self._desc.device
 
     def tolist(self) -> object:
-        """The value, once for each row of the batch: nested lists of shape `batch_size`."""
+        """Return the value once for each row, as nested lists of shape `batch_size`."""
         value: object = self.data
         for size in reversed(self._desc.batch):
             value = [value for _ in range(size)]
@@ -97,7 +97,7 @@ class NonTensorData:
     ) -> None:
         if not isinstance(other, NonTensorData):
             raise KeySetMismatch(
-                f"entry {format_key(path)} is data that is no tensor in the first container and a "
+                f"entry {format_key(path)} must be a non-tensor entry in both containers, got a "
                 f"`{type(other).__name__}` in the second."
             )
 
@@ -114,14 +114,14 @@ class NonTensorData:
         return ()
 
     def _hold(self, count: int) -> None:
-        pass  # it has no structure to lock
+        pass  # it does not have a structure to lock
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorData):
             return NotImplemented
         return self._desc.batch == other._desc.batch and same_data(self.data, other.data)
 
-    __hash__ = None  # type: ignore[assignment]  # the value may have none
+    __hash__ = None  # type: ignore[assignment]  # the value may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
         return NonTensorData, (self.data, self._desc.batch, self._desc.device)
@@ -131,7 +131,7 @@ class NonTensorData:
 
 
 def wrap_data(data: object, desc: Descriptor) -> NonTensorData:
-    """Wrap a value under a descriptor that exists."""
+    """Wrap a value with an existing descriptor."""
     node = object.__new__(NonTensorData)
     node.data = data
     node._desc = desc.unlocked()

@@ -1,13 +1,13 @@
 """`TensorClass`: a container whose keys are declared as typed fields.
 
-A tensor class *is* a container: it stores densely and inherits every method, each typed as giving
-the class itself. What is added is small: fields are read from annotations when the class is made,
-each becomes a descriptor over the entries, and the set of keys is fixed. What would have other keys
-(`select`, `flatten_keys`, ...) is a `TensorDict`.
+A tensor class *is* a container: it uses the dense storage and inherits every method. Its fields are
+read from annotations when the class is created. Each field is a property-like descriptor that reads
+and writes one entry, and the set of keys is fixed. Methods whose result has other keys (`select`,
+`flatten_keys`, ...) return a `TensorDict`.
 
-A metaclass makes the classes, for two reasons that a base class alone cannot serve: instances have
-no `__dict__`, so that a misspelt field is an error where it is assigned too, and type checkers
-write the signature of the constructor from the fields.
+The classes need a metaclass for two reasons: instances do not have a `__dict__`, so assigning a
+misspelt field is an error, and type checkers derive the signature of the constructor from the
+fields.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class _FieldOf(Generic[T]):
-    """Reads and writes the entry of one field."""
+    """The descriptor of a field: reads and writes its entry."""
 
     __slots__ = ("_name",)
 
@@ -69,12 +69,12 @@ class _FieldOf(Generic[T]):
 
 @dataclass_transform(field_specifiers=(field,))
 class TensorClassMeta(type):
-    """Makes tensor classes: turns annotations into fields."""
+    """The metaclass of tensor classes, which converts annotations to fields."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
     ) -> TensorClassMeta:
-        """Make the class without a `__dict__`; defaults leave the namespace for the fields."""
+        """Create the class without a `__dict__`; move defaults from the namespace to the fields."""
         namespace.setdefault("__slots__", ())
         made = super().__new__(cls, name, bases, namespace, **options)
         if any(isinstance(base, TensorClassMeta) for base in bases):
@@ -89,8 +89,8 @@ def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
             continue
         if name.startswith("_") or (name not in fields and hasattr(TensorClass, name)):
             raise InvalidValue(
-                f"field {format_key(name)} of `{cls.__name__}` has the name of a method or "
-                "property of every container, or starts with an underscore. Choose another name."
+                f"field name {format_key(name)} of `{cls.__name__}` must not be the name of a "
+                "method or property of containers or start with an underscore. Choose another name."
             )
         fields[name] = _default_of(cls, name, namespace.get(name, MISSING))
         setattr(cls, name, _FieldOf[object](name))
@@ -102,27 +102,28 @@ def _default_of(cls: type, name: str, default: object) -> Field[object]:
         return default
     if isinstance(default, (list, dict, set)):
         raise InvalidValue(
-            f"field {format_key(name)} of `{cls.__name__}` has a `{type(default).__name__}` as its "
-            "default, which all instances would share. Use `field(default_factory=...)`."
+            f"the default of field {format_key(name)} of `{cls.__name__}` must be immutable, got a "
+            f"`{type(default).__name__}`, which all instances would share. Use "
+            "`field(default_factory=...)`."
         )
     return cast("Field[object]", field() if default is MISSING else field(default=default))
 
 
 class TensorClass(Dense, metaclass=TensorClassMeta):
-    """A container with declared fields: subclass it and annotate them.
+    """A container with declared fields: subclass it and annotate the fields.
 
-    Fields are entries: `data.image` is `data["image"]`, and every method of a container works and
-    gives the class again. A method `__post_init__` runs after construction, as in a dataclass. The
-    keys are fixed: a method that would leave others gives a `TensorDict`, or refuses when it
-    changes the container itself.
+    Fields are entries: `data.image` is `data["image"]`. Every method of a container works and
+    returns an instance of the class. A method `__post_init__` runs after construction, as in a
+    dataclass. The keys are fixed: a method whose result has other keys returns a `TensorDict`, and
+    one that would change the keys in place raises an error.
 
     Args:
-        *values: fields in the order of their declaration, or by keyword.
+        *values: values of the fields, in the order of their declaration or by keyword.
         batch_size: the leading dimensions of every field; `None` means `()`.
-        device: where every field is moved; `None` leaves them where they are.
+        device: the device to which every field is moved; `None` does not move them.
 
     Raises:
-        UnknownField: if a keyword is no field.
+        UnknownField: if a keyword is not a field.
         InvalidArgument: if a field without default is missing.
         ShapeMismatch: if a field's shape does not start with the batch size.
 
@@ -159,7 +160,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             if after is not None:
                 after(self)
 
-        # Hidden from checkers, which then see a misspelt field themselves.
+        # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
             raise _unknown(type(self), name)
 
@@ -173,9 +174,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         """Build an instance from a mapping or container that has its fields as keys.
 
         Args:
-            source: field name to value; fields with a default may be missing.
+            source: a mapping from field names to values; fields with a default may be missing.
             batch_size: the leading dimensions of every field.
-            device: where every field is moved.
+            device: the device to which every field is moved.
         """
         if isinstance(source, TensorDictBase):
             batch_size = source.batch_size if batch_size is None else batch_size
@@ -201,7 +202,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     def _del_entry(self, key: str) -> None:
         raise InvalidArgument(
             f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields are "
-            "fixed. `select` and `exclude` give a `TensorDict`."
+            "fixed. Use `select` or `exclude`, which return a `TensorDict`."
         )
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
@@ -213,19 +214,19 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 def _bind(
     cls: type[TensorClass], values: tuple[object, ...], named: dict[str, object]
 ) -> dict[str, object]:
-    """Match arguments with fields, as the signature that checkers see does."""
+    """Match arguments with fields, as the signature of the constructor does."""
     fields = cls._fields
     if len(values) > len(fields):
         raise InvalidArgument(
-            f"`{cls.__name__}` has {len(fields)} fields ({listed(fields)}), but {len(values)} "
-            "values came. `batch_size` and `device` are given by keyword."
+            f"`{cls.__name__}` expected at most {len(fields)} values ({listed(fields)}), got "
+            f"{len(values)}. Pass `batch_size` and `device` by keyword."
         )
     given = dict(zip(fields, values, strict=False))
     for name, value in named.items():
         if name not in fields:
             raise _unknown(cls, name)
         if name in given:
-            raise InvalidArgument(f"field {format_key(name)} is given twice.")
+            raise InvalidArgument(f"field {format_key(name)} is given twice. Pass each field once.")
         given[name] = value
     missing = []
     for name, spec in fields.items():
@@ -239,21 +240,21 @@ def _bind(
             missing.append(name)
     if missing:
         raise InvalidArgument(
-            f"`{cls.__name__}` is built without {listed(missing)}: give a value to each field that "
-            "has no default."
+            f"`{cls.__name__}` expected a value for {listed(missing)}, got none. Pass a value for "
+            "each field that does not have a default."
         )
     return {name: given[name] for name in fields}
 
 
 def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
-    text = f"{format_key(name)} is no field of `{cls.__name__}`: its fields are "
+    text = f"{format_key(name)} is not a field of `{cls.__name__}`; available fields: "
     text += f"{listed(cls._fields)}."
     near = nearest_key(name, cls._fields)
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
 def is_tensorclass(value: object) -> bool:
-    """Tell whether a class, or the class of an instance, declares its fields.
+    """Return whether a class, or the class of an instance, is a tensor class.
 
     Example:
         >>> from torch import Tensor

@@ -12,7 +12,8 @@ from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense, holds_nodes
-from kd_core._errors import InvalidArgument, KeyCollision, MissingDependency, listed
+from kd_core._errors import InvalidArgument, MissingDependency, given_twice, wrong_type
+from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._ops.module_state import module_entries
 from kd_core._protocol.primitives import AbstractContainer
@@ -63,7 +64,7 @@ class TensorDict(Dense):
     ) -> None:
         if type(batch_size) is list:
             batch = tuple(batch_size)
-            for size in batch:  # `batch_of` without its call: "construct" in the benchmarks
+            for size in batch:  # `batch_of`, inlined: "construct" in the benchmarks
                 if type(size) is not int:
                     batch = batch_of(batch)
         else:
@@ -139,9 +140,9 @@ class TensorDict(Dense):
         Args:
             source: nested dicts of values.
             batch_size: the leading dimensions of every entry.
-            device: where every entry is moved.
+            device: the device to which every entry is moved.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
-            batch_dims: infer at most so many.
+            batch_dims: the largest number of batch dimensions to infer.
 
         Example:
             >>> import torch
@@ -153,7 +154,7 @@ class TensorDict(Dense):
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
             return cls(source, batch_size, device)  # type: ignore[arg-type]  # mypy infers no key
         if cls is TensorDict and device is None and (batch_dims is None or batch_dims >= 0):
-            # Where the source holds tensors alone: "from_dict, nested" in the benchmarks.
+            # The fast path for a source of tensors only: "from_dict, nested" in the benchmarks.
             levels: list[TensorDict] = []
             leaves: list[Tensor] = []
             if _undescribed(source, levels, leaves, 0) is not None:
@@ -180,8 +181,8 @@ class TensorDict(Dense):
     ) -> TensorDictBase:
         """Collect the parameters and buffers of a module, nested like its sub-modules.
 
-        The entries are the module's own tensors, parameters included; a sub-module that stands
-        under two names is one container under two keys. Modules without state have no entry.
+        The entries are the tensors of the module itself, parameters included. A sub-module with two
+        names is one container under two keys. Modules without state do not have an entry.
 
         Args:
             module: the module; it is not changed.
@@ -212,14 +213,14 @@ def _params_of(module: nn.Module) -> TensorDictBase:
     make = getattr(_registry, "params_of", None)
     if make is None:
         raise MissingDependency(
-            "`as_module=True` makes a `kd_nn.TensorDictParams`: install it with "
+            "`as_module=True` requires kd-nn, whose `TensorDictParams` it returns. Install it with "
             "`pip install kd-nn`, and `import kd_nn` first."
         )
     return cast("TensorDictBase", make(module))
 
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:
-    """Merge where all that is merged is known to fit; else change nothing and say so."""
+    """Merge all entries of a source if they need no check; else return `False`, nothing changed."""
     merges: list[tuple[TensorDict, Mapping[str, Entry]]] = []
     if not _stage_merge(target, source, merges):
         return False
@@ -233,7 +234,7 @@ def _stage_merge(
     source: TensorDict,
     merges: list[tuple[TensorDict, Mapping[str, Entry]]],
 ) -> bool:
-    """Note down the dicts to merge, where all that is merged is known to fit."""
+    """Record the dicts to merge; return `False` if an entry must be checked first."""
     if target._desc is not source._desc or not target._desc.plain:
         return False
     if not source._nested:
@@ -258,12 +259,12 @@ def _stage_merge(
 def make_dense(
     entries: dict[str, Entry], desc: Descriptor, nested: bool | None = None
 ) -> TensorDict:
-    """Wrap checked entries; the dict is handed over.
+    """Build a `TensorDict` of checked entries, which takes ownership of the dict.
 
     Args:
-        entries: what it holds.
+        entries: its entries.
         desc: its batch size, device and lock.
-        nested: whether an entry may be something else than a tensor; `None`: look.
+        nested: whether an entry may be something other than a tensor; `None`: check it.
     """
     td = object.__new__(TensorDict)
     td._entries = entries
@@ -273,9 +274,9 @@ def make_dense(
 
 
 def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()) -> None:
-    """Give a new container the entries of a mapping, checked and converted."""
+    """Fill a new container with the entries of a mapping, checked and converted."""
     items = source if type(source) is dict else dict(_mapping_of(source))
-    td._entries = entries = items.copy()  # type: ignore[assignment]  # what is no entry is replaced
+    td._entries = entries = items.copy()  # type: ignore[assignment]  # other values are replaced below
     td._nested = False
     on_cpu = desc.on_cpu
     rows = desc.batch[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
@@ -295,7 +296,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
             continue
         try:
             if value.shape[0] == rows and (not on_cpu or value.is_cpu):
-                continue  # the common case, without a call
+                continue  # the fast path
         except IndexError:
             pass
         entries[key] = admit(key, value, desc, path)
@@ -304,10 +305,10 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
 def _undescribed(
     source: object, levels: list[TensorDict], leaves: list[Tensor], depth: int
 ) -> TensorDict | None:
-    """Make a container of nested dicts that hold tensors alone, but for its descriptor.
+    """Build a container without descriptor from nested dicts that hold only tensors.
 
-    Returns `None` if there is anything else in them, else the container; it and those below are
-    appended to `levels`.
+    Returns `None` if they hold anything else. The container and all nested ones are appended to
+    `levels`.
     """
     if type(source) is not dict or depth > MAX_DEPTH:
         return None
@@ -334,14 +335,12 @@ def _mapping_of(source: object) -> Mapping[str, object]:
         return source._entries
     if isinstance(source, Mapping):
         return source
-    raise InvalidArgument(
-        f"a container is built from a mapping, but a `{type(source).__name__}` came. Wrap a single "
-        "tensor as `{'key': tensor}`."
-    )
+    remedy = "Wrap a single tensor as `{'key': tensor}`."
+    raise wrong_type("the source of a container", "a mapping or a container", source, remedy)
 
 
 def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[str, ...]) -> Node:
-    # Like `__init__`, but in one frame: deep mappings are built within the recursion limit.
+    # Like `__init__`, but in one frame, so that deep mappings stay within the recursion limit.
     td = object.__new__(TensorDict)
     td._desc = desc = desc._unlocked
     fill(td, source, desc, path)
@@ -349,11 +348,11 @@ def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[st
 
 
 def _reserved(entries: dict[str, object]) -> InvalidArgument:
-    """A keyword that users of other containers take for an option, and that is none here."""
+    """Build the error for a keyword that is an option in other libraries, but not here."""
     name = "names" if "names" in entries else "non_blocking"
     return InvalidArgument(
-        f"`{name}` is no option of the constructor. For an entry of that name, put it in "
-        f"the source: `TensorDict({{{name!r}: ...}})`."
+        f"`{name}` is not a valid option of the constructor. Put an entry of that name in the "
+        f"source: `TensorDict({{{name!r}: ...}})`."
     )
 
 
@@ -361,9 +360,7 @@ def _merged(source: object, entries: dict[str, object]) -> dict[str, object]:
     old = _mapping_of(source)
     twice = [key for key in entries if key in old]
     if twice:
-        raise KeyCollision(
-            f"{listed(twice)} given in the source and by keyword: give each key once."
-        )
+        raise given_twice(format_key(twice[0]), " (in the source and by keyword)")
     return {**old, **entries}
 
 

@@ -123,8 +123,8 @@ def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
 def as_for_a_batch(leaf: Tensor, operand: Tensor) -> Tensor:
     """Return a 0-d operand with the dtype to which it is promoted beside the stacked leaf.
 
-    Beside a stacked leaf, which has a dimension, a 0-d operand does not change the dtype. Beside the
-    0-d leaf of one member it would, because both have the same rank.
+    Beside a stacked leaf, which has a dimension, a 0-d operand does not change the dtype. Beside
+    the 0-d leaf of one member it would, because both have the same rank.
     """
     if leaf.ndim or operand.ndim:
         return operand
