@@ -20,14 +20,14 @@ def test_equal_containers_pass() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (TD.exclude("a"), r"keys of the container differ: \['a', 'n'\] came, \['n'\]"),
-        (TD.exclude(("n", "b")), r"keys of `n` differ"),
+        (TD.exclude("a"), r"keys \['n'\] in the container, got \['a', 'n'\]"),
+        (TD.exclude(("n", "b")), r"keys .* in `n`"),
         (TD + 1, "`a`: Tensor-likes are not close"),
         (TD.replace({"n": {"b": torch.zeros(3, 2)}}), r"`\('n', 'b'\)`: Tensor-likes"),
         (TD.double(), "`a`: .*dtype"),
-        (TD.replace({"n": {"word": "y"}}), r"`\('n', 'word'\)` is .*'x'.*'y'"),
-        (TD.replace({"n": torch.zeros(3)}), "`n` is "),
-        (TensorDict(TD, []), r"the container has batch_size \(3,\), \(\) was expected"),
+        (TD.replace({"n": {"word": "y"}}), r"'y'.* in `\('n', 'word'\)`, got .*'x'"),
+        (TD.replace({"n": torch.zeros(3)}), " in `n`, got "),
+        (TensorDict(TD, []), r"batch_size \(\) in the container, got \(3,\)"),
     ],
 )
 def test_a_difference_is_told(other: TensorDict, message: str) -> None:

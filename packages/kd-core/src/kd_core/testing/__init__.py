@@ -1,4 +1,4 @@
-"""What authors of containers and of tests need: comparisons, and the contract of every kind."""
+"""Tools for tests: comparison of containers, and the contract that every container kind fulfils."""
 
 from kd_core.testing._comparison import assert_close as assert_close
 from kd_core.testing._contract import ContainerContract as ContainerContract

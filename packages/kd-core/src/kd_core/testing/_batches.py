@@ -47,7 +47,7 @@ def _shape(index: object) -> tuple[int, ...]:
 
 
 def _whole(index: object) -> object:
-    """The index for a leaf, whose trailing dimensions are kept."""
+    """Return the index for a leaf, which keeps its trailing dimensions."""
     items = index if isinstance(index, tuple) else (index,)
     if not any(item is Ellipsis for item in items):
         return index
@@ -193,4 +193,4 @@ def _torch_stack(containers: list[TensorDictBase], dim: int) -> TensorDictBase:
 
 
 class BatchContract(_Indexing, _Shaping):
-    """Batch dimensions."""
+    """The tests of batch dimensions."""

@@ -1,4 +1,4 @@
-"""Comparing containers in tests, with messages that name the key."""
+"""Comparison of containers in tests, with messages that name the key."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def assert_close(
     containers and the order of keys are not compared.
 
     Args:
-        actual: what came.
-        expected: what should have come.
-        rtol: relative tolerance; `None` takes that of `torch.testing.assert_close`.
-        atol: absolute tolerance; given with `rtol` or not at all.
+        actual: the container to check.
+        expected: the expected container.
+        rtol: the relative tolerance; `None`: the default of `torch.testing.assert_close`.
+        atol: the absolute tolerance; must be given together with `rtol`.
         batch_size: compare batch sizes.
 
     Raises:
-        AssertionError: naming the key, and how it differs.
+        AssertionError: if they differ; the message names the key and the difference.
 
     Example:
         >>> import torch
@@ -58,17 +58,15 @@ def _compare(
     where = format_key(path) if path else "the container"
     mine, theirs = _level(actual), _level(expected)
     if mine.keys() != theirs.keys():
-        raise AssertionError(
-            f"the keys of {where} differ: {sorted(mine)} came, {sorted(theirs)} were expected."
-        )
+        raise AssertionError(f"expected the keys {sorted(theirs)} in {where}, got {sorted(mine)}.")
     if (
         batch_size
         and isinstance(actual, AbstractContainer)
         and isinstance(expected, AbstractContainer)
     ):
-        came, wanted = tuple(actual._desc.batch), tuple(expected._desc.batch)
-        if came != wanted:
-            raise AssertionError(f"{where} has batch_size {came}, {wanted} was expected.")
+        got, wanted = tuple(actual._desc.batch), tuple(expected._desc.batch)
+        if got != wanted:
+            raise AssertionError(f"expected batch_size {wanted} in {where}, got {got}.")
     for key, value in mine.items():
         inner = (*path, key)
         other = theirs[key]
@@ -77,7 +75,7 @@ def _compare(
         elif _is_level(value) and _is_level(other):
             _compare(value, other, rtol, atol, batch_size, inner)  # type: ignore[arg-type]  # checked above
         elif not _same_data(value, other):
-            raise AssertionError(f"{format_key(inner)} is {value!r}, {other!r} was expected.")
+            raise AssertionError(f"expected {other!r} in {format_key(inner)}, got {value!r}.")
 
 
 def _level(value: Comparable) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""What every container under the contract holds, and the same as nested dicts: the oracle."""
+"""The content of every container under test, also as nested dicts for comparison."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ BATCH = (3, 4)
 
 
 class Contract:
-    """The parts that a kind supplies, and the helpers of all tests.
+    """The methods that a kind implements, and the helpers of all tests.
 
     Attributes:
-        fixed_keys: whether the kind refuses keys other than those it was made with.
+        fixed_keys: whether the keys cannot change after construction.
     """
 
     fixed_keys: ClassVar[bool] = False
 
     def make(self) -> TensorDictBase:
-        """Make a fresh, unlocked container that holds `content()`, of batch size (3, 4)."""
-        raise NotImplementedError("a contract needs `make()`: a container that holds `content()`")
+        """Build a new, unlocked container that holds `content()`, with batch size (3, 4)."""
+        raise NotImplementedError("implement `make()`: return a container that holds `content()`")
 
     @staticmethod
     def content() -> dict[str, object]:
-        """What the container holds: leaves of several ranks and dtypes, two levels below, data."""
+        """Build the content: leaves of several ranks and dtypes, two nested levels, and data."""
         count = 12
         return {
             "a": torch.arange(float(count)).reshape(BATCH) / 4,
@@ -65,7 +65,7 @@ def holds(
 
 
 def inner(td: TensorDictBase, *path: str) -> TensorDictBase:
-    """The nested container at a path."""
+    """Return the nested container at a path."""
     found: object = td.get(path)
     assert isinstance(found, TensorDictBase), f"{path} is a {type(found).__name__}"
     return found
@@ -73,15 +73,15 @@ def inner(td: TensorDictBase, *path: str) -> TensorDictBase:
 
 @contextmanager
 def refused(error: type[Exception], *words: str) -> Iterator[None]:
-    """Assert that an error comes, and that its message has these words."""
+    """Assert that an error is raised, and that its message contains these words."""
     try:
         yield
     except error as raised:
         text = str(raised)
         lacking = [word for word in words if word not in text]
-        assert not lacking, f"the message lacks {lacking}: {text}"
+        assert not lacking, f"expected {lacking} in the message, got: {text}"
     else:
-        raise AssertionError(f"{error.__name__} was expected, and nothing was raised")
+        raise AssertionError(f"expected {error.__name__}, got no error")
 
 
 @contextmanager

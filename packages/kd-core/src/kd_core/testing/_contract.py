@@ -1,4 +1,4 @@
-"""`ContainerContract`: what every kind of container does, as tests that a kind inherits."""
+"""`ContainerContract`: tests of the behaviour of every container kind, to be inherited."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kd_core.testing._values import ValueContract
 
 
 class ContainerContract(EntryContract, LockContract, BatchContract, ValueContract, CopyContract):
-    """The behaviour suite of containers: subclass it, say how to make one, and run it.
+    """The test suite of container kinds: subclass it, implement `make`, and run it.
 
-    Any runner that calls methods named `test_*` of a class will do; nothing of pytest is needed.
-    A test that finds a promise broken raises `AssertionError`.
+    Any test runner that calls methods named `test_*` of a class can run it; pytest is not required.
+    A test that fails raises `AssertionError`.
 
     Attributes:
-        fixed_keys: set it where the kind refuses keys other than those it was made with.
+        fixed_keys: set it to `True` if the keys of the kind cannot change after construction.
 
     Example:
         >>> from kd_core import TensorDict

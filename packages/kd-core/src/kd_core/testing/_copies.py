@@ -1,4 +1,4 @@
-"""Contract: copies in every sense, and what leaves the process."""
+"""Contract: copies, conversion and pickling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHALLOW: tuple[Way, ...] = (lambda td: td.clone(recurse=False), copy.copy, lambd
 
 
 class CopyContract(Contract):
-    """Copies."""
+    """The tests of copies and pickling."""
 
     def test_a_deep_copy_shares_nothing(self) -> None:
         for deep in DEEP:
@@ -90,4 +90,4 @@ class CopyContract(Contract):
         for part in ("shape=torch.Size([3, 4, 5])", "dtype=torch.int32", "'reach'"):
             assert part in text
         end = "batch_size=torch.Size([3, 4]),\n    device=None,\n    is_shared=False"
-        assert end in text.rpartition("}")[2]  # a kind may add what is its own
+        assert end in text.rpartition("}")[2]  # a kind may add attributes

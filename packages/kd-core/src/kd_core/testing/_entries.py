@@ -261,4 +261,4 @@ class _Choosing(Contract):
 
 
 class EntryContract(_Reading, _Writing, _Updating, _Choosing):
-    """Entries by key."""
+    """The tests of reading and writing by key."""

@@ -1,4 +1,4 @@
-"""Contract: a locked container keeps its structure, and its values may be written."""
+"""Contract: the structure of a locked container cannot change, its values can."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kd_core.testing._content import BATCH, Contract, holds, inner, refused, unc
 
 
 class LockContract(Contract):
-    """Locks."""
+    """The tests of locks."""
 
     def test_a_locked_container_keeps_its_structure(self) -> None:
         td = self.make().lock_()

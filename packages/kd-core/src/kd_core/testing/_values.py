@@ -1,4 +1,4 @@
-"""Contract: maths, reductions and user functions run leaf by leaf."""
+"""Contract: arithmetic, reductions and user functions run on each leaf."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _masked(leaf: Tensor, mask: Tensor) -> Tensor:
 
 
 class ValueContract(Contract):
-    """Values."""
+    """The tests of arithmetic, reductions and user functions."""
 
     def test_maths_run_leaf_by_leaf(self) -> None:
         for ours, theirs in MATHS:
@@ -103,7 +103,7 @@ class ValueContract(Contract):
     def test_gradients_reach_its_entries(self) -> None:
         td = self.make().select("a", ("n", "c"))
         td.requires_grad_()
-        (td * 3)["n", "c"].sum().backward()  # type: ignore[no-untyped-call]  # torch types it not
+        (td * 3)["n", "c"].sum().backward()  # type: ignore[no-untyped-call]  # not typed in torch
         assert not td.detach().requires_grad
         expected = torch.full((*BATCH, 5), 3.0)
         assert td.grad is not None
