@@ -59,5 +59,5 @@ def test_where_takes_the_container_on_either_side() -> None:
     assert where(condition, td, 0.0)["a"][:, 0].tolist() == [1, 0]
     assert where(condition, 0.0, td)["a"][:, 0].tolist() == [0, 1]
     assert where(condition, td, td + 1)["a"][:, 0].tolist() == [1, 2]
-    with pytest.raises(InvalidArgument, match="the condition is a tensor"):
+    with pytest.raises(InvalidArgument, match="Pass a tensor as `condition`"):
         where(td, 0.0, 1.0)

@@ -189,7 +189,7 @@ def test_a_structure_survives_being_written_down() -> None:
 @pytest.mark.parametrize("value", [object(), ("x", "y"), {"x"}])
 def test_data_that_cannot_be_written_down_is_named(value: object) -> None:
     spec = pytree.tree_structure(TensorDict({"a": torch.zeros(3), "odd": value}, [3]))
-    with pytest.raises(InvalidValue, match=r"entry `odd` holds a .* `exclude` it"):
+    with pytest.raises(InvalidValue, match=r"entry `odd` of a saved .* `exclude` it"):
         pytree.treespec_dumps(spec)
 
 

@@ -1,4 +1,4 @@
-"""What torch calls: torch functions, pytrees, pickling, data loading.
+"""Integration with torch: torch functions, pytrees, pickling, data loading.
 
-Knows every container kind; nothing of kd_core may depend on it.
+Knows every container kind; no other part of kd_core may depend on it.
 """

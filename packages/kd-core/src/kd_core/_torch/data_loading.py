@@ -1,7 +1,7 @@
-"""Containers in a `DataLoader`: rows are put together by the default collate function.
+"""Containers in a `DataLoader`: the default collate function stacks them.
 
-A container that is itself the data set gives a whole batch at once (`__getitems__`), which is
-passed on as it is.
+If the data set is itself a container, `__getitems__` returns a whole batch at once, which is not
+stacked again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The torch functions that take containers: a table from function to ours, and to method names.
+"""The torch functions that accept containers: tables of implementations and of method names.
 
-A line here makes `torch.f(td)` work. Functions of several containers stand in `FUNCTIONS`; all
-others name the method that does the work, so that a subclass which overrides the method is heard.
+An entry here makes `torch.f(td)` work. Functions of several containers are in `FUNCTIONS`; all
+others are mapped to the name of a method, so that subclasses can override it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from kd_core._base import is_tensor_collection
 from kd_core._combine.concatenating import cat
 from kd_core._combine.stacking import stack
-from kd_core._errors import InvalidArgument
+from kd_core._errors import wrong_type
 from kd_core._ops.filling import fill_like
 from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
 from kd_core._protocol import overrides
@@ -24,7 +24,7 @@ _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "
 
 
 def _list_rows() -> None:
-    """Enter the rows of the pointwise table: the functions, and what operators of tensors call."""
+    """Register the functions and operators of the pointwise table."""
     for reduction in REDUCTIONS:
         overrides.METHODS[getattr(torch, reduction.name)] = (reduction.name, None)
     for unary in UNARY:
@@ -38,7 +38,7 @@ def _list_rows() -> None:
 
 
 def _list_methods(names: str) -> None:
-    """Enter methods that bear the name of a torch function."""
+    """Register methods that have the name of a torch function."""
     for name in names.split():
         overrides.METHODS[getattr(torch, name)] = (name, None)
 
@@ -59,9 +59,8 @@ def _where(condition: Tensor, input: object, other: object) -> object:
     if is_tensor_collection(input):
         return input.where(condition, cast("AbstractContainer | Tensor | float", other))
     if not is_tensor_collection(other):
-        raise InvalidArgument(
-            "`torch.where` chooses between containers; the condition is a tensor."
-        )
+        remedy = "Pass a tensor as `condition`."
+        raise wrong_type("`input` or `other` of `torch.where`", "a container", other, remedy)
     return other.where(~condition, cast("Tensor | float", input))
 
 
@@ -87,12 +86,12 @@ for _like in (
 
 
 def torch_functions() -> list[str]:
-    """List the torch functions that take containers.
+    """List the torch functions that accept containers.
 
-    Any other one raises `UnsupportedFunction`, and names the nearest of these.
+    Any other function raises `UnsupportedFunction`; the message names a similar one.
 
     Returns:
-        Names as they are called, sorted.
+        The public names, sorted.
 
     Example:
         >>> from kd_core import torch_functions

@@ -1,7 +1,7 @@
-"""Containers in `torch.load(weights_only=True)`: their classes and how they are put together.
+"""Containers in `torch.load(weights_only=True)`: the classes and functions that are safe to load.
 
-Rebuilding a container calls no code of the class that is rebuilt, so that any kind may be listed as
-safe, also one which is defined later.
+Rebuilding a container does not call code of its class, so every kind can be listed as safe, also a
+kind that is defined later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _allow(cls: type) -> None:
     torch.serialization.add_safe_globals([cls])
 
 
-# The descriptor's is for kinds defined elsewhere, which pickle as any object does.
+# `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
 torch.serialization.add_safe_globals(
     [restore_dense, restore_stack, restore_descriptor, NonTensorData],
 )

@@ -1,17 +1,17 @@
 """Containers as pytree nodes: for `tree_map`, `vmap`, `torch.func` and `torch.export`.
 
-Decisions that hold here:
+Decisions:
 
-- Children are the tensors, in the alphabetical order of their keys: the structure does not depend
-  on the order in which keys were written. Those of a nested plain container stand in its place, for
-  each node of a tree costs torch 8 us in a `vmap`. Nested containers of other kinds are children.
-  Data that is no tensor belongs to the structure.
-- The structure does not hold the batch size, so that it is the same for every size of a batch, and
-  the same for a tree of integers (`in_dims` of a `vmap`) made from the container. What is kept is
-  how many dimensions of one child, the *lead*, are beyond the batch; the batch size is read off the
-  new lead. Inside a `vmap` over a dimension it shrinks by itself.
-- Putting a container together again never fails, whatever stands in the place of the tensors.
-- Kinds that store densely come back as themselves, others (lazy stacks) as a `TensorDict`.
+- The children are the tensors in alphabetical order of their keys, so the structure does not depend
+  on the order in which keys were written. The tensors of a nested `TensorDict` are children of the
+  outermost one, because every node of a tree slows `vmap` ("vmap over 3 sets" in the benchmarks).
+  Nested containers of other kinds are children. Non-tensor entries belong to the structure.
+- The structure does not hold the batch size, so it is the same for every batch size, and the same
+  for a tree of integers (`in_dims` of `vmap`) made from the container. It holds the number of
+  trailing dimensions of one child, the *lead*; when the container is rebuilt, the batch size is
+  read from the new lead. Under a `vmap` over a batch dimension the batch size loses that dimension.
+- Rebuilding a container does not fail, whatever replaces the tensors.
+- Kinds with dense storage are rebuilt as themselves, others (lazy stacks) as a `TensorDict`.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 
 
 class Structure(NamedTuple):
-    """What a container is besides its children; equal where keys and data are.
+    """The structure of a container without its children; equal if keys and data are equal.
 
-    A tuple of constants, because strict export writes it into the program as one.
+    A tuple of constants, because strict export stores it in the program as a constant.
 
     Attributes:
         keys: the keys of the children, in alphabetical order.
-        data: keys and values of the entries that are no tensors.
+        data: keys and values of the non-tensor entries.
         device: the device of the container, kept while all children are on it.
         lead: the position of the first child that has a shape, -1 if there is none.
-        extra: how many dimensions of the lead are beyond the batch.
-        batch: the batch size where there is no lead to read it from.
-        ndim: the number of batch dimensions there were: beyond these, an empty child has its own.
-        inner: for each key, the structure of a plain container whose children stand in its place,
-            else `None`; nothing where no child is one.
+        extra: the number of trailing dimensions of the lead.
+        batch: the batch size if there is no lead to read it from.
+        ndim: the original number of batch dimensions; further ones belong to an empty child.
+        inner: for each key, the structure of a nested `TensorDict` whose tensors are children of
+            this one, else `None`; empty if there is none.
     """
 
     keys: tuple[str, ...]
@@ -79,7 +79,7 @@ class Structure(NamedTuple):
             return False
         return _same_data(dict(self.data), dict(other.data))
 
-    def __ne__(self, other: object) -> bool:  # the tuple's own would be used
+    def __ne__(self, other: object) -> bool:  # or that of `tuple` would be used
         return not self == other
 
     def __hash__(self) -> int:
@@ -117,8 +117,9 @@ def _flatten(container: AbstractContainer) -> tuple[list[object], Structure]:
 def _below_gradients(container: AbstractContainer) -> AbstractContextManager[object]:
     """Return the context in which the entries of a container are read.
 
-    What a stack makes inside of `torch.func.grad` is of the level of that transform, which torch
-    then cannot wrap for it: where the members come from outside, they are stacked outside.
+    Tensors that a lazy stack creates inside `torch.func.grad` belong to the level of that
+    transform, and torch cannot wrap them for the same level. So members from outside are stacked
+    outside.
     """
     level = maybe_current_level()
     if level is None or is_compiling():
@@ -130,12 +131,12 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
 
 
 def _take_apart(container: AbstractContainer, children: list[object]) -> Structure:
-    """Append the children of a container, and those of the plain ones in it."""
+    """Append the children of a container and of the nested `TensorDict`s in it."""
     entries = container._entries
     desc = container._desc
     keys: list[str] = sorted(entries)
     if keys and getattr(container, "_nested", True) is False:
-        # Tensors all: "vmap over 3 sets" in the benchmarks flattens each container twice.
+        # The fast path for tensors only: "vmap over 3 sets" in the benchmarks.
         children += [entries[key] for key in keys]
         extra = entries[keys[0]].ndim - desc.ndim  # type: ignore[union-attr]  # a tensor
         return Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, ())
@@ -152,7 +153,9 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
             below = _take_apart(value, children)  # type: ignore[arg-type]  # a container
             if lead < 0 <= below.lead:
                 lead, extra = len(names), value._desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
-        elif kind is int or kind is Tensor or _is_child(value):  # a `vmap` makes trees of integers
+        elif (
+            kind is int or kind is Tensor or _is_child(value)
+        ):  # `in_dims` of `vmap` are trees of integers
             children.append(value)
             shape = None if lead >= 0 or kind is int else _shape_of(value)
             if shape is not None:
@@ -170,14 +173,14 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
 
 
 def _is_child(value: object) -> bool:
-    """Tell children from data; whatever a map put in the place of a tensor is a child."""
+    """Return whether a value is a child: whatever `tree_map` put in place of a tensor is one."""
     if isinstance(value, Tensor) or isinstance(value, AbstractContainer):  # noqa: SIM101 - a union is slower
         return True
     return not hasattr(value, "_with_descriptor")
 
 
 def _shape_of(value: object) -> Batch | None:
-    """The shape that a child gives to its parent's batch: none from an empty container."""
+    """Return the shape that limits the batch of the parent; `None` for an empty container."""
     if value.__class__ is Tensor:
         return tuple(value.shape)
     if isinstance(value, AbstractContainer):
@@ -207,9 +210,9 @@ def _put_together(
     hollow: list[str] = []
     # To ask whether there is one for each costs 100 ns.
     if inner:
-        entries = _branches(values, zip(keys, inner), hollow)  # noqa: B905  # as said above
+        entries = _branches(values, zip(keys, inner), hollow)  # noqa: B905  # as above
     else:
-        entries = dict(zip(keys, values))  # noqa: B905  # as said above
+        entries = dict(zip(keys, values))  # noqa: B905  # as above
     if lead >= 0:
         first = entries[keys[lead]]
         shape: Batch = (first.shape if first.__class__ is Tensor else _shape_of(first)) or ()
@@ -236,7 +239,7 @@ def _put_together(
 def _branches(
     values: Iterator[object], below: Iterable[tuple[str, Structure | None]], hollow: list[str]
 ) -> dict[str, object]:
-    """The entries of a container of which some are plain containers; note those without leaves."""
+    """Rebuild the entries of a container and its nested ones; record those without leaves."""
     entries: dict[str, object] = {}
     for key, structure in below:
         if structure is None:
@@ -251,7 +254,7 @@ def _branches(
 def _agreed(
     batch: Batch, device: torch.device | None, children: Iterable[object]
 ) -> tuple[Batch, torch.device | None]:
-    """As much of the batch as all children start with, and the device that all are on."""
+    """Return the leading batch dimensions shared by all children, and their common device."""
     for value in children:
         if batch:
             batch = _shared(batch, value)
@@ -261,8 +264,8 @@ def _agreed(
 
 
 def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
-    """A container without leaves under the batch of its new parent."""
-    # Not compared with its old batch: that would pin a size which an export left open.
+    """Return a container without leaves with the batch of its new parent."""
+    # Comparing it with the old batch would specialise a size that is symbolic in an export.
     return hollow._map_each(_leaf, lambda own: batch + own[ndim:])
 
 
@@ -280,7 +283,7 @@ def _leaf(leaf: Tensor) -> Tensor:
 
 
 def _shared(batch: Batch, value: object) -> Batch:
-    """As much of the batch as a child starts with too."""
+    """Return the leading batch dimensions that a child has too."""
     shape = _shape_of(value)
     if shape is None or shape[: len(batch)] == batch:
         return batch
@@ -312,7 +315,7 @@ def _flatten_with_keys(
 
 
 class _Path(tuple[str, ...]):
-    """A nested key; prints as torch names the inputs of an exported program after it."""
+    """A nested key; its `str` is used by torch to name the inputs of an exported program."""
 
     __slots__ = ()
 
@@ -329,7 +332,7 @@ def _paths(structure: Structure, head: tuple[str, ...]) -> Iterator[_pytree.KeyE
 
 
 def _dump(structure: Structure) -> Dumped:
-    """The structure as JSON can hold it: what an exported program is saved with."""
+    """Convert the structure to JSON values, with which an exported program is saved."""
     return {
         "keys": list(structure.keys),
         "data": {key: _plain(key, value) for key, value in structure.data},
@@ -342,10 +345,10 @@ def _dump(structure: Structure) -> Dumped:
 
 
 def _plain(key: str, value: object) -> object:
-    """A value that JSON gives back as it was.
+    """Return a value that JSON restores unchanged.
 
     Raises:
-        InvalidValue: naming the key of a value that it does not.
+        InvalidValue: if JSON does not restore it; the message names the key.
     """
     try:
         plain = json.loads(json.dumps(value))
@@ -354,9 +357,8 @@ def _plain(key: str, value: object) -> object:
         kept = False
     if not kept:
         raise InvalidValue(
-            f"entry `{key}` holds a `{type(value).__name__}`, which a saved program cannot carry: "
-            "only strings, numbers, `None`, and lists and dicts of these. `exclude` it before "
-            "exporting."
+            f"non-tensor entry `{key}` of a saved program must be a string, a number, `None`, or a "
+            f"list or dict of these, got a `{type(value).__name__}`. `exclude` it before exporting."
         )
     return value
 
