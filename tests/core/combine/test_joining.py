@@ -116,7 +116,9 @@ def test_equal_data_stays_one_value() -> None:
 def test_data_that_differs_is_an_error(join: Any, other: object) -> None:
     one = TensorDict({"in": {"word": "word"}, "a": torch.ones(1)}, [1])
     differing = TensorDict({"in": {"word": other}, "a": torch.ones(1)}, [1])
-    with pytest.raises(InvalidValue, match=r"in.*word.*container 2 and 'word' in container 0"):
+    with pytest.raises(
+        InvalidValue, match=r"in.*word.*'word' in container 0 and .* in container 2"
+    ):
         join([one, one, differing])
 
 
@@ -125,9 +127,13 @@ def test_missing_and_additional_keys_name_the_container(join: Any) -> None:
     td = TensorDict({"a": torch.ones(2), "in": {"b": torch.ones(2)}}, [2])
     fewer = TensorDict({"a": torch.ones(2), "in": {}}, [2])
     other = TensorDict({"x": torch.ones(2), "in": {"b": torch.ones(2)}}, [2])
-    with pytest.raises(KeySetMismatch, match="below `in` container 2 lacks `b` and alone has none"):
+    with pytest.raises(
+        KeySetMismatch, match="container 2 of .* below `in`, got `b` only in container 0"
+    ):
         join([td, td, fewer])
-    with pytest.raises(KeySetMismatch, match="container 1 lacks `a` and alone has `x`"):
+    with pytest.raises(
+        KeySetMismatch, match="got `a` only in container 0 and `x` only in container 1"
+    ):
         join([td, other])
 
 
@@ -137,7 +143,9 @@ def test_missing_and_additional_keys_name_the_container(join: Any) -> None:
 )
 def test_kinds_that_differ_name_the_container(join: Any, one: object, other: object) -> None:
     first, second = (TensorDict({"a": each}).expand(1) for each in (one, other))
-    with pytest.raises(KeySetMismatch, match=r"`a` is .* in container 1 and .* in container 0"):
+    with pytest.raises(
+        KeySetMismatch, match=r"`a` must be .* in container 0 and .* in container 1"
+    ):
         join([first, second])
 
 
@@ -165,11 +173,11 @@ def test_batch_sizes_that_do_not_fit_name_the_container() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ([], InvalidValue, "one container or more"),
-        (TensorDict({}, [2]), InvalidArgument, "a list or tuple of containers, but a `TensorDict`"),
-        ([{"a": 1}], InvalidArgument, "number 0 is a `dict`"),
-        ([TensorDict({}, [2]), {"a": 1}], InvalidArgument, "number 1 is a `dict`"),
-        ([TensorDict({}, [2]), torch.ones(2)], InvalidArgument, "number 1 is a `Tensor`"),
+        ([], InvalidValue, "at least one container"),
+        (TensorDict({}, [2]), InvalidArgument, "a list or tuple of containers, got a `TensorDict`"),
+        ([{"a": 1}], InvalidArgument, "input 0 of .*, got a `dict`"),
+        ([TensorDict({}, [2]), {"a": 1}], InvalidArgument, "input 1 of .*, got a `dict`"),
+        ([TensorDict({}, [2]), torch.ones(2)], InvalidArgument, "input 1 of .*, got a `Tensor`"),
     ],
 )
 def test_anything_else_is_refused(
@@ -205,17 +213,22 @@ def test_cat_writes_to_out() -> None:
 @pytest.mark.parametrize(
     ("out", "error", "message"),
     [
-        (TensorDict({"a": torch.zeros(3, 2)}, [3]), ShapeMismatch, r"batch_size \(3,\)"),
-        (TensorDict({"a": torch.zeros(2, 2)}, [2]), ShapeMismatch, "the keys `a`, but"),
+        (TensorDict({"a": torch.zeros(3, 2)}, [3]), ShapeMismatch, r"got \(3,\)"),
+        (TensorDict({"a": torch.zeros(2, 2)}, [2]), ShapeMismatch, "got .* and `a`"),
         (
             TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(2, 1)}, [2]),
             ShapeMismatch,
-            r"entry `b` of `out` has shape \(2, 1\), but the result has \(2,\)",
+            r"entry `b` of `out` must have shape \(2,\), got \(2, 1\)",
         ),
         (
             TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(2, requires_grad=True)}, [2]),
             InvalidArgument,
-            "`b` needs gradients",
+            "`b` requires gradients",
+        ),
+        (
+            TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]),
+            KeySetMismatch,
+            "`b` of `out` must be a tensor, got a non-tensor value",
         ),
         (TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]), KeySetMismatch, "`b` is data"),
         (
@@ -267,7 +280,7 @@ def test_an_out_of_another_dtype_is_left_alone(join: Any) -> None:
     parts = [TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]) for _ in range(2)]
     for out in (join(parts) * 0, lazy_stack((join(parts) * 0).unbind(0))):
         out["b"] = out["b"].int()
-        with pytest.raises(InvalidArgument, match=r"`b` of `out` is of torch.int32"):
+        with pytest.raises(InvalidArgument, match=r"`b` of `out` must .* got torch.int32"):
             join(parts, out=out)
         assert not out["a"].any()
 

@@ -19,5 +19,5 @@ def test_merge_keeps_the_first_entry_and_the_sources() -> None:
 
 
 def test_merge_checks_batch_sizes() -> None:
-    with pytest.raises(ShapeMismatch, match=r"the same, but the batch_size is \(3,\) in cont"):
+    with pytest.raises(ShapeMismatch, match=r"must be equal, got .* and \(3,\) in cont"):
         merge_tensordicts(TensorDict({}, [2]), TensorDict({}, [3]))

@@ -36,7 +36,7 @@ def test_pad_takes_rows_away() -> None:
 
 @pytest.mark.parametrize(
     ("pad_size", "message"),
-    [([1], "a pair"), ([0, 0, 0, 0], "each of the 1 batch"), ([-2, -3], "more rows away")],
+    [([1], "a pair"), ([0, 0, 0, 0], "at most 1 batch"), ([-2, -3], "not remove more rows")],
 )
 def test_pad_sizes_are_checked(pad_size: list[int], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):

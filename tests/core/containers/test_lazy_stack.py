@@ -49,7 +49,7 @@ def test_the_stack_dimension_is_one_more() -> None:
 def test_members_need_one_batch_size() -> None:
     with pytest.raises(ShapeMismatch, match=r"must be equal, got \(\) in member 0 and \(2,\)"):
         lazy_stack([TensorDict(), TensorDict({}, [2])])
-    with pytest.raises(InvalidValue, match="one member or more"):
+    with pytest.raises(InvalidValue, match="at least one member"):
         lazy_stack([])
 
 

@@ -1,4 +1,4 @@
-"""Making one container of several.
+"""Functions that combine several containers into one.
 
-Knows the container kinds; must not know what torch calls.
+Knows the container kinds; must not know how torch calls these functions.
 """

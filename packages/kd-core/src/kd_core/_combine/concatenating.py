@@ -15,23 +15,23 @@ from kd_core._protocol.composite import Composite
 
 C = TypeVar("C", bound=TensorDictBase)
 
-# By a name of its own: dynamo guards that the `torch` of each module it looks into is the same.
+# Under its own name: reading it from `torch` while dynamo traces would add a guard on `torch`.
 _cat_tensors = torch.cat
 
 
 def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
-    """Concatenate containers along a batch dimension; `torch.cat` comes here too.
+    """Concatenate containers along a batch dimension; `torch.cat` calls this function too.
 
     Args:
-        tensors: containers of the same keys, whose batch sizes differ in `dim` at most. Lazy
+        tensors: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
             stacks of the same stacked dimension are joined member by member.
-        dim: along which batch dimension.
-        out: a container whose leaves the result is written to.
+        dim: the batch dimension along which they are concatenated.
+        out: a container into whose leaves the result is written.
 
     Raises:
         KeySetMismatch: if a container has other keys than the first.
         ShapeMismatch: if a batch size or the shape of an entry differs elsewhere.
-        InvalidValue: if they hold different values of data that is no tensor.
+        InvalidValue: if the values of a non-tensor entry differ.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
 
 
 def _members_joined(containers: Sequence[object], how: Join) -> Composite | None:
-    """Concatenate lazy stacks of one stacked dimension member by member, if they are such."""
+    """Concatenate lazy stacks of one stacked dimension member by member; `None` if not possible."""
     first = containers[0]
     if not isinstance(first, Composite):
         return None

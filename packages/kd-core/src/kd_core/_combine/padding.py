@@ -1,4 +1,4 @@
-"""Adding rows to containers, until several have as many."""
+"""Padding: adding rows to containers along batch dimensions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
     """Add rows before and after those along each batch dimension.
 
     Args:
-        container: what to pad.
-        pad_size: how many rows to add before and after, for the first batch dimension, then for
-            the second, and so on; negative numbers take rows away.
-        value: what the new rows hold.
+        container: the container to pad.
+        pad_size: the numbers of rows to add before and after, for the first batch dimension, then
+            for the second, and so on; negative numbers remove rows.
+        value: the value of the new rows.
 
     Raises:
-        InvalidValue: if the numbers do not come in pairs, or there are too many.
+        InvalidValue: if the numbers are not pairs, or there are too many.
 
     Example:
         >>> import torch
@@ -105,7 +105,7 @@ def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
     key = "masks" if return_mask is True else str(return_mask)
     if key in result._entries:
         raise KeyCollision(
-            f"there is an entry {format_key(key)} already. Pass another key as `return_mask`."
+            f"key {format_key(key)} exists already. Pass another key as `return_mask`."
         )
     return result.set(key, masks)
 
@@ -144,28 +144,28 @@ def _leaves_alone(masks: C) -> C:
 
 @remembered
 def _padded_sizes(batch: Batch, pad_size: Batch) -> tuple[Batch, list[int]]:
-    """The batch size after padding, and the rows to add as torch takes them: last dimension first.
+    """Return the batch size after padding, and the rows to add with the last dimension first.
 
-    Without the value that is padded with, because -0.0 equals 0.0.
+    The padding value is not an argument: -0.0 and 0.0 would be the same key of the cache.
     """
     ndim = len(batch)
     if len(pad_size) % 2 or len(pad_size) > 2 * ndim:
         raise InvalidValue(
-            f"`pad_size` holds a pair (rows before, rows after) for each of the {ndim} batch "
-            f"dimensions at most, but {pad_size} came."
+            f"`pad_size` must hold a pair (rows before, rows after) for at most {ndim} batch "
+            f"dimensions, got {pad_size}."
         )
     pairs = [pad_size[i : i + 2] for i in range(0, len(pad_size), 2)]
     pairs += [(0, 0)] * (ndim - len(pairs))
     new = tuple(size + sum(pair) for size, pair in zip(batch, pairs, strict=True))
     if any(size < 0 for size in new):
         raise InvalidValue(
-            f"`pad_size` {pad_size} takes more rows away than batch_size {batch} has."
+            f"`pad_size` must not remove more rows than batch_size {batch} has, got {pad_size}."
         )
     return new, [rows for pair in reversed(pairs) for rows in pair]
 
 
 def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDictBase:
-    """A container that holds, for each leaf, which rows of it are real."""
+    """Return a container with one mask for each leaf: true for the rows that are not padding."""
     batch = container._desc.batch
     rows = torch.arange(batch[dim]) < torch.tensor(lengths)[:, None]
     shape = [1] * len(batch)

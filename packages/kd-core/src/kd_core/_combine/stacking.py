@@ -14,22 +14,22 @@ from kd_core._combine.joining import Join, combined, dims_of, stacked_shape
 
 C = TypeVar("C", bound=TensorDictBase)
 
-# By a name of its own: dynamo guards that the `torch` of each module it looks into is the same.
+# Under its own name: reading it from `torch` while dynamo traces would add a guard on `torch`.
 _stack_tensors = torch.stack
 
 
 def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
-    """Stack containers along a new batch dimension; `torch.stack` comes here too.
+    """Stack containers along a new batch dimension; `torch.stack` calls this function too.
 
     Args:
         tensors: containers of the same keys and batch size.
-        dim: where the new dimension goes; negative ones count from behind the last one.
-        out: a container whose leaves the result is written to.
+        dim: the position of the new dimension; a negative one counts from the end of the result.
+        out: a container into whose leaves the result is written.
 
     Raises:
         KeySetMismatch: if a container has other keys than the first.
         ShapeMismatch: if a batch size or the shape of an entry differs.
-        InvalidValue: if they hold different values of data that is no tensor.
+        InvalidValue: if the values of a non-tensor entry differ.
 
     Example:
         >>> import torch
