@@ -22,8 +22,8 @@ WIDTH = 100
 
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
-Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What an operand
-may be, and how leaves are paired, stands in `_operands`.
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. `_ops.operands`
+has the rules for operands and for pairing leaves.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
 
-Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What `dim` and
-`reduce` mean stands in `_reductions`.
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. `_ops.reducing`
+has the rules for `dim` and `reduce`.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ CLASSES = {
     "Reductions": """Reductions to one value.
 
     Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch
-    dimensions, or is `"feature"` for all dimensions behind them; `keepdim` keeps those reduced with
-    size 1. `reduce=True` takes all leaves as one tensor, and gives one.
+    dimensions, or is `"feature"` for all trailing dimensions; `keepdim` keeps reduced dimensions
+    with size 1. `reduce=True` reduces all leaves to one tensor.
 
     Example:
         >>> import torch

@@ -257,11 +257,7 @@ class Runner:
         outputs = list(result) if isinstance(result, tuple) else [result]
         if len(outputs) != len(leaf.writes) and set(leaf.writes) != {DISCARD}:
             raise ValueError("outputs and keys differ in number")
-        made = {
-            k: v
-            for k, v in zip(leaf.writes, outputs, strict=False)
-            if k in leaf.visible()
-        }
+        made = {k: v for k, v in zip(leaf.writes, outputs, strict=False) if k in leaf.visible()}
         for value in made.values():
             for inner in flat(value).values():
                 if tuple(cast(Tensor, inner).shape[: len(self.batch)]) != self.batch:

@@ -128,7 +128,7 @@ def test_missing_and_additional_keys_name_the_container(join: Any) -> None:
     fewer = TensorDict({"a": torch.ones(2), "in": {}}, [2])
     other = TensorDict({"x": torch.ones(2), "in": {"b": torch.ones(2)}}, [2])
     with pytest.raises(
-        KeySetMismatch, match="container 2 of .* below `in`, got `b` only in container 0"
+        KeySetMismatch, match=r"container 2 of .* below `in`, got `b` only in container 0"
     ):
         join([td, td, fewer])
     with pytest.raises(
@@ -159,7 +159,7 @@ def test_leaves_that_do_not_fit_name_the_container(join: Any) -> None:
 
 def test_batch_sizes_that_do_not_fit_name_the_container() -> None:
     td, n = container(), "container 1"
-    with pytest.raises(ShapeMismatch, match=rf"the same, but .* \(1, 1, 3\) in {n}"):
+    with pytest.raises(ShapeMismatch, match=rf"must be equal, got .* \(1, 1, 3\) in {n}"):
         stack([td, td[:1]])
     with pytest.raises(ShapeMismatch, match=rf"dimension that grows, but .* \(2, 1, 2\) in {n}"):
         cat([td, td.narrow(2, 0, 2)])

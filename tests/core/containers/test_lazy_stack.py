@@ -95,7 +95,7 @@ def test_a_ragged_stack_calculates_member_by_member() -> None:
 def test_entries_of_different_kinds_are_refused() -> None:
     rows = [TensorDict({"a": torch.zeros(2)}), TensorDict({"a": {"b": 1.0}})]
     with pytest.raises(
-        KeySetMismatch, match="`a` must be of one kind .* a `TensorDict` and a `Tensor`"
+        KeySetMismatch, match=r"`a` must be of one kind .* a `TensorDict` and a `Tensor`"
     ):
         lazy_stack(rows)["a"]
 

@@ -85,7 +85,7 @@ def test_names_of_parameters_are_keys_in_a_source() -> None:
 
 
 def test_a_key_given_twice_is_refused() -> None:
-    with pytest.raises(KeyCollision, match="`a` is given twice .in the source and by keyword"):
+    with pytest.raises(KeyCollision, match=r"`a` is given twice .in the source and by keyword"):
         TensorDict({"a": 1.0}, a=2.0)
 
 

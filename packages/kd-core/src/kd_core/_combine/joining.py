@@ -9,7 +9,7 @@ Decisions:
 The leaves of one key are passed to torch without a check. Only if torch raises an error, the leaves
 are compared, and the message names the entry and the number of the container that differs. With few
 keys a lookup for each leaf is faster than comparing the lists of keys, with many keys slower
-("stack" in the benchmarks).
+("stack 8 x 128 leaves" in the benchmarks).
 """
 
 from __future__ import annotations

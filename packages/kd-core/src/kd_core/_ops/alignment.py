@@ -1,6 +1,6 @@
-"""Tensor operands beside the leaves of members: which rows of one stand beside which leaf.
+"""Alignment of tensor operands with the leaves of members: the rows that belong to each leaf.
 
-Knows containers of members; must not know what is computed.
+Knows containers of members; must not know the operation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:
-    """Return what of a tensor over the batch stands beside each leaf that `_collect` gives."""
+    """Return the part of a tensor over the batch that belongs to each leaf of `_collect`."""
     batch: Batch = td._desc.batch
     beside: list[Tensor] = []
     if operand.ndim:
@@ -29,7 +29,7 @@ def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:
 
 
 def _stand_beside(td: AbstractContainer, operand: Tensor, ndim: int, beside: list[Tensor]) -> None:
-    """Append, for each leaf that `_collect` gives, a tensor over the first `ndim` dimensions."""
+    """Append a tensor over the first `ndim` dimensions for each leaf of `_collect`."""
     if isinstance(td, Composite):
         over = td._dim < ndim
         rows = operand.unbind(td._dim) if over else [operand] * len(td._members)
@@ -44,7 +44,7 @@ def _stand_beside(td: AbstractContainer, operand: Tensor, ndim: int, beside: lis
 
 
 def _stand_alone(td: AbstractContainer, operand: Tensor, beside: list[Tensor]) -> None:
-    """Append a 0-d tensor for each leaf that `_collect` gives, as it promotes beside the leaf."""
+    """Append a 0-d tensor for each leaf of `_collect`, with the dtype that promotes correctly."""
     if isinstance(td, Composite):
         leaves: list[Tensor] = []
         td._collect(leaves)

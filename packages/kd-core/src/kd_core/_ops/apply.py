@@ -1,4 +1,4 @@
-"""Calling a function on every leaf."""
+"""Application of a function to every leaf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument
+from kd_core._errors import wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Apply(AbstractContainer):
-    """Calling a function on every leaf."""
+    """The methods that call a function on every leaf."""
 
     __slots__ = ()
 
@@ -44,9 +44,9 @@ class Apply(AbstractContainer):
         default: object = NO_DEFAULT,
         filter_empty: bool = False,
     ) -> Self:
-        """Call a function on every leaf, and collect what it gives.
+        """Call a function on every leaf, and return a container of the results.
 
-        Non-tensor entries are passed through. A leaf for which `fn` gives `None` is dropped.
+        Non-tensor entries are passed through. A leaf for which `fn` returns `None` is dropped.
 
         Args:
             fn: called as `fn(leaf, *leaves of others)`.
@@ -103,7 +103,7 @@ class Apply(AbstractContainer):
         Args:
             fn: called as `fn(name, leaf, *leaves of others)`.
             others: containers with the same keys.
-            nested_keys: give the whole path of a nested leaf, a tuple; else its last key.
+            nested_keys: pass the path of a nested leaf as a tuple; else only its last key.
             batch_size: the batch size of the result.
             device: the device of the result.
             inplace: write the results into the leaves, and return this container.
@@ -133,10 +133,10 @@ class Apply(AbstractContainer):
         return _finish(self, result) if inplace else result
 
     def apply_(self, fn: Callable[..., object], *others: AbstractContainer) -> Self:
-        """Call a function on every leaf and write what it gives into the leaf; return self.
+        """Call a function on every leaf and write the result into the leaf; return self.
 
-        A result that is the leaf itself, or `None`, is not written. Results are checked before the
-        first is written; allowed on a locked container.
+        A result that is the leaf itself, or `None`, is not written. All results are checked before
+        the first is written. It is allowed on a locked container.
 
         Example:
             >>> import torch
@@ -171,14 +171,14 @@ W = TypeVar("W", bound=AbstractContainer)
 def _each(
     td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: Path
 ) -> W:
-    """Apply a function without other containers: results that fit are checked in one loop.
+    """Apply a function without other containers; results are checked in the same loop.
 
     Args:
         td: one level.
-        fn: what is called.
-        nested: whether it is given the path of a leaf, or its last key; `None`: no name at all.
-        target: from the descriptor of a level to that of the result; `None`: it stays.
-        path: where the level stands.
+        fn: the function.
+        nested: whether `fn` gets the path of a leaf or its last key; `None`: no name.
+        target: a function from the descriptor of a level to that of the result; `None`: keep it.
+        path: the path of the level.
     """
     if isinstance(td, Composite) and target is None:
         return td._by_member(lambda member: _each(member, fn, nested, None, path))
@@ -187,7 +187,7 @@ def _each(
     entries: dict[str, Entry] = {}
     doubtful: dict[str, object] = {}
     for key, value in td._entries.items():
-        if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as `_leaves` asks
+        if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as in `_leaves.loops`
             if nested is None:
                 found = fn(value)
             else:
@@ -213,7 +213,7 @@ def _each(
 def _admit(
     entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
 ) -> None:
-    """Check results before they are entries: converted where needed, `None` dropped."""
+    """Validate and convert results; drop `None`."""
     for key, found in results.items():
         if found is None:
             del entries[key]
@@ -261,10 +261,8 @@ class _Walk:
             return {}
         theirs = entries_of(other) if isinstance(other, AbstractContainer) else None
         if theirs is None:
-            raise InvalidArgument(
-                f"expected a container beside {format_key(path) if path else 'the first'}, got a "
-                f"`{type(other).__name__}`."
-            )
+            what = f"the other operand{f' at {format_key(path)}' if path else ''}"
+            raise wrong_type(what, "a container", other)
         if self.default is NO_DEFAULT and mine.keys() != theirs.keys():
             raise key_sets_differ(mine, theirs, path)
         return theirs
@@ -276,7 +274,7 @@ def _target(
     device: DeviceLike | NoDefault | None,
     inplace: bool,
 ) -> Target | None:
-    """Map the descriptor of a level to that of the result; `None`: each keeps its own."""
+    """Return the function from the descriptor of a level to that of the result; `None`: keep it."""
     if batch_size is None and device is NO_DEFAULT:
         return None
     if inplace:

@@ -1,4 +1,4 @@
-"""Arranging nested containers: making and emptying them, and splitting one by its keys."""
+"""Nested containers: creating and emptying them, and splitting a container by its keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Arrangement(AbstractContainer):
-    """Nested containers: make, empty and split."""
+    """The methods that create, empty and split nested containers."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Arrangement(AbstractContainer):
     def create_nested(self, key: NestedKey) -> Self:
         """Store an empty container at `key`, of the same batch size and device; return self.
 
-        An entry that stands there is replaced.
+        An existing entry is replaced.
 
         Example:
             >>> from kd_core import TensorDict
@@ -47,7 +47,7 @@ class Arrangement(AbstractContainer):
         return self
 
     def filter_empty_(self) -> Self:
-        """Remove nested containers without any entry, from the innermost out; return self.
+        """Remove nested containers without entries, the innermost first; return self.
 
         Example:
             >>> from kd_core import TensorDict
@@ -62,17 +62,17 @@ class Arrangement(AbstractContainer):
         return self
 
     def split_keys(self, *key_sets: Sequence[NestedKey], strict: bool = True) -> tuple[Self, ...]:
-        """Create a container of each set of keys, and one of what is left; tensors are shared.
+        """Return a container for each set of keys, and one of the others; tensors are shared.
 
         Args:
-            *key_sets: keys, in one set only each.
+            *key_sets: sets of keys; each key must be in one set only.
             strict: whether a missing key is an error.
 
         Returns:
-            As many containers as there are sets, and the rest.
+            One container for each set, and one of the remaining keys.
 
         Raises:
-            KeyNotFound: if `strict` and a key is missing, or stands in an earlier set.
+            KeyNotFound: if `strict` and a key is missing or in an earlier set.
 
         Example:
             >>> from kd_core import TensorDict
@@ -80,7 +80,7 @@ class Arrangement(AbstractContainer):
             >>> list(first.keys(True, True)), list(rest.keys(True, True))
             ([('b', 'c')], ['a', ('b', 'd')])
         """
-        # A plain container: what has declared fields could not give any of them away.
+        # A plain container, because the fields of a tensor class cannot be removed.
         dense = _registry.make_dense(dict(self._shallow()._entries), self._desc.unlocked())
         rest = cast(AbstractContainer, dense)
         parts: list[Self] = []
@@ -112,7 +112,7 @@ def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer
 
 
 def _drop(level: AbstractContainer, path: tuple[str, ...]) -> None:
-    """Remove an entry that is there, and the containers that it leaves empty."""
+    """Remove an existing entry, and the containers that become empty."""
     above: list[tuple[AbstractContainer, str]] = []
     for part in path[:-1]:
         above.append((level, part))

@@ -1,4 +1,4 @@
-"""Gradients: leaving the graph, asking for gradients, and reading them."""
+"""Gradients: `detach`, `requires_grad_`, `grad` and `zero_grad`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Autograd(AbstractContainer):
-    """Gradients of leaves.
+    """The methods for gradients of leaves.
 
     Example:
         >>> import torch
@@ -49,25 +49,25 @@ class Autograd(AbstractContainer):
         for leaf in leaves:
             if requires_grad and not (leaf.is_floating_point() or leaf.is_complex()):
                 raise InvalidValue(
-                    f"{name_in(self, leaf)} of {leaf.dtype} cannot have gradients: only floating "
-                    "point and complex numbers can. `exclude` it first, or cast it."
+                    f"{name_in(self, leaf)} must have a floating point or complex dtype to require "
+                    f"gradients, got {leaf.dtype}. `exclude` it first, or cast it."
                 )
             if requires_grad and leaf.is_inference() and not torch.is_inference_mode_enabled():
                 raise InvalidValue(
-                    f"{name_in(self, leaf)} is an inference tensor, which cannot have gradients. "
+                    f"{name_in(self, leaf)} must not be an inference tensor to require gradients. "
                     "`clone` the container first."
                 )
             if not requires_grad and not leaf.is_leaf:
                 raise InvalidValue(
-                    f"{name_in(self, leaf)} is a result inside the graph, so it cannot stop "
-                    "requiring gradients. Use `detach()`."
+                    f"{name_in(self, leaf)} must be a leaf of the graph to stop requiring "
+                    "gradients, got the result of an operation. Use `detach()`."
                 )
         for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self
 
     def detach(self) -> Self:
-        """Return the container with all leaves outside the graph; storage is shared."""
+        """Return the container with all leaves detached from the graph; storage is shared."""
         return self._map_each(Tensor.detach)
 
     def detach_(self) -> Self:
@@ -80,8 +80,8 @@ class Autograd(AbstractContainer):
         for leaf in leaves:
             if leaf._is_view():
                 raise InvalidValue(
-                    f"{name_in(self, leaf)} is a view of another tensor, so it cannot leave the "
-                    "graph in place. Use `detach()`."
+                    f"{name_in(self, leaf)} must not be a view of another tensor to be detached in "
+                    "place. Use `detach()`."
                 )
         for leaf in leaves:
             leaf.detach_()
@@ -89,7 +89,7 @@ class Autograd(AbstractContainer):
 
     @property
     def data(self) -> Self:
-        """The container of the data of all leaves: outside the graph, storage shared."""
+        """The container of the data of all leaves: detached from the graph, storage shared."""
         return self._map_each(lambda leaf: leaf.data)
 
     @property
@@ -102,10 +102,10 @@ class Autograd(AbstractContainer):
         return cast("Self", gradients) if leaves_of(gradients) else None
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
-        """Drop the gradients of all leaves, or fill them with zeros; return self.
+        """Set the gradients of all leaves to `None` or zero; return self.
 
         Args:
-            set_to_none: drop them; else write zeros into them.
+            set_to_none: set gradients to `None`; else write zeros into them.
         """
         for leaf in leaves_of(self):
             if leaf.grad is None:

@@ -1,4 +1,4 @@
-"""Operations of a leaf with two operands: clamp, interpolate, add products."""
+"""Operations with two operands: `clamp`, `lerp`, `addcmul`, `addcdiv`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Blending(AbstractContainer):
-    """Operations of a leaf with two operands.
+    """The methods that combine every leaf with two operands.
 
-    An operand is a tensor over the batch dimensions, a container of the same keys, or, where the
-    function of torch takes one, a number.
-    Forms with `_` write into the storage of the leaves, all checked before the first is written.
+    An operand is a tensor over the batch dimensions, a container of the same keys, or a number if
+    the torch function accepts one. Forms with `_` write in place; all leaves are checked before the
+    first is written.
 
     Example:
         >>> import torch
@@ -42,8 +42,8 @@ class Blending(AbstractContainer):
         """Limit every value to a range: `torch.clamp`.
 
         Args:
-            min: the smallest value allowed; `None`: no limit.
-            max: the largest value allowed; `None`: no limit.
+            min: the lower bound; `None`: not bounded.
+            max: the upper bound; `None`: not bounded.
         """
         _check_limits(min, max)
         return blend(self, torch.clamp, min, max)
@@ -65,8 +65,8 @@ class Blending(AbstractContainer):
         """Interpolate: `leaf + weight * (end - leaf)`, as `torch.lerp`.
 
         Args:
-            end: what a weight of 1 gives.
-            weight: how far to go.
+            end: the result for a weight of 1.
+            weight: the weight of `end`.
         """
         return blend(self, torch.lerp, end, weight, torch._foreach_lerp)
 

@@ -1,4 +1,4 @@
-"""The smallest and the largest values with their places, and whether all or any values are true."""
+"""Extreme values with their indices, `all` and `any`, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ E = TypeVar("E", bound="Extrema")
 
 
 class Extremes(NamedTuple, Generic[W]):
-    """The extreme values along a dimension, and where they stand: two containers."""
+    """The extreme values along a dimension and their indices: two containers."""
 
     values: W
     indices: W
 
 
 class Extrema(AbstractContainer):
-    """Extreme values and truth.
+    """The methods for extreme values, truth and cumulative results.
 
     Example:
         >>> import torch
@@ -59,10 +59,10 @@ class Extrema(AbstractContainer):
         Args:
             dim: a batch dimension; `None`: over everything.
             keepdim: keep the dimension with size 1.
-            reduce: take all leaves as one tensor, and give one.
+            reduce: reduce all leaves to one tensor.
 
         Returns:
-            With `dim` two containers, `values` and `indices`; else one, or a tensor.
+            With `dim` two containers, `values` and `indices`; else a container, or a tensor.
         """
         return _extreme(self, torch.amin, torch.min, dim, keepdim, reduce)
 
@@ -80,10 +80,10 @@ class Extrema(AbstractContainer):
         Args:
             dim: a batch dimension; `None`: over everything.
             keepdim: keep the dimension with size 1.
-            reduce: take all leaves as one tensor, and give one.
+            reduce: reduce all leaves to one tensor.
 
         Returns:
-            With `dim` two containers, `values` and `indices`; else one, or a tensor.
+            With `dim` two containers, `values` and `indices`; else a container, or a tensor.
         """
         return _extreme(self, torch.amax, torch.max, dim, keepdim, reduce)
 
@@ -126,7 +126,7 @@ class Extrema(AbstractContainer):
         return False
 
     def cumsum(self, dim: int) -> Self:
-        """Return the sums up to each row along a batch dimension.
+        """Return the cumulative sums along a batch dimension.
 
         Example:
             >>> import torch
@@ -138,7 +138,7 @@ class Extrema(AbstractContainer):
         return self._map_each(lambda leaf: torch.cumsum(leaf, axis), whole)
 
     def cumprod(self, dim: int) -> Self:
-        """Return the products up to each row along a batch dimension."""
+        """Return the cumulative products along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
         return self._map_each(lambda leaf: torch.cumprod(leaf, axis), whole)
 
@@ -155,8 +155,8 @@ def _extreme(
         return reduced(td, whole, None, keepdim, reduce)
     if reduce or isinstance(dim, (str, tuple, list)):
         raise InvalidArgument(
-            "places exist along one batch dimension: give `dim` as an integer, without `reduce`. "
-            "Use `amin` or `amax` for several dimensions, for features, or for all leaves together."
+            "`dim` must be one integer, without `reduce`, because the result has indices. Use "
+            "`amin` or `amax` for several dimensions, for features, or for all leaves together."
         )
     (axis,) = batch_dims_of(td, dim)
     batch = without((axis,), keepdim)

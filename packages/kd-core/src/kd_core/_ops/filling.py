@@ -1,4 +1,4 @@
-"""Writing constants and other values into leaves, and making containers of fresh leaves."""
+"""Filling leaves with values, and creating containers of new leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ F = TypeVar("F", bound="Filling")
 
 
 class Filling(AbstractContainer):
-    """Values written into leaves, and fresh leaves.
+    """The methods that fill leaves, and that create containers of new leaves.
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ class Filling(AbstractContainer):
         """Write a number, or a 0-d tensor, into every leaf; return self.
 
         Raises:
-            InvalidValue: if a leaf cannot hold the number; nothing is written then.
+            InvalidValue: if a leaf cannot hold the number; then nothing is written.
         """
         return binary_(self, value, Tensor.fill_, whole=isinstance(value, Tensor))
 
@@ -78,8 +78,8 @@ class Filling(AbstractContainer):
         """Write a value where a mask over the batch dimensions is true; return self.
 
         Raises:
-            InvalidValue: if a leaf cannot hold the value, or cannot be written to; nothing is
-                written then.
+            InvalidValue: if a leaf cannot hold the value, or cannot be written to; then
+                nothing is written.
         """
         check_mask(mask)
         return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
@@ -93,9 +93,9 @@ class Filling(AbstractContainer):
         """Create a container of zeros with the same keys and another batch size.
 
         Args:
-            *size: the batch size; trailing dimensions of leaves stay.
-            dtype: the dtype of all leaves; `None`: that of each leaf here.
-            device: the device of all leaves; `None`: that of each leaf here.
+            *size: the batch size; trailing dimensions of leaves are kept.
+            dtype: the dtype of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf.
         """
         return _fresh(self, size, Tensor.new_zeros, dtype, device)
 
@@ -114,7 +114,7 @@ class Filling(AbstractContainer):
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
     ) -> Self:
-        """Create a container of leaves that are not initialised; see `new_zeros`."""
+        """Create a container of uninitialised leaves; see `new_zeros`."""
         return _fresh(self, size, Tensor.new_empty, dtype, device)
 
     def new_full(
@@ -128,10 +128,10 @@ class Filling(AbstractContainer):
         """Create a container of one value with the same keys and another batch size.
 
         Args:
-            size: the batch size; trailing dimensions of leaves stay.
+            size: the batch size; trailing dimensions of leaves are kept.
             fill_value: the value.
-            dtype: the dtype of all leaves; `None`: that of each leaf here.
-            device: the device of all leaves; `None`: that of each leaf here.
+            dtype: the dtype of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf.
         """
 
         def make(leaf: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
@@ -141,7 +141,7 @@ class Filling(AbstractContainer):
 
 
 def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
-    """Convert `torch.zeros_like` and its kin into functions of containers."""
+    """Convert `torch.zeros_like` or a similar function to a function of containers."""
 
     def filled(
         input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object

@@ -1,7 +1,7 @@
 """The index operator: keys, and the batch dimensions as on a tensor of shape `batch_size`.
 
-An index is resolved once, against the batch size, into one function from leaf to leaf and one from
-batch shape to batch shape; masks become row numbers once, not once per leaf.
+An index is resolved once for the batch size: to a function from a leaf to the new leaf, and one
+from a batch shape to the new one. A mask is converted to row numbers once, not for each leaf.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from kd_core._errors import (
     InvalidValue,
     KeySetMismatch,
     OutOfRange,
-    ShapeMismatch,
-    listed,
+    cannot_broadcast,
+    one_value_for_all,
+    unknown_keys,
 )
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
@@ -60,13 +61,13 @@ class Indexing(AbstractContainer):
     @overload
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: object) -> object:
-        """Read a key, or index the batch dimensions.
+        """Return the entry at a key, or index the batch dimensions.
 
         Leaves of `td[i]` and `td[a:b]` are views.
 
         Raises:
             KeyNotFound: if a key is missing.
-            OutOfRange: if an index is beyond the batch size.
+            OutOfRange: if an index is out of range.
         """
         kind = index.__class__
         value: Entry | None
@@ -79,15 +80,15 @@ class Indexing(AbstractContainer):
                 raise missing_key(path, 0, self._entries, self._entries)
             return value._item() if hasattr(value, "_item") else value
         if kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
-            value = find_entry(self._entries, index)  # type: ignore[arg-type]  # mostly a path
+            value = find_entry(self._entries, index)  # type: ignore[arg-type]  # usually a path
             if value is None:
-                value = self._read(path_of(index))  # type: ignore[arg-type]  # refuses other parts
+                value = self._read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
             if value.__class__ is Tensor:
                 return value
             return value._item() if hasattr(value, "_item") else value
         if kind is int or kind is slice:
             return _taken(self, index)
-        if is_path(index):  # with a class of its own
+        if is_path(index):  # of a subclass of `str`
             value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
         return _taken(self, index)
@@ -95,12 +96,12 @@ class Indexing(AbstractContainer):
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions.
 
-        The source of an indexed write may be a container or mapping (its keys may be a subset of
-        the target's) or one value for all leaves; it is broadcast. Nothing is written if anything
-        does not fit. `td[0]["a"] = v` cannot write through: `td[0]` is a new container.
+        The source of an indexed write is a container or mapping, which may have fewer keys, or one
+        value for all leaves. It is broadcast. All values are checked before the first is written.
+        `td[0]["a"] = v` does not change `td`, because `td[0]` is a new container.
 
         Raises:
-            KeySetMismatch: if the source has keys that are not there.
+            KeySetMismatch: if the source has keys that the container does not have.
             ShapeMismatch: if a value does not fit.
         """
         if index.__class__ is str:
@@ -124,13 +125,13 @@ class Indexing(AbstractContainer):
         desc = self._desc
         if not desc.ndim:
             raise InvalidArgument(
-                "iteration walks the first batch dimension, and this container has none "
-                "(batch_size ()). Iterate over `keys()`, `values()` or `items()`."
+                "a container must have a batch dimension to be iterated over, got batch_size (). "
+                "Iterate over `keys()`, `values()` or `items()`."
             )
         return (self[i] for i in range(desc.batch[0]))
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
-        """Return several rows: what a `DataLoader` asks of its data set."""
+        """Return several rows; called by `DataLoader`."""
         return _taken(self, torch.as_tensor(indices, dtype=torch.int64))
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
@@ -176,7 +177,7 @@ W = TypeVar("W", bound=AbstractContainer)
 
 
 def _taken(container: W, index: object) -> W:
-    """Return the rows at an index; not in `__getitem__`, so that its locals stay no cells."""
+    """Return the rows at an index; in its own function, because closures slow `__getitem__`."""
     desc = container._desc
     batch = desc.batch
     if index.__class__ is int and not is_dynamo_compiling():
@@ -186,7 +187,7 @@ def _taken(container: W, index: object) -> W:
     if index.__class__ is Tensor and batch and _are_rows(index):
         try:
             return _rows_taken(container, index)
-        except (IndexError, RuntimeError):  # one counts from the end, or is out of range
+        except (IndexError, RuntimeError):  # one is negative or out of range
             pass
     fn, after = resolve(index, batch)
     ndim = desc.ndim
@@ -199,7 +200,7 @@ def _taken(container: W, index: object) -> W:
 
 
 def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
-    # An `itemgetter` takes 20 ns less than a function; dynamo cannot call it.
+    # An `itemgetter` is faster than a function, but dynamo cannot trace it.
     return (lambda leaf: leaf[index]) if is_dynamo_compiling() else itemgetter(index)
 
 
@@ -208,7 +209,7 @@ def _without_first(batch: Batch) -> Batch:
 
 
 def resolve(index: object, batch: Batch) -> Resolved:
-    """Return an index as a function from leaf to leaf, and the batch size that comes out."""
+    """Return an index as a function of a leaf, and the new batch size."""
     ndim = len(batch)
     if index.__class__ is slice:
         return _reading(index), index_slice(batch, index)
@@ -240,15 +241,15 @@ def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
 
 
 def _are_rows(index: Tensor) -> bool:
-    """Return whether an index is row numbers as `index_select` takes them on the CPU."""
+    """Return whether an index is a vector of row numbers on the CPU, as `index_select` expects."""
     return index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu and is_eager()
 
 
 def _rows_taken(container: W, rows: Tensor) -> W:
-    """Return the rows of given numbers, which are not negative.
+    """Return the rows of the given non-negative numbers.
 
-    Refused if one is, where the index operator would count from the end; a seventh faster than it:
-    "td[tensor]" in the benchmarks.
+    A fast path ("td[tensor]" in the benchmarks): torch raises an error for a negative number, and
+    the caller then uses the index operator.
     """
 
     def take(leaf: Tensor) -> Tensor:
@@ -259,7 +260,7 @@ def _rows_taken(container: W, rows: Tensor) -> W:
 
 
 def _beyond(batch: Batch, error: IndexError) -> IndexError:
-    """Build the error of an index that torch found to be out of range."""
+    """Build the error for an index that is out of range for torch."""
     return OutOfRange(f"an index is out of range for batch_size {batch}: {error}.")
 
 
@@ -270,7 +271,7 @@ def _leading(old: Batch, new: Batch) -> BatchFn:
 
 
 def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
-    """Return an index as a tuple without an ellipsis, lists, arrays and booleans as tensors.
+    """Return an index as a tuple without ellipsis; lists, arrays and booleans become tensors.
 
     Raises:
         OutOfRange: if it has more items than there are batch dimensions.
@@ -323,13 +324,13 @@ def _index_tensor(item: object) -> Tensor:
 
 def _no_index(item: object) -> InvalidArgument:
     return InvalidArgument(
-        f"`{type(item).__name__}` is neither a key nor an index: a container is indexed by keys "
-        "(strings, tuples of strings), integers, slices, masks, tensors, `None` and `...`."
+        f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
+        f"tensor, `None` or `...`, got a `{type(item).__name__}`."
     )
 
 
 class _Rows:
-    """Where an indexed write lands: in a view of each leaf, or at an index into it."""
+    """The target of an indexed write: a view of each leaf, or an index into it."""
 
     __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "where")
 
@@ -340,10 +341,10 @@ class _Rows:
         self.where = None if _gives_views(index) else plain_index(index, batch)
         self.index = index
         self.direct: list[Write] = []
-        """Writes into members of a stack, which found their rows themselves."""
+        """Writes into members of a stack, which have resolved their rows already."""
 
     def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
-        """Check one write and note it down."""
+        """Check and record one write."""
         if self.where is None:
             target = self.fn(leaf)
             shape = target.shape
@@ -362,7 +363,7 @@ class _Rows:
         return target, source, path
 
     def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
-        """Refuse a dtype that torch does not convert at this index: tried out on a copy."""
+        """Refuse a dtype that torch does not convert at this index, by a try on a copy."""
         with torch.no_grad():
             try:
                 leaf.clone()[self.where] = source
@@ -381,7 +382,7 @@ class _Rows:
         else:
             try:
                 commit(writes, self._put_rows)
-            except IndexError as error:  # from the first one: the index is the same for all
+            except IndexError as error:  # at the first write: the index is the same for all
                 raise _beyond(self.batch, error) from None
         write_all(self.direct)
 
@@ -390,9 +391,9 @@ class _Rows:
 
 
 def _copied(target: AbstractContainer, index: object, source: AbstractContainer) -> bool:
-    """Copy a container of plain leaves to rows at once; `False`, and nothing done, if unsure.
+    """Copy a container of plain leaves to rows at once; return `False`, nothing written, if unsure.
 
-    What `_Rows` does leaf by leaf for any source and any index.
+    The fast path of `_Rows`, which takes any source and any index.
     """
     if is_compiling() or not _gives_views(index):
         return False
@@ -407,7 +408,7 @@ def _copied(target: AbstractContainer, index: object, source: AbstractContainer)
 def _paired(
     target: AbstractContainer, source: AbstractContainer, leaves: list[Tensor], values: list[Tensor]
 ) -> bool:
-    """Append the leaves of a source, and of the target for the same keys, if all are plain."""
+    """Append the leaves of a source and of the target with the same keys, if all are plain."""
     if not target._owns_leaves:
         return False
     entries = target._entries
@@ -434,10 +435,7 @@ def _gives_views(index: object) -> bool:
 
 def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
     if not broadcasts_to(source.shape, shape):
-        raise ShapeMismatch(
-            f"cannot write a value of shape {tuple(source.shape)} to rows of {format_key(path)}: "
-            f"it must be broadcastable to {tuple(shape)}."
-        )
+        raise cannot_broadcast(source.shape, f"rows of {format_key(path)}", shape)
 
 
 def _stage_level(
@@ -481,17 +479,11 @@ def _unknown_keys(
 ) -> KeySetMismatch:
     unknown = [str(key) for key in source if key not in entries]
     where = f" below {format_key(path)}" if path else ""
-    return KeySetMismatch(
-        f"the source has keys{where} that the target lacks: {listed(unknown)}. The target has "
-        f"{listed(entries)}. Add them first with `set`, or `select` the source's keys."
-    )
+    return unknown_keys(unknown, entries, where)
 
 
 def _check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
     old = entry if isinstance(entry, Tensor) else entry._item()
     new = value._item() if hasattr(value, "_item") else value
     if not same_data(old, new):
-        raise InvalidArgument(
-            f"entry {format_key(path)} is one value for the whole batch ({old!r}), so {new!r} "
-            "cannot be written to some of its rows. Use `set` to replace it."
-        )
+        raise one_value_for_all(format_key(path), old, new)

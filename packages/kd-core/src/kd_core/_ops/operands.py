@@ -1,16 +1,16 @@
-"""Pointwise operations on containers: what the second operand may be, and what is checked.
+"""Pointwise operations on containers: the rules and checks of the second operand.
 
-The generated methods of `_ops.pointwise` are one call each of a function from here. The second
+Each generated method of `_ops.pointwise` is one call of a function in this module. The second
 operand is
 
 - a number: for every leaf;
-- a tensor: it lines up with the *first* batch dimensions, so its shape is padded on the right with
-  ones to the rank of each leaf; it may not enlarge the batch;
-- a container: leaves are matched by key. Both have the same keys, and the same batch size or one
-  of them the batch size ().
+- a tensor: its dimensions are the *first* batch dimensions, so its shape is padded on the right
+  with ones to the rank of each leaf; it must not enlarge the batch;
+- a container: leaves are matched by key. Both must have the same keys and the same batch size, or
+  one of them the batch size ().
 
 Non-tensor entries are passed through. An in-place form checks all leaves before it writes the
-first, so an operand that does not fit leaves the container as it was.
+first, so an operand that does not fit does not change the container.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._batch.shapes import check_lines_up
-from kd_core._errors import DeviceMismatch, InvalidArgument, KdError, ShapeMismatch
+from kd_core._errors import DeviceMismatch, KdError, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import (
     CONSTANT_FROM,
@@ -55,7 +55,7 @@ W = TypeVar("W", bound=AbstractContainer)
 Operand: TypeAlias = "AbstractContainer | Tensor | complex"
 """A number, a tensor that broadcasts over the batch dimensions, or a container."""
 
-# A tuple: dynamo's guard on a class in a set fails on the frame that it was made for.
+# A tuple, because the guard of dynamo on a class in a set fails at once.
 _NUMBERS: Final = (int, float, bool, complex)
 _OPERANDS: Final = (AbstractContainer, Tensor, int, float, complex)
 _LeafOp: TypeAlias = Callable[..., Tensor]
@@ -67,7 +67,7 @@ def is_operand(value: object) -> TypeGuard[Operand]:
 
 
 def as_tensor(other: Operand) -> AbstractContainer | Tensor:
-    """Return an operand for a function that takes no numbers: a number as a 0-d tensor."""
+    """Return an operand as a tensor or container; a number becomes a 0-d tensor."""
     return (
         other
         if isinstance(other, (AbstractContainer, Tensor))
@@ -100,12 +100,12 @@ def binary(
     Args:
         td: the first operand.
         other: the second operand.
-        fn: for one leaf and what stands for `other` there.
+        fn: the function of one leaf and the operand for it.
         kernel: the foreach function for all leaves, if there is one.
-        exact: the same for a 0-dim tensor, which then stands for a number without changing a bit.
+        exact: the same for a 0-dim tensor; given if it can replace a number with equal results.
     """
     if other.__class__ in _NUMBERS:
-        if is_dynamo_compiling():  # a loop has the fewest guards
+        if is_dynamo_compiling():  # a loop adds the fewest guards
             return td._map_each(lambda leaf: fn(leaf, other))
         leaves: list[Tensor] = []
         td._collect(leaves)
@@ -150,8 +150,8 @@ def binary_(
     Args:
         td: the container that is written.
         other: the second operand.
-        fn: for one leaf.
-        kernel: the foreach function that writes.
+        fn: the function of one leaf and the operand for it.
+        kernel: the in-place foreach function.
         exact: the same for a 0-dim tensor.
         whole: see `check_in_place`.
     """
@@ -196,14 +196,14 @@ def _write_number(
 
 
 def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = False) -> W:
-    """Apply an operator to the operand and every leaf: the leaf stands on the right.
+    """Apply an operator to the operand and every leaf, with the leaf on the right.
 
     Args:
         td: the right operand.
         left: the left operand.
         fn: the operator.
-        exact: whether a 0-dim tensor may stand for a number: + - and * only, as a number divided
-            by a tensor is the product with its reciprocal.
+        exact: whether a 0-dim tensor may replace a number: for + - and * only, because torch
+            computes a number divided by a tensor as a product with the reciprocal.
     """
     return binary(
         td,
@@ -219,7 +219,7 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
 
     Args:
         td: the container.
-        fn: for one leaf and what stands for the operands there.
+        fn: the function of one leaf and the operands for it.
         first: the first operand; `None` is passed on.
         second: the second operand.
         kernel: the foreach function for two lists and a number.
@@ -258,12 +258,12 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
 
 
 def _is_plain(operand: object) -> bool:
-    """Return whether an operand is a number, or left out."""
+    """Return whether an operand is a number or `None`."""
     return operand is None or operand.__class__ in _NUMBERS
 
 
 def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
-    """Return the leaves, and for each operand what stands for it at each leaf."""
+    """Return the leaves, and for each operand its values, one for each leaf."""
     leaves: list[Tensor] = []
     td._collect(leaves)
     columns: list[list[object]] = []
@@ -312,14 +312,14 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
 
 
 def _keeps_batch(td: AbstractContainer) -> bool:
-    """Return whether collected leaves start with the batch size; those of members do not."""
+    """Return whether the shapes of collected leaves start with the batch size."""
     if not td._owns_leaves:
         return False
     return all(_keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer))
 
 
 def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Return a tensor operand for each collected leaf; members get their rows."""
+    """Return a tensor operand for each collected leaf; members receive their rows."""
     batch = td._desc.batch
     if _keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
@@ -331,7 +331,7 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
     """Return a tensor over the first batch dimensions, made broadcastable to each leaf.
 
     Raises:
-        ShapeMismatch: if it does not line up, or would enlarge the batch.
+        ShapeMismatch: if its shape does not fit, or would enlarge the batch.
     """
     shape = tuple(operand.shape)
     check_lines_up(shape, batch, "a tensor")
@@ -345,7 +345,7 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
 
 
 def _explain_pairs(td: AbstractContainer, other: AbstractContainer, error: RuntimeError) -> None:
-    """Raise the error that names the entry, where two leaves do not go together."""
+    """Raise the error that names the entry whose two leaves cannot be combined."""
     if isinstance(error, KdError) or is_compiling():
         return
     mine: list[Tensor] = []
@@ -355,19 +355,20 @@ def _explain_pairs(td: AbstractContainer, other: AbstractContainer, error: Runti
         pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
         if any(size != beside and 1 not in (size, beside) for size, beside in pairs):
             raise ShapeMismatch(
-                f"{name_in(td, leaf)} has shape {tuple(leaf.shape)} in the first container and "
-                f"{tuple(value.shape)} in the second: these do not broadcast."
+                f"the shapes of {name_in(td, leaf)} must be broadcastable, got "
+                f"{tuple(leaf.shape)} in the first container and {tuple(value.shape)} in the "
+                "second."
             ) from error
         if leaf.device != value.device and leaf.ndim and value.ndim:
             raise DeviceMismatch(
-                f"{name_in(td, leaf)} is on {leaf.device} in the first container and on "
-                f"{value.device} in the second. Move one of the containers with `to`."
+                f"{name_in(td, leaf)} must be on the same device in both containers, got "
+                f"{leaf.device} and {value.device}. Move one of the containers with `to`."
             ) from error
 
 
 def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) -> W:
     desc, second = td._desc, other._desc
-    # With one batch dimension, broadcasting cannot lead out of a batch that both share.
+    # With one batch dimension, broadcasting cannot change a batch that both containers have.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
     singly = stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries))
     if singly and (getattr(td, "_nested", True) is False or _keeps_batch(td)):
@@ -387,17 +388,17 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
 
 def _leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:
     return ShapeMismatch(
-        f"{name_in(td, leaf)} of shape {tuple(leaf.shape)} becomes one of shape "
-        f"{tuple(result.shape)}, which does not start with batch_size {td._desc.batch}. "
-        "Expand the first container, or exchange the operands."
+        f"the result for {name_in(td, leaf)} must have a shape that starts with batch_size "
+        f"{td._desc.batch}, got {tuple(result.shape)}. Expand the first container, or exchange the "
+        "operands."
     )
 
 
 def _check_batches(mine: Batch, theirs: Batch) -> None:
     if mine != theirs and mine and theirs:
         raise ShapeMismatch(
-            f"the containers have different batch sizes, {mine} and {theirs}: they must be equal, "
-            "or one of them (). Use `expand` or `reshape` first."
+            f"batch sizes must be equal, or one of them (), got {mine} and {theirs}. Use `expand` "
+            "or `reshape` first."
         )
 
 
@@ -409,7 +410,7 @@ def leaves_of(td: AbstractContainer) -> list[Tensor]:
 
 
 def name_in(td: AbstractContainer, leaf: Tensor) -> str:
-    """Return the entry that a leaf is, for messages."""
+    """Return the name of the entry that holds a leaf, for messages."""
     path = name_of_leaf(td._entries, leaf)
     return "a leaf" if path is None else f"entry {format_key(path)}"
 
@@ -429,7 +430,5 @@ def _as_operand(value: object) -> Tensor | complex:
     if _is_array(value):
         tensor = torch.as_tensor(value)
         return tensor if tensor.ndim else cast(complex, tensor.item())
-    raise InvalidArgument(
-        f"expected a number, a tensor or a container as operand, got a `{type(value).__name__}`. "
-        "Wrap a mapping with `TensorDict` first."
-    )
+    remedy = "Wrap a mapping with `TensorDict` first."
+    raise wrong_type("the other operand", "a number, a tensor or a container", value, remedy)

@@ -1,10 +1,9 @@
-"""Taking a batch apart, and picking rows out of it.
+"""Splitting a batch, and selecting rows of it.
 
-Like in `_ops.shape`, a container is treated as a tensor of shape `batch_size`, and arguments are
-resolved once into a plan. Pieces are views where torch makes views. What decided the calls, in ns
-on a (10, 4) leaf: `Tensor.split` goes through Python and takes 2800 where `split_with_sizes` takes
-1100; `narrow` takes 1250, a slice 850; `index_select` takes 1350 where a `gather` of the same rows,
-with its index expanded, takes 2500.
+As in `_ops.shape`, a container is treated as a tensor of shape `batch_size`, and arguments are
+resolved once to a plan. The parts are views where torch makes views. For each leaf the fastest
+torch function is called: `split_with_sizes` rather than `Tensor.split`, a slice rather than
+`narrow`, `index_select` rather than `gather` ("split" and "gather" in the benchmarks).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ W = TypeVar("W", bound=AbstractContainer)
 
 
 class Partition(AbstractContainer):
-    """Taking a batch apart."""
+    """The methods that split a batch and select rows."""
 
     __slots__ = ()
 
@@ -42,8 +41,8 @@ class Partition(AbstractContainer):
         """Split the batch into pieces; their leaves are views.
 
         Args:
-            split_size: rows in each piece (the last one may have fewer), or the sizes of all.
-            dim: along which batch dimension.
+            split_size: the rows of each piece (the last one may have fewer), or a list of sizes.
+            dim: the batch dimension.
 
         Raises:
             InvalidValue: if the sizes do not add up.
@@ -60,28 +59,29 @@ class Partition(AbstractContainer):
         """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
 
         Args:
-            chunks: how many, 1 or more.
-            dim: along which batch dimension.
+            chunks: the number of pieces, at least 1.
+            dim: the batch dimension.
         """
         return _dealt(self, _chunk(self._desc.batch, chunks, dim))
 
     def tensor_split(
         self, indices_or_sections: int | Sequence[int], dim: int = 0
     ) -> tuple[Self, ...]:
-        """Split the batch into exactly so many pieces, or before the given rows.
+        """Split the batch into a number of pieces, or before the given rows.
 
         Args:
-            indices_or_sections: how many pieces, or the rows where a new one begins.
-            dim: along which batch dimension.
+            indices_or_sections: the number of pieces, or the first rows of the pieces after the
+                first.
+            dim: the batch dimension.
         """
         where = int_or_ints(indices_or_sections)
         return _dealt(self, _tensor_split(self._desc.batch, where, dim))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Create a container of each row along a batch dimension, which goes away.
+        """Return a container for each row along a batch dimension, which is removed.
 
         Args:
-            dim: along which batch dimension.
+            dim: the batch dimension.
 
         Example:
             >>> import torch
@@ -92,10 +92,10 @@ class Partition(AbstractContainer):
         return _dealt(self, _unbind(self._desc.batch, dim))
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
-        """Return `length` rows from `start` on; leaves are views.
+        """Return `length` rows beginning at `start`; leaves are views.
 
         Raises:
-            OutOfRange: if there are not so many rows.
+            OutOfRange: if there are not enough rows.
         """
         return map_by(_narrow(self._desc.batch, dim, start, length), self)
 
@@ -103,8 +103,8 @@ class Partition(AbstractContainer):
         """Copy the rows numbered by a vector.
 
         Args:
-            dim: along which batch dimension.
-            index: row numbers, of one dimension at most.
+            dim: the batch dimension.
+            index: row numbers, a vector or a 0-d tensor.
         """
         batch = self._desc.batch
         at = wrap_dim(dim, len(batch))
@@ -122,9 +122,9 @@ class Partition(AbstractContainer):
         """Copy rows by number along one batch dimension, as `torch.gather` does.
 
         Args:
-            dim: along which batch dimension.
-            index: row numbers; it has as many dimensions as the batch, and holds for the trailing
-                dimensions of every leaf.
+            dim: the batch dimension.
+            index: row numbers; it has as many dimensions as the batch, and is broadcast over the
+                trailing dimensions of every leaf.
 
         Example:
             >>> import torch
@@ -144,10 +144,10 @@ class Partition(AbstractContainer):
         return map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
 
     def scatter(self, dim: int, index: Tensor, src: AbstractContainer | float) -> Self:
-        """Copy the container with rows written at the numbered places, as `torch.scatter` does.
+        """Return a copy with rows written at the given numbers, as `torch.scatter` does.
 
         Args:
-            dim: along which batch dimension.
+            dim: the batch dimension.
             index: row numbers; it has as many dimensions as the batch.
             src: a container of the same keys, at least as large as `index`, or one number.
 
@@ -167,8 +167,8 @@ class Partition(AbstractContainer):
             have < need for have, need in zip(other, index.shape, strict=True)
         ):
             raise ShapeMismatch(
-                f"the source of `scatter` must be as large as the index {tuple(index.shape)}, but "
-                f"its batch_size is {other}."
+                f"the source of `scatter` must be at least as large as the index "
+                f"{tuple(index.shape)}, got batch_size {other}."
             )
         return self._zip_each(
             cast("Entry", src), lambda leaf, new: leaf.scatter(at, _rows(index, leaf, ndim), new)
@@ -184,13 +184,13 @@ class Partition(AbstractContainer):
         return map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
 
     def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
-        """Keep the rows where a condition is true, and take those of another elsewhere.
+        """Return the rows where a condition is true, and those of `other` elsewhere.
 
         Args:
-            condition: booleans that line up with the first batch dimensions, each dimension of
-                the same size or 1.
-            other: a container of the same keys, a number, or a tensor that lines up as `condition`
-                does.
+            condition: a tensor of booleans whose dimensions are the first batch dimensions, each
+                of the same size or 1.
+            other: a container of the same keys, a number, or a tensor whose shape follows the rule
+                of `condition`.
 
         Raises:
             KeySetMismatch: if the keys of `other` differ.
@@ -208,8 +208,8 @@ class Partition(AbstractContainer):
         if isinstance(other, AbstractContainer):
             if other._desc.batch != batch:
                 raise ShapeMismatch(
-                    f"`where` expected a container of the same batch_size {batch}, got "
-                    f"{other._desc.batch}."
+                    f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
+                    "`where`."
                 )
             return self._zip_each(
                 cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
@@ -221,12 +221,12 @@ class Partition(AbstractContainer):
 
 
 class DealPlan(NamedTuple):
-    """What taking a batch apart does to a container of one batch size.
+    """The plan of an operation that splits a container of one batch size.
 
     Attributes:
-        leaf: from a leaf to its parts.
+        leaf: a function from a leaf to its parts.
         batches: the batch size of each part.
-        inner: the same for nested containers, which may have more batch dimensions.
+        inner: for each part, a function from the batch size of a nested container to the new one.
     """
 
     leaf: DealFn
@@ -235,7 +235,7 @@ class DealPlan(NamedTuple):
 
 
 def _deal_plan(batch: Batch, leaf: DealFn, at: int, sizes: Sequence[Batch]) -> DealPlan:
-    """Return a plan that replaces dimension `at` by each of `sizes`, one after the other."""
+    """Return the plan of a split along dimension `at` into parts of the given sizes."""
     batches = [(*batch[:at], *size, *batch[at + 1 :]) for size in sizes]
     if not is_dynamo_compiling():
         leaf.__dict__["indices"] = _indices(at, sizes)
@@ -244,7 +244,7 @@ def _deal_plan(batch: Batch, leaf: DealFn, at: int, sizes: Sequence[Batch]) -> D
 
 
 def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
-    """Return the index of each part: what a container of members takes of them."""
+    """Return the index of each part, with which a lazy stack selects members."""
     before = (slice(None),) * at
     if () in sizes:
         return [(*before, row) for row in range(len(sizes))]
@@ -272,8 +272,8 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
         return _pieces(batch, at, _even_sizes(size, split_size))
     if any(part < 0 for part in split_size) or sum(split_size) != size:
         raise InvalidValue(
-            f"the sizes of a split must be non-negative and add up to the {size} rows of dimension "
-            f"{at}, got {split_size}, {sum(split_size)} in all."
+            f"the sizes of a split must be non-negative and sum to the {size} rows of dimension "
+            f"{at}, got {split_size} with sum {sum(split_size)}."
         )
     return _pieces(batch, at, split_size)
 
@@ -292,7 +292,7 @@ def _chunk(batch: Batch, chunks: int, dim: int) -> DealPlan:
 def _even_sizes(size: int, part: int) -> Batch:
     if size == 0:
         return (0,)
-    full, rest = size // part, size % part  # a symbolic size has no divmod
+    full, rest = size // part, size % part  # a symbolic size does not support `divmod`
     return (part,) * full + ((rest,) if rest else ())
 
 
@@ -334,7 +334,7 @@ def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
     first = start + size if start < 0 else start
     if length < 0 or first < 0 or first + length > size:
         raise OutOfRange(
-            f"cannot narrow dimension {at} to {length} rows from {start} on: it has {size} rows."
+            f"cannot take {length} rows from row {start} of dimension {at}, which has {size} rows."
         )
     new = (*batch[:at], length, *batch[at + 1 :])
     rows = slice(first, first + length)
@@ -354,15 +354,15 @@ def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
 
 
 def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """Return a tensor with dimensions appended, to broadcast over those of a leaf."""
+    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
     return beside(tensor, leaf).reshape((*tensor.shape, *[1] * (leaf.ndim - tensor.ndim)))
 
 
 def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
-    """Compute `_behind` for many leaves, worked out once for each number of dimensions.
+    """Return `_behind` for many leaves; it is called once for each number of dimensions.
 
     Raises:
-        ShapeMismatch: if the tensor does not line up with the batch.
+        ShapeMismatch: if the shape of the tensor does not fit the batch.
     """
     check_lines_up(tensor.shape, batch, what)
     made: dict[int, Tensor] = {}
@@ -380,7 +380,7 @@ def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
 
 
 def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
-    """Return the dimension, after checking an index that has all of the batch's."""
+    """Check the dimension and an index with all batch dimensions; return the dimension."""
     at = wrap_dim(dim, len(batch))
     _check_integers(index)
     if index.ndim != len(batch) or any(
@@ -389,9 +389,8 @@ def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
         if axis != at
     ):
         raise ShapeMismatch(
-            f"the index of `{method}` must have as many dimensions as batch_size {batch}, none "
-            f"larger but dimension {at}; its shape is {tuple(index.shape)}. Trailing dimensions of "
-            "entries need no index."
+            f"the index of `{method}` must have as many dimensions as batch_size {batch}, and only "
+            f"dimension {at} may be larger, got shape {tuple(index.shape)}."
         )
     return at
 
@@ -399,4 +398,6 @@ def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
 def _check_integers(index: object) -> None:
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise InvalidArgument(f"row numbers must be a tensor of int64 or int32, got {kind}.")
+        raise InvalidArgument(
+            f"row numbers must be a tensor of torch.int64 or torch.int32, got {kind}."
+        )

@@ -1,7 +1,7 @@
 """Pointwise operations: one typed method per row of `table.py`.
 
-Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What an operand
-may be, and how leaves are paired, stands in `_operands`.
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. `_ops.operands`
+has the rules for operands and for pairing leaves.
 """
 
 from __future__ import annotations

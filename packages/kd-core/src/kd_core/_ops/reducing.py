@@ -1,8 +1,8 @@
-"""Reducing leaves: over everything, over batch dimensions, over features, or to one tensor.
+"""Reductions: over everything, over batch dimensions, over features, or to one tensor.
 
-The generated methods of `_ops.reduction` are one call each of `reduced`. Without `dim` each leaf
-is reduced to one number, and the batch size is (). `dim` names batch dimensions; `"feature"` stands
-for all dimensions behind them. `reduce=True` takes all leaves as one tensor.
+Each generated method of `_ops.reduction` is one call of `reduced`. Without `dim` each leaf is
+reduced to one number, and the batch size is (). `dim` names batch dimensions; `"feature"` means all
+trailing dimensions. `reduce=True` reduces all leaves to one tensor.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 W = TypeVar("W", bound=AbstractContainer)
 SomeDim: TypeAlias = 'int | Sequence[int] | Literal["feature"]'
-"""Batch dimensions, or `"feature"` for all that lie behind them."""
+"""Batch dimensions, or `"feature"` for all trailing dimensions."""
 
 Dim: TypeAlias = "SomeDim | None"
-"""The same, or `None` for everything."""
+"""Batch dimensions, `"feature"`, or `None` for everything."""
 
 _Reduce: TypeAlias = Callable[..., Tensor]
 
@@ -35,20 +35,20 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
 
     Args:
         td: the container.
-        fn: `fn(leaf)` over everything, `fn(leaf, dims, keepdim=)` over one dimension or a tuple.
-        dim: what is reduced.
+        fn: `fn(leaf)` reduces everything, `fn(leaf, dims, keepdim=)` one dimension or a tuple.
+        dim: the dimensions to reduce.
         keepdim: keep reduced dimensions with size 1.
-        reduce: take all leaves as one tensor.
+        reduce: reduce all leaves to one tensor.
 
     Raises:
         OutOfRange: if `dim` is not a batch dimension.
-        InvalidArgument: if the arguments contradict each other.
+        InvalidArgument: if the arguments cannot be combined.
     """
     if reduce:
         return _together(td, fn, dim, keepdim)
     if dim is None:
         if keepdim:
-            raise InvalidArgument("`keepdim=True` needs `dim`: without it each leaf becomes 0-d.")
+            raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
         return td._map_each(fn, _no_batch)
     if isinstance(dim, str):
         ndim = feature_start(td, dim)
@@ -67,30 +67,30 @@ def batch_dims_of(td: AbstractContainer, dim: int | Sequence[int]) -> tuple[int,
 
     Raises:
         OutOfRange: if one is not a batch dimension.
-        InvalidValue: if there is none, or one twice.
+        InvalidValue: if there are none, or one is given twice.
     """
     ndim = td._desc.ndim
     dims = tuple([wrap_dim(each, ndim) for each in sizes_of([dim])])
     if not dims or len(set(dims)) < len(dims):
         raise InvalidValue(
-            f"dim={dim} must name at least one dimension, and each once. Leave `dim` out to "
-            "reduce over everything."
+            f"`dim` must be one or more distinct dimensions, got {dim}. Leave `dim` out to reduce "
+            "over everything."
         )
     return dims
 
 
 def feature_start(td: AbstractContainer, dim: str) -> int:
-    """Return the first dimension behind the batch."""
+    """Return the first trailing dimension."""
     if dim != "feature":
         raise InvalidValue(
-            f'dim={dim!r} is unknown: give batch dimensions as integers, or "feature" for all '
-            "dimensions behind them."
+            f'`dim` must be integers (batch dimensions) or "feature" (all trailing dimensions), '
+            f"got {dim!r}."
         )
     return td._desc.ndim
 
 
 def without(dims: tuple[int, ...], keepdim: bool) -> BatchFn:
-    """Return the batch shape without some dimensions, or with size 1 there."""
+    """Return the batch shape after a reduction of some dimensions."""
     if keepdim:
         return lambda batch: tuple(1 if i in dims else size for i, size in enumerate(batch))
     return lambda batch: tuple(size for i, size in enumerate(batch) if i not in dims)
@@ -105,7 +105,7 @@ def _first(ndim: int) -> BatchFn:
 
 
 def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tensor:
-    """Reduce what lies behind the batch; a leaf without features has one."""
+    """Reduce the trailing dimensions; a leaf without them counts as one feature."""
     flat = leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim)
     result = fn(flat, (ndim,))
     if not keepdim:
@@ -126,7 +126,9 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
     else:
         td._map_each(note, whole)
     if not leaves:
-        raise InvalidValue("`reduce=True` needs at least one tensor, but the container has none.")
+        raise InvalidValue(
+            "`reduce=True` requires at least one tensor, got a container without tensors."
+        )
     if everything:
         return fn(torch.cat([leaf.reshape(-1) for leaf in leaves]))
     if not isinstance(dim, str) or keepdim:

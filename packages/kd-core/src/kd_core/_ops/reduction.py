@@ -1,7 +1,7 @@
 """Reductions to one value: one typed method per row of `table.py`.
 
-Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. What `dim` and
-`reduce` mean stands in `_reductions`.
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. `_ops.reducing`
+has the rules for `dim` and `reduce`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Reductions(AbstractContainer):
     """Reductions to one value.
 
     Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch
-    dimensions, or is `"feature"` for all dimensions behind them; `keepdim` keeps those reduced with
-    size 1. `reduce=True` takes all leaves as one tensor, and gives one.
+    dimensions, or is `"feature"` for all trailing dimensions; `keepdim` keeps reduced dimensions
+    with size 1. `reduce=True` reduces all leaves to one tensor.
 
     Example:
         >>> import torch

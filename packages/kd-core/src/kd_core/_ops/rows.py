@@ -1,4 +1,4 @@
-"""Choosing rows of leaves: by a mask, or by their numbers."""
+"""Selection of rows of leaves by a mask or by row numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_mask(mask: object) -> Tensor:
-    """Return a mask.
+    """Check that a value is a mask, and return it.
 
     Raises:
         InvalidArgument: if it is not a tensor of booleans.
@@ -26,9 +26,9 @@ def check_mask(mask: object) -> Tensor:
 
 
 def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
-    """Return what takes the rows of a leaf where a mask is true, and the batch size after it.
+    """Return a function that selects the rows of a leaf where a mask is true, and the batch size.
 
-    The rows are found once, then taken from each leaf.
+    The row numbers are computed once, not for each leaf.
 
     Raises:
         ShapeMismatch: if the mask does not have the first dimensions of the batch.
@@ -36,8 +36,8 @@ def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
     ndim = mask.ndim
     if mask.shape != batch[:ndim]:
         raise ShapeMismatch(
-            f"a mask of shape {tuple(mask.shape)} does not fit batch_size {batch}: its shape must "
-            "be the leading dimensions of the batch size."
+            f"the shape of a mask must be the first dimensions of batch_size {batch}, got "
+            f"{tuple(mask.shape)}."
         )
     if not ndim:  # as in torch, a new dimension in front
         return lambda leaf: leaf[beside(mask, leaf)], (int(mask), *batch)
@@ -49,16 +49,16 @@ def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
 
 
 def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
-    """Copy numbered rows along a dimension."""
+    """Copy the rows of the given numbers along a dimension."""
     there = beside(rows, leaf)
     try:
         return leaf.index_select(dim, there)
-    except NotImplementedError:  # unsigned integers of several bytes
+    except NotImplementedError:  # torch.uint16, torch.uint32, torch.uint64
         return leaf.movedim(dim, 0)[there.view(-1)].movedim(0, dim)
 
 
 def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """Return a tensor on the device of a leaf."""
+    """Return a tensor moved to the device of a leaf."""
     if tensor.is_cpu and leaf.is_cpu:
         return tensor
     return tensor if tensor.device == leaf.device else tensor.to(leaf.device)

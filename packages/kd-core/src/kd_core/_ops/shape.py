@@ -1,12 +1,12 @@
-"""Rearranging the batch dimensions: views, and the copies that torch's own names make.
+"""Shapes of the batch: `view`, `reshape`, `permute` and other methods named as in torch.
 
-A container is treated as a tensor of shape `batch_size`: only batch dimensions take part, and the
-trailing dimensions of each leaf stay as they are. Nested containers with more batch dimensions
-keep theirs behind. What is a view in torch is one here.
+A container is treated as a tensor of shape `batch_size`: only batch dimensions change, and trailing
+dimensions of leaves and further batch dimensions of nested containers are kept. The leaves are
+views where torch makes views.
 
-Each method resolves its arguments into a plan, then maps one function over the leaves. Which torch
-call that function makes was measured: sizes unpacked cost 340 ns less than a tuple of them, `-1`
-for the one trailing dimension 400 less than reading it, `x[None]` 160 less than `x.unsqueeze(0)`.
+Each method resolves its arguments to a plan, then maps one function over the leaves. That function
+makes the fastest torch call ("shape" in the benchmarks): it passes sizes as separate arguments, -1
+for a single trailing dimension, and `x[None]` for `x.unsqueeze(0)`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kd_core._batch.shapes import (
     wrap_dim,
     wrap_dims,
 )
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, wrong_type
 from kd_core._protocol.primitives import AbstractContainer, map_by
 
 if TYPE_CHECKING:
@@ -41,19 +41,19 @@ W = TypeVar("W", bound=AbstractContainer)
 
 
 class Shape(AbstractContainer):
-    """Rearranging the batch dimensions."""
+    """The methods that change the shape of the batch."""
 
     __slots__ = ()
 
     def view(self, *shape: int | Sequence[int]) -> Self:
-        """View the batch dimensions in another shape; memory is shared.
+        """Return a view with another shape of the batch; storage is shared.
 
         Args:
             *shape: the new batch size; one size may be -1, it is worked out.
 
         Raises:
             ShapeMismatch: if the sizes do not fit the batch size.
-            InvalidValue: if a leaf's memory layout allows no such view; `reshape` copies there.
+            InvalidValue: if the strides of a leaf do not allow the view; use `reshape` then.
 
         Example:
             >>> import torch
@@ -67,8 +67,8 @@ class Shape(AbstractContainer):
             return map_by(how, self)
         except RuntimeError as error:
             raise InvalidValue(
-                f"an entry's memory layout allows no view of batch_size {self._desc.batch} as "
-                f"{how[1]} ({error}). Use `reshape`, which copies where it must."
+                f"the strides of an entry do not allow a view of batch_size {self._desc.batch} as "
+                f"{how[1]} ({error}). Use `reshape`, which copies if needed."
             ) from error
 
     def reshape(self, *args: int | Sequence[int], shape: Sequence[int] | None = None) -> Self:
@@ -86,7 +86,7 @@ class Shape(AbstractContainer):
         return map_by(_resize(self._desc.batch, args, "reshape"), self)
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
-        """View the batch dimensions in the shape of another container or tensor."""
+        """Return a view whose batch has the shape of another container or tensor."""
         return self.view(*_shape_like(other))
 
     def reshape_as(self, other: AbstractContainer | Tensor) -> Self:
@@ -97,8 +97,8 @@ class Shape(AbstractContainer):
         """Merge neighbouring batch dimensions into one.
 
         Args:
-            start_dim: the first one to merge.
-            end_dim: the last one to merge.
+            start_dim: the first dimension to merge.
+            end_dim: the last dimension to merge.
 
         Raises:
             InvalidValue: if `end_dim` comes before `start_dim`.
@@ -127,10 +127,10 @@ class Shape(AbstractContainer):
         return map_by(_unflatten(self._desc.batch, dim, unflattened_size), self)
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Drop batch dimensions of size 1.
+        """Remove batch dimensions of size 1.
 
         Args:
-            dim: which ones; a dimension of another size stays. `None`: all of size 1.
+            dim: the dimensions; one of another size is kept. `None`: all of size 1.
         """
         return map_by(_squeeze(self._desc.batch, dim), self)
 
@@ -138,7 +138,7 @@ class Shape(AbstractContainer):
         """Insert a batch dimension of size 1.
 
         Args:
-            dim: where, from 0 to `ndim`; negative ones count from behind the last one.
+            dim: the position of the new dimension; a negative one counts from the end.
 
         Example:
             >>> import torch
@@ -152,8 +152,8 @@ class Shape(AbstractContainer):
         """Reorder the batch dimensions.
 
         Args:
-            *args: each batch dimension once.
-            dims: the same by keyword.
+            *args: all batch dimensions in the new order.
+            dims: the same, passed by keyword.
 
         Raises:
             InvalidValue: if a dimension is missing.
@@ -182,11 +182,11 @@ class Shape(AbstractContainer):
         """Move batch dimensions to other positions, the rest keeping their order.
 
         Args:
-            source: which dimensions.
-            destination: where each of them goes.
+            source: the dimensions to move.
+            destination: the new position of each.
 
         Raises:
-            InvalidValue: if there are not as many positions as dimensions.
+            InvalidValue: if the numbers of dimensions and positions differ.
         """
         return map_by(_movedim(self._desc.batch, source, destination), self)
 
@@ -219,8 +219,8 @@ class Shape(AbstractContainer):
         """Copy the batch several times along its dimensions, as `torch.Tensor.repeat` does.
 
         Args:
-            *repeats: how many times, for each batch dimension; more numbers than there are
-                dimensions make new ones in front.
+            *repeats: the number of copies for each batch dimension; additional numbers in front
+                add new dimensions.
 
         Example:
             >>> import torch
@@ -237,7 +237,7 @@ class Shape(AbstractContainer):
         return map_by(_repeat(self._desc.batch, counts), self)
 
     def tile(self, *dims: int | Sequence[int]) -> Self:
-        """Copy the batch several times; as `repeat`, missing counts in front being 1."""
+        """Copy the batch several times, like `repeat`; missing counts in front are 1."""
         counts = sizes_of(dims)
         missing = self._desc.ndim - len(counts)
         return map_by(_repeat(self._desc.batch, (1,) * missing + counts), self)
@@ -248,9 +248,9 @@ class Shape(AbstractContainer):
         """Copy each row several times, the copies side by side.
 
         Args:
-            repeats: how many times, for all rows or for each.
-            dim: along which batch dimension; `None`: the batch is flattened first.
-            output_size: the sum of `repeats`, where it is known: spares a wait for the device.
+            repeats: the number of copies, one number for all rows or one for each.
+            dim: the batch dimension; `None`: flatten the batch first.
+            output_size: the sum of `repeats`, if known; avoids a synchronisation with the device.
 
         Example:
             >>> import torch
@@ -263,11 +263,11 @@ class Shape(AbstractContainer):
         return map_by(_interleave(self._desc.batch, repeats, dim, output_size), self)
 
     def roll(self, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Self:
-        """Shift rows along batch dimensions; what leaves at the end comes back in front.
+        """Shift rows along batch dimensions; rows beyond the end are reinserted in front.
 
         Args:
-            shifts: by how many rows.
-            dims: along which dimensions, one for each shift; `None`: as if the batch were flat.
+            shifts: the number of rows, one for each dimension.
+            dims: the batch dimensions, one for each shift; `None`: flatten, shift and restore.
         """
         if dims is None and self._desc.ndim > 1:
             return self.flatten().roll(shifts, 0).unflatten(0, self._desc.batch)
@@ -279,7 +279,7 @@ class Shape(AbstractContainer):
 
 
 def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:
-    """Return sizes or dimensions given by position, or by keyword as torch names it."""
+    """Return sizes or dimensions passed by position or by the keyword of torch."""
     if named is None:
         return given
     if given:
@@ -299,7 +299,7 @@ def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
     single = (*new, -1)
 
     def any_leaf(leaf: Tensor) -> Tensor:
-        # A shape given as one argument costs half as much again, in compiled code too.
+        # Passing the shape as one argument is slower, in compiled code too.
         return call(leaf, *new, *leaf.shape[ndim:]) if new else call(leaf, leaf.shape[ndim:])
 
     def leaf_of_rows(leaf: Tensor) -> Tensor:
@@ -307,7 +307,7 @@ def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
             return call(leaf, *single)
         return call(leaf, (*new, *leaf.shape[ndim:]))
 
-    # Without elements -1 says nothing, and a traced size must not be asked whether it is 0.
+    # -1 is ambiguous without elements, and comparing a traced size with 0 would add a guard.
     return any_leaf if is_compiling() or not numel(batch) else leaf_of_rows
 
 
@@ -318,8 +318,8 @@ def _flatten(batch: Batch, start_dim: int, end_dim: int) -> Plan:
     start, end = wrap_dim(start_dim, len(batch)), wrap_dim(end_dim, len(batch))
     if end < start:
         raise InvalidValue(
-            f"`flatten` merges from `start_dim` to `end_dim`, but dimension {end_dim} comes "
-            f"before {start_dim}. Exchange them."
+            f"`start_dim` of `flatten` must not be after `end_dim`, got {start_dim} and {end_dim}. "
+            "Exchange them."
         )
     new = (*batch[:start], numel(batch[start : end + 1]), *batch[end + 1 :])
     return plan(batch, lambda leaf: leaf.flatten(start, end), new)
@@ -359,8 +359,8 @@ def _permute(batch: Batch, dims: Sizes) -> Plan:
     order = wrap_dims(given, len(batch))
     if len(order) != len(batch):
         raise InvalidValue(
-            f"`permute` takes each of the {len(batch)} batch dimensions once, got {given}. "
-            "Trailing dimensions of entries are reached with `apply`."
+            f"`permute` expected each of the {len(batch)} batch dimensions once, got {given}. Use "
+            "`apply` for trailing dimensions of entries."
         )
     return _permuted(batch, order)
 
@@ -434,7 +434,7 @@ def _interleave(batch: Batch, repeats: int | Tensor, dim: int, output_size: int 
 
 
 def _output_size(repeats: int | Tensor, size: int, given: int | None) -> int:
-    """Return the rows after each was repeated; a given number is trusted on a GPU."""
+    """Return the number of rows after each was repeated; on a GPU a given number is not checked."""
     if given is not None and isinstance(repeats, Tensor) and not repeats.is_cpu:
         return as_int(given)
     rows = _repeated_size(repeats, size)
@@ -450,7 +450,7 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
         return size * repeats
     if repeats.ndim > 1 or (repeats.ndim == 1 and repeats.shape[0] not in (1, size)):
         raise ShapeMismatch(
-            f"`repeats` holds one count for each of the {size} rows, but its shape is "
+            f"`repeats` must hold one count for each of the {size} rows, got shape "
             f"{tuple(repeats.shape)}."
         )
     return int(repeats.expand(size).sum())
@@ -459,7 +459,9 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
 @remembered
 def _roll(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Plan:
     by = sizes_of([shifts])
-    along = tuple(wrap_dim(dim, len(batch)) for dim in sizes_of([dims]))  # torch adds repeated ones
+    along = tuple(
+        wrap_dim(dim, len(batch)) for dim in sizes_of([dims])
+    )  # for a repeated one torch adds the shifts
     if len(by) != len(along):
         raise InvalidValue(f"`roll` expected one shift for each dimension, got {by} and {along}.")
     return plan(batch, lambda leaf: leaf.roll(by, along), batch)
@@ -475,8 +477,5 @@ def _shape_like(other: AbstractContainer | Tensor) -> Batch:
     if isinstance(other, Tensor):
         return tuple(other.shape)
     if not isinstance(other, AbstractContainer):
-        raise InvalidArgument(
-            "expected a container or a tensor to take the shape of, got a "
-            f"`{type(other).__name__}`."
-        )
+        raise wrong_type("`other`", "a container or a tensor", other)
     return other._desc.batch

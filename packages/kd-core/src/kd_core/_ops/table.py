@@ -1,8 +1,8 @@
-"""The regular operations, one row each: what `tools/generate_ops.py` writes methods from.
+"""The table of regular operations, from which `tools/generate_ops.py` writes the methods.
 
-A row says what cannot be derived: the words of the docstring, whether torch has a foreach kernel
-and an in-place form, which further arguments it takes. A new pointwise operation is a row here and
-a run of `nox -s generate`; its tests come with the row.
+A row holds what cannot be derived: the text of the docstring, whether torch has a foreach kernel
+and an in-place form, and the further arguments. To add a pointwise operation, add a row and run
+`nox -s generate`; its tests are derived from the row.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A further argument of a function: its name, type and default, as they stand in Python.
+    """A further argument of a function: its name, type and default, as Python source.
 
-    `keyword` tells whether it is given by keyword only.
+    `keyword` says whether it is keyword-only.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Option:
 class UnaryRow:
     """A function of one tensor: `torch.<name>`, and `torch.Tensor.<name>_`.
 
-    `floats` tells whether integers become floating point.
+    `floats` says whether integers are promoted to floating point.
     """
 
     name: str
@@ -42,10 +42,10 @@ class UnaryRow:
 
 @dataclass(frozen=True, slots=True)
 class BinaryRow:
-    """A function of two: `torch.<name>(leaf, other)`, with an operator where Python has one.
+    """A function of two operands: `torch.<name>(leaf, other)`, and the operator of Python if any.
 
-    `exact` is the kernel for a 0-dim tensor in place of a number. `numbers` tells whether torch's
-    function takes a number as it is. `other` is the name of the second operand.
+    `exact` is the kernel for a 0-dim tensor in place of a number. `numbers` says whether the torch
+    function accepts numbers. `other` is the name of the second operand.
     """
 
     name: str
@@ -62,7 +62,7 @@ class BinaryRow:
 
 @dataclass(frozen=True, slots=True)
 class ReductionRow:
-    """A reduction to one value: `torch.<name>`, or `function` where that says more."""
+    """A reduction to one value: `torch.<name>`, or `function` if it is given."""
 
     name: str
     text: str

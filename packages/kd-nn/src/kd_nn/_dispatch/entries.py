@@ -34,7 +34,7 @@ def fitted(like: TensorDictBase, key: NestedKey, value: object) -> object:
         ShapeMismatch: If the value does not fit the batch size.
     """
     probe = like.empty()
-    probe.set(key, value)  # type: ignore[arg-type]  # whatever a step made; `set` checks it
+    probe.set(key, value)
     return entry(probe, key)
 
 
