@@ -161,7 +161,7 @@ def test_batch_sizes_that_do_not_fit_name_the_container() -> None:
     td, n = container(), "container 1"
     with pytest.raises(ShapeMismatch, match=rf"must be equal, got .* \(1, 1, 3\) in {n}"):
         stack([td, td[:1]])
-    with pytest.raises(ShapeMismatch, match=rf"dimension that grows, but .* \(2, 1, 2\) in {n}"):
+    with pytest.raises(ShapeMismatch, match=rf"dimension that grows, got .* \(2, 1, 2\) in {n}"):
         cat([td, td.narrow(2, 0, 2)])
     inner = TensorDict({"in": TensorDict({}, [2, 5])}, [2])
     other = TensorDict({"in": TensorDict({}, [2, 6])}, [2])
@@ -230,7 +230,7 @@ def test_cat_writes_to_out() -> None:
             KeySetMismatch,
             "`b` of `out` must be a tensor, got a non-tensor value",
         ),
-        (TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]), KeySetMismatch, "`b` is data"),
+        (TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]), KeySetMismatch, "`b` of `out` must be a tensor"),
         (
             TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(1).expand(2)}, [2]),
             InvalidValue,

@@ -105,7 +105,7 @@ def test_no_way_of_writing_adds_a_field() -> None:
 
 
 def test_arguments_are_matched_with_fields() -> None:
-    with pytest.raises(InvalidArgument, match="`Sample` is built without `label`"):
+    with pytest.raises(InvalidArgument, match="`Sample` expected a value for `label`"):
         Sample(torch.zeros(4))  # type: ignore[call-arg]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="`image` is given twice"):
         Sample(torch.zeros(4), image=torch.zeros(4))  # type: ignore[call-arg, misc]  # wrong on purpose
@@ -203,5 +203,5 @@ def test_a_missing_field_is_named() -> None:
         x: Tensor
         y: Tensor
 
-    with pytest.raises(InvalidArgument, match="`Pair` is built without `y`"):
+    with pytest.raises(InvalidArgument, match="`Pair` expected a value for `y`"):
         Pair(torch.ones(2))  # type: ignore[call-arg]  # wrong on purpose

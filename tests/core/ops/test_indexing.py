@@ -126,7 +126,7 @@ def test_parts_of_both_are_refused() -> None:
         make()["a", 0]  # type: ignore[index]  # wrong on purpose
     with pytest.raises(InvalidKey, match="`slice`"):
         TensorDict({"b": {"c": 1.0}})["b", 0:2]  # type: ignore[index]  # wrong on purpose
-    with pytest.raises(InvalidArgument, match="neither a key nor an index"):
+    with pytest.raises(InvalidArgument, match="an index must be a key"):
         make()[0, "a"]  # type: ignore[index]  # wrong on purpose
 
 

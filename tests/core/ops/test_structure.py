@@ -217,5 +217,5 @@ def test_a_rename_that_is_refused_changes_nothing() -> None:
 
 
 def test_unflatten_keys_refuses_what_nests_too_deep() -> None:
-    with pytest.raises(InvalidValue, match="nest at most 64 deep"):
+    with pytest.raises(InvalidValue, match="at most 64 levels deep"):
         TensorDict({".".join(["n"] * 300): 1.0}).unflatten_keys()

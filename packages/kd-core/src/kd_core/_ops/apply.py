@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import wrong_type
+from kd_core._errors import InvalidArgument, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
