@@ -117,7 +117,7 @@ def test_keys_of_the_same_characters_collide() -> None:
         def __eq__(self, other: object) -> bool:
             return self is other
 
-    with pytest.raises(KeyCollision, match=r"key `a` is given twice\. Give each key once"):
+    with pytest.raises(KeyCollision, match=r"key `a` is given twice\. Pass each key once"):
         TensorDict({Other("a"): X, "a": X})
 
 

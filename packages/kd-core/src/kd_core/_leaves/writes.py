@@ -221,7 +221,7 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
     """
     try:
         if dtype is not None and isinstance(value, (int, float, complex)):
-            return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch's own writes do
+            return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch does in place
         array = tensor_of_array(value)
         return torch.as_tensor(value if array is None else array, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -1,8 +1,9 @@
 """Validation of the values that are stored in a container.
 
-Knows tensors, numbers, arrays and the registry; must not know a container class. A tensor that fits
-goes in as it is; a mapping becomes a nested container; numbers, lists of numbers and arrays of any
-library become tensors; everything else becomes non-tensor data, one value for the whole batch.
+A tensor that fits is stored as it is; a mapping becomes a nested container; numbers, lists of
+numbers and arrays of any library become tensors; everything else becomes non-tensor data, one value
+for the whole batch. Knows tensors, numbers, arrays and the registry; must not know a container
+class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidKey, InvalidValue, KeyCollision, batch_does_not_fit
+from kd_core._errors import InvalidKey, InvalidValue, KeyCollision, batch_does_not_fit, given_twice
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.loops import leaf_fits
@@ -215,13 +216,13 @@ def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
                 raise is_both(key, part, "container")
             level = inner
         if last in level:
-            raise KeyCollision(f"key {format_key(key)} is given twice. Give each key once.")
+            raise given_twice(format_key(key))
         level[last] = value
     return tree
 
 
 class _Branch(dict[str, object]):
-    """A level that a tuple key made, told apart from a mapping the user gave."""
+    """A level that a tuple key creates, distinguished from a mapping of the user."""
 
 
 def is_both(key: NestedKey, part: str, kind: str) -> KeyCollision:
