@@ -182,10 +182,6 @@ class Structure(AbstractContainer):
                 f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
                 "name. Remove it first, or pass `safe=False`."
             )
-        if len(source) == len(target) == 1:
-            self._del_entry(source[0])
-            self._set_entry(target[0], entry)
-            return self
         level = level_at(self, source[:-1])
         level._check_unlocked(f"rename {format_key(old)}")
         if source[:-1] == target[:-1]:
