@@ -1,6 +1,7 @@
 """Containers as state dicts, arrays and lists."""
 
 import io
+from typing import Any
 
 import pytest
 import torch
