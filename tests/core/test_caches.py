@@ -63,6 +63,7 @@ def test_a_hundred_thousand_batch_sizes_hold_bounded_memory() -> None:
     try:
         for rows in range(10_000_000, 10_100_000):
             TensorDict({}, [rows])
+        gc.collect()
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -55,7 +55,7 @@ def test_the_batch_size_is_found() -> None:
     assert inner(td, "n").batch_size == (3, 4)
     assert make().auto_batch_size_(1).batch_size == (3,)
     assert make().auto_batch_size_(0).batch_size == ()
-    with pytest.raises(InvalidValue, match="0 or more, but -1 came"):
+    with pytest.raises(InvalidValue, match="must be non-negative, got -1"):
         make().auto_batch_size_(-1)
 
 

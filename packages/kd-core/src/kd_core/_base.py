@@ -117,10 +117,10 @@ class TensorDictBase(
 
 
 def _gather_concerns() -> None:
-    """Put what the concerns define on the class itself too.
+    """Copy what the concerns define onto the class itself.
 
     dynamo looks for a method class by class, and on every call guards that each class before the
-    one which has it still has it not: with thirty concerns, 40 guards for each method that compiled
+    one that has it still lacks it: with thirty concerns, 40 guards for each method that compiled
     code calls. "ops: per call" in the benchmarks.
     """
     own = vars(TensorDictBase)
@@ -137,7 +137,7 @@ Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstrac
 
 
 def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]:
-    """Tell whether a value is a container.
+    """Return whether a value is a container.
 
     Example:
         >>> from kd_core import TensorDict, is_tensor_collection

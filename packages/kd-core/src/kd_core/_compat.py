@@ -1,6 +1,6 @@
-"""What differs between the supported versions of torch, by feature test, as long as they are.
+"""Differences between the supported versions of torch, by feature test.
 
-And what torch offers only at the price of importing its compiler.
+Also what torch offers only together with its compiler, whose import takes long.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ clone_all: Final[Callable[[list[Tensor]], Sequence[Tensor]]] = getattr(
 
 
 CONSTANT_OBJECTS: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-"""Whether dynamo compares what belongs to an object that it took for a constant.
+"""Whether dynamo can compare tuples that belong to an object which it treats as a constant.
 
-Before, `!=` of such a tuple is an internal error. Only the compiler shows it, so by number.
+Older versions raise an internal error. No feature test shows it, so the version decides.
 """
 
 
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a compiler call a function while it traces, and take the result for a constant.
+    """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
 
     Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler:
     0.9 s. A torch that does not know the mark traces the function instead.

@@ -1,4 +1,4 @@
-"""Container kinds by role, for lower modules that must make a container they cannot import.
+"""Container kinds by role, for lower modules that build a container they cannot import.
 
 Knows names and constructors; must not know what a container does.
 """
@@ -21,10 +21,10 @@ nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node
 """Build a nested dense container from a mapping; set by `_tensordict`."""
 
 wrap_data: Callable[[object, Descriptor], Node]
-"""Wrap a value that is no tensor; set by `_non_tensor`."""
+"""Wrap non-tensor data; set by `_non_tensor`."""
 
 params_of: Callable[[nn.Module], Node]
-"""Make a container of a module's parameters that is a module itself; set by a sibling package."""
+"""Build a container of a module's parameters that is a module itself; set by a sibling package."""
 
 
 def register(role: str, factory: Callable[..., object]) -> None:
@@ -37,14 +37,14 @@ _listeners: list[Callable[[type], None]] = []
 
 
 def new_kind(cls: type) -> None:
-    """Announce a class of containers; called when the class is made."""
+    """Register a class of containers; called when the class is created."""
     _kinds.append(cls)
     for listener in _listeners:
         listener(cls)
 
 
 def on_new_kind(listener: Callable[[type], None]) -> None:
-    """Call `listener` with each class of containers there is and will be."""
+    """Call `listener` with each class of containers, those that exist and those to come."""
     _listeners.append(listener)
     for cls in _kinds:
         listener(cls)

@@ -18,7 +18,7 @@ MOST_KEYS = 200
 
 
 def describe_leaf(value: Tensor) -> str:
-    """One leaf: class, shape, device, dtype, and whether processes share it."""
+    """Return a leaf as text: class, shape, device, dtype, and whether processes share it."""
     kind = "Parameter" if isinstance(value, torch.nn.Parameter) else type(value).__name__
     shared = value.is_cuda or (value.device.type == "cpu" and _is_shared(value))
     return (
@@ -29,13 +29,13 @@ def describe_leaf(value: Tensor) -> str:
 
 def _is_shared(value: Tensor) -> bool:
     try:
-        return bool(value.is_shared())  # type: ignore[no-untyped-call]  # torch types it not
+        return bool(value.is_shared())  # type: ignore[no-untyped-call]  # torch does not type it
     except (RuntimeError, NotImplementedError):  # fake and functional tensors have no storage
         return False
 
 
 def describe_node(node: Node) -> str:
-    """A container and what it holds; other nodes describe themselves."""
+    """Return a container and what it holds as text; other nodes describe themselves."""
     entries = entries_of(node)
     if entries is None:
         return repr(node)
@@ -74,7 +74,7 @@ def _is_shared_anywhere(leaf: Tensor) -> bool:
 
 
 def _entry(entries: Entries, key: str) -> Entry | KdError:
-    """One entry, or why it cannot be read: printing does not fail."""
+    """Return an entry, or why it cannot be read: printing does not fail."""
     try:
         return entries[key]
     except KdError as error:

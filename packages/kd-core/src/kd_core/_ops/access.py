@@ -48,12 +48,12 @@ class Access(AbstractContainer):
     def get(self, key: NestedKey, default: object = None) -> object:
         """Read the entry at `key`, or `default` where there is none.
 
-        Non-tensor data comes as its wrapper; `td[key]` gives the value itself. A nested container
-        is typed as a tensor too, since a key does not tell its kind to a type checker.
+        Non-tensor data is returned in its wrapper; `td[key]` returns the value itself. A nested
+        container is typed as a tensor too, since a key does not show its kind to a type checker.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what a missing key gives.
+            default: what is returned for a missing key.
 
         Example:
             >>> import torch
@@ -74,7 +74,7 @@ class Access(AbstractContainer):
         return default if found is None else found
 
     def set(self, key: NestedKey, value: object, inplace: bool = False) -> Self:
-        """Store a value at `key`, making nested containers on the way.
+        """Store a value at `key`, and create the nested containers that are missing.
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
@@ -150,7 +150,7 @@ class Access(AbstractContainer):
                 try:  # comparing the shapes first would cost half of the copy
                     entry.copy_(value)
                 except RuntimeError:
-                    pass  # the general way finds what is wrong
+                    pass  # the slow path finds what is wrong
                 else:
                     return self
         write_all(writes_at(self, path_of(key), value))
@@ -204,7 +204,7 @@ class Access(AbstractContainer):
         return self
 
     def set_non_tensor(self, key: NestedKey, value: object) -> Self:
-        """Store a value as data, one for the whole batch, even where it could be a tensor.
+        """Store a value as non-tensor data, one for the whole batch, even if it could be a tensor.
 
         Example:
             >>> from kd_core import TensorDict
@@ -216,7 +216,7 @@ class Access(AbstractContainer):
         return self
 
     def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> object:
-        """Read the value of data; that of a tensor is the tensor.
+        """Return the value of non-tensor data; of a tensor, the tensor itself.
 
         Raises:
             KeyNotFound: if it is missing and no default was given.
@@ -235,7 +235,7 @@ class Access(AbstractContainer):
         *,
         sort: bool = False,
     ) -> KeysView[NestedKey]:
-        """A live view of the keys.
+        """Return a live view of the keys.
 
         Args:
             include_nested: also the keys of nested containers, as tuples.
@@ -266,7 +266,7 @@ class Access(AbstractContainer):
         *,
         sort: bool = False,
     ) -> ValuesView[Tensor]:
-        """A live view of the entries; arguments as for `keys`."""
+        """Return a live view of the entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
                 return LeafValues(self._entries, ALL_LEAVES)
@@ -281,7 +281,7 @@ class Access(AbstractContainer):
         *,
         sort: bool = False,
     ) -> ItemsView[NestedKey, Tensor]:
-        """A live view of keys and entries; arguments as for `keys`."""
+        """Return a live view of keys and entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
                 return LeafItems(self._entries, ALL_LEAVES)
@@ -293,8 +293,8 @@ class Access(AbstractContainer):
             return key in self._entries
         if not is_key(key):
             raise InvalidKey(
-                f"`in` asks for keys, and {key!r} is of type `{type(key).__name__}`. To look for "
-                "a tensor, compare with each of `values()`."
+                f"`in` asks for keys, expected a string or a tuple of strings, got {key!r} of type "
+                f"`{type(key).__name__}`. To find a tensor, compare it with each of `values()`."
             )
         return has_entry(self._entries, path_of(cast("NestedKey", key)))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed
+from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, write_all
@@ -33,7 +33,7 @@ class Conversion(AbstractContainer):
     __slots__ = ()
 
     def state_dict(self) -> dict[str, object]:
-        """Give nested dicts of the leaves, for `torch.save`; tensors are shared.
+        """Return nested dicts of the leaves, for `torch.save`; tensors are shared.
 
         Each level also has its batch size and device, under `__batch_size` and `__device`.
 
@@ -58,12 +58,12 @@ class Conversion(AbstractContainer):
     def load_state_dict(
         self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
     ) -> Self:
-        """Take the values of a state dict: all of them, or, where one does not fit, none.
+        """Load the values of a state dict: all of them, or none if one does not fit.
 
         Values are copied into the leaves, so a locked container may be loaded into.
 
         Args:
-            state_dict: what `state_dict` gave.
+            state_dict: what `state_dict` returned.
             strict: its keys must be those of this container; else only the shared ones are taken.
             assign: keep the tensors of the state dict instead of copying; then keys and the batch
                 size are taken from it too, and the container must not be locked.
@@ -100,17 +100,7 @@ class Conversion(AbstractContainer):
             >>> TensorDict({"a": torch.ones(2)}, [2]).numpy()
             {'a': array([1., 1.], dtype=float32)}
         """
-        plain: dict[str, object] = {}
-        for key, value in self._entries.items():
-            if isinstance(value, Tensor):
-                try:
-                    plain[key] = value.cpu().numpy()
-                except RuntimeError as error:
-                    error.add_note(f"This is entry {format_key(key)}.")
-                    raise
-            else:
-                plain[key] = value.numpy() if isinstance(value, Conversion) else value._item()
-        return plain
+        return _arrays(self, ())
 
     def tolist(self) -> dict[str, object]:
         """Return nested dicts of nested lists of numbers.
@@ -130,6 +120,24 @@ class Conversion(AbstractContainer):
         return plain
 
 
+def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
+    """Return the leaves of a level and of those below as arrays."""
+    plain: dict[str, object] = {}
+    for key, value in td._entries.items():
+        where = (*path, key)
+        if isinstance(value, AbstractContainer):
+            plain[key] = _arrays(value, where)
+        elif isinstance(value, Tensor):
+            try:
+                plain[key] = value.cpu().numpy()
+            except RuntimeError as error:
+                error.add_note(f"This is entry {format_key(where)}.")
+                raise
+        else:
+            plain[key] = value._item()
+    return plain
+
+
 def _content(state: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in state.items() if key not in (BATCH_SIZE, DEVICE)}
 
@@ -141,11 +149,10 @@ def _stage(
     path: Path,
     writes: list[Write],
 ) -> None:
-    """Check a level and note its writes."""
+    """Check a level and append its writes."""
     if not isinstance(state, Mapping):
-        raise InvalidArgument(
-            f"the state of {format_key(path) if path else 'a container'} must be a mapping, but a "
-            f"`{type(state).__name__}` came."
+        raise wrong_type(
+            f"the state of {format_key(path) if path else 'a container'}", "a mapping", state
         )
     content, entries = _content(state), kinds_by_key(td._entries)
     if strict and content.keys() != entries.keys():
@@ -169,7 +176,7 @@ def _stage(
             writes += td._writes(key, value, (*path, key))
         elif not same_data(entry._item(), value):
             raise InvalidArgument(
-                f"entry {format_key((*path, key))} is data that is no tensor, {entry._item()!r}, "
+                f"entry {format_key((*path, key))} is non-tensor data, {entry._item()!r}, "
                 f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."
             )
 
@@ -185,7 +192,7 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
 
 
 def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
-    """A dense container of a state dict; what it does not say is as in `td`."""
+    """Build a dense container from a state dict; what that does not state is as in `td`."""
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
     content = {
         key: _restored(td, value) if isinstance(value, Mapping) and BATCH_SIZE in value else value

@@ -52,7 +52,7 @@ class Description(AbstractContainer):
         return self._desc.size
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The batch size, or one of its dimensions."""
+        """Return the batch size, or one of its dimensions."""
         return self.batch_size if dim is None else self._desc.batch[wrap_dim(dim, self._desc.ndim)]
 
     @property
@@ -66,15 +66,15 @@ class Description(AbstractContainer):
         return self._desc.ndim
 
     def dim(self) -> int:
-        """The number of batch dimensions."""
+        """Return the number of batch dimensions."""
         return self._desc.ndim
 
     def ndimension(self) -> int:
-        """The number of batch dimensions."""
+        """Return the number of batch dimensions."""
         return self._desc.ndim
 
     def numel(self) -> int:
-        """The number of rows: the product of the batch size (1 if there is none)."""
+        """Return the number of rows: the product of the batch size (1 if it is empty)."""
         count = 1
         for size in self._desc.batch:
             count *= size
@@ -86,7 +86,7 @@ class Description(AbstractContainer):
         return self._desc.device
 
     def clear_device_(self) -> Self:
-        """Forget the device, here and below: entries may be on different ones; return self.
+        """Clear the device, here and below: entries may be on different ones; return self.
 
         Raises:
             Locked: if the container, or one below, is locked.
@@ -96,7 +96,7 @@ class Description(AbstractContainer):
         return self
 
     def auto_device_(self) -> Self:
-        """Take the device that all leaves share, or `None` if there is none; return self.
+        """Set the device to the one that all leaves share, else to `None`; return self.
 
         Example:
             >>> from kd_core import TensorDict
@@ -112,7 +112,7 @@ class Description(AbstractContainer):
         """Set the batch size to the leading dimensions that all leaves share; return self.
 
         Args:
-            batch_dims: at most so many; `None`: as many as they share.
+            batch_dims: how many dimensions at most; `None`: all that they share.
 
         Example:
             >>> import torch
@@ -121,7 +121,10 @@ class Description(AbstractContainer):
             torch.Size([3])
         """
         if batch_dims is not None and batch_dims < 0:
-            raise InvalidValue(f"batch_dims must be 0 or more, but {batch_dims} came.")
+            raise InvalidValue(
+                f"`batch_dims` must be non-negative, got {batch_dims}. Pass how many leading "
+                "dimensions to share."
+            )
         self._check_unlocked("change the batch size")
         desc = self._desc.with_batch(common_batch(list(_leaves(self)), batch_dims))
         _refuse_locked(self, desc, ())
@@ -138,7 +141,7 @@ def _check_all_unlocked(level: AbstractContainer, action: str) -> None:
 
 
 def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
-    """Describe a container and all below as being on a device; no leaf is moved."""
+    """Set the device of a container and of all below; no leaf is moved."""
     if level._owns_leaves:
         for key, value in list(level._entries.items()):
             if not isinstance(value, Tensor | AbstractContainer):
@@ -160,7 +163,7 @@ def _refuse_locked(level: AbstractContainer, desc: Descriptor, path: tuple[str, 
 
 
 def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
-    """Give nested entries at least the batch size of `desc`, which all leaves are known to have."""
+    """Set nested entries to at least the batch size of `desc`, which fits all leaves."""
     for key, value in list(kinds_of(level._entries)):
         if isinstance(value, Tensor):
             continue
@@ -176,7 +179,7 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
 
 
 def _leaves(level: AbstractContainer) -> Iterator[Tensor]:
-    """All leaves, with the whole batch in front."""
+    """Yield all leaves, whose first dimensions are the whole batch."""
     for value in level._entries.values():
         if isinstance(value, Tensor):
             yield value

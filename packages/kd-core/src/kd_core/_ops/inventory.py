@@ -1,4 +1,4 @@
-"""What a container holds, counted: levels, numbers, bytes, data, and a table of all of it."""
+"""Counts of what a container holds: levels, numbers, bytes, data, and a table of all of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Inventory(AbstractContainer):
 
     @property
     def depth(self) -> int:
-        """How many levels of containers stand below this one: 0 for a flat one.
+        """The number of levels of containers below this one: 0 for a flat one.
 
         Example:
             >>> from kd_core import TensorDict
@@ -49,7 +49,7 @@ class Inventory(AbstractContainer):
         """Count the numbers in all leaves.
 
         Args:
-            count_duplicates: count a tensor that stands under two keys twice.
+            count_duplicates: count a tensor that two keys hold twice.
 
         Example:
             >>> import torch
@@ -63,12 +63,12 @@ class Inventory(AbstractContainer):
         """Count the bytes of the numbers in all leaves.
 
         Args:
-            count_duplicates: count a tensor that stands under two keys twice.
+            count_duplicates: count a tensor that two keys hold twice.
         """
         return sum(_bytes(leaf) for leaf in _leaves(self, count_duplicates))
 
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, object]]:
-        """List the entries that are no tensors: keys and values.
+        """List the non-tensor data: keys and values.
 
         Example:
             >>> from kd_core import TensorDict
@@ -118,7 +118,7 @@ def _bytes(leaf: Tensor) -> int:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other, the last one to the right."""
+    """Align cells in columns, the last one to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for *cells, last in rows:

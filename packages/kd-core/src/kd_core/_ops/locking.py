@@ -83,7 +83,7 @@ class Locking(AbstractContainer):
         if desc.held:
             raise Locked(
                 "cannot unlock a container that is locked with the one that encloses it. Unlock "
-                "the outer one, or take `clone(recurse=False)` of this one, which is not locked."
+                "the outer one, or use `clone(recurse=False)`, which is not locked."
             )
         if desc.lock is not None:
             self._describe(desc._unlocked)

@@ -1,4 +1,4 @@
-"""Where leaves live and how: device, dtype, memory layout."""
+"""Device, dtype and memory layout of leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe, device_of
-from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._ops.operands import cast_leaves, leaves_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
@@ -61,7 +61,10 @@ class Placement(AbstractContainer):
         for each in where:
             found_device, found_dtype = _read(each)
             if (found_device and device is not None) or (found_dtype and dtype is not None):
-                raise InvalidArgument("`to` takes one device and one dtype; one was given twice.")
+                raise InvalidArgument(
+                    "`to` expected at most one device and one dtype, got two of a kind. Pass each "
+                    "once."
+                )
             device, dtype = found_device or device, found_dtype or dtype
         td = self if dtype is None else cast_leaves(self, dtype)
         return td if device is None else _move(td, device, non_blocking)
@@ -110,7 +113,9 @@ class Placement(AbstractContainer):
             InvalidValue: if there is no GPU to pin memory for.
         """
         if not torch.cuda.is_available():
-            raise InvalidValue("memory is pinned for a GPU, and none is available here.")
+            raise InvalidValue(
+                "memory can be pinned for a GPU only, and none is available. Skip the call."
+            )
         return self._map_each(Tensor.pin_memory)
 
     def is_pinned(self) -> bool:
@@ -141,9 +146,7 @@ def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
         return where._desc.device, None
     if isinstance(where, (torch.device, str, int)):
         return device_of(where), None
-    raise InvalidArgument(
-        f"`to` expected a device, a dtype, a tensor or a container, got a `{type(where).__name__}`."
-    )
+    raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)
 
 
 def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:

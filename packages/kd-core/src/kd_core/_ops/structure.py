@@ -1,4 +1,4 @@
-"""Changing which keys there are: update, select, rename, flatten.
+"""Changing the keys: update, select, rename, flatten.
 
 Every change is all or nothing: it is checked as a whole first, then committed.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch, wrong_type
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry, kinds_by_key, same_data
 from kd_core._leaves.writes import check_write, copy_pairs, write_all
@@ -36,7 +36,7 @@ _TENSORS: Final = (AbstractContainer, Tensor)
 
 
 class Structure(AbstractContainer):
-    """Which keys there are."""
+    """Changes of keys."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class Structure(AbstractContainer):
         Allowed on a locked container.
 
         Raises:
-            KeyNotFound: if the source has a key that is not there.
+            KeyNotFound: if the source has a key that does not exist here.
             ShapeMismatch: if a value cannot be broadcast to its entry.
         """
         if isinstance(source, AbstractContainer) and keys_to_update is None and not clone:
@@ -110,7 +110,7 @@ class Structure(AbstractContainer):
         return self
 
     def replace(self, source: Source[AnyKey]) -> Self:
-        """Make a shallow copy in which the entries of `source` take the place of the old ones."""
+        """Return a shallow copy in which the entries of `source` replace the old ones."""
         return self._shallow().update(source)
 
     def select(self, *keys: NestedKey, strict: bool = True, inplace: bool = False) -> Self:
@@ -175,7 +175,8 @@ class Structure(AbstractContainer):
             return self
         if is_prefix(source, target):
             raise InvalidArgument(
-                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside of it."
+                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside it. "
+                "Choose a name outside it."
             )
         if safe and find_entry(self._entries, target) is not None:
             raise KeyCollision(
@@ -221,7 +222,7 @@ class Structure(AbstractContainer):
             InvalidValue: if the separator is empty.
         """
         if not separator:
-            raise InvalidValue("keys cannot be split at an empty separator: pass one such as '.'.")
+            raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
         desc, separator = self._desc._unlocked, plain_str(separator)
         for key in self._entries:
             if key.count(separator) > MAX_DEPTH:
@@ -230,7 +231,7 @@ class Structure(AbstractContainer):
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
     def empty(self, recurse: bool = False) -> Self:
-        """Make a container of the same batch size and device without entries.
+        """Return a container of the same batch size and device without entries.
 
         Args:
             recurse: keep the nested containers, empty.
@@ -246,7 +247,7 @@ class Structure(AbstractContainer):
         return self._like(nested, desc)
 
     def is_empty(self) -> bool:
-        """Tell whether there is no leaf at any level."""
+        """Return whether there is no leaf and no data at any level."""
         for value in self._entries.values():
             if value.__class__ is Tensor or not (isinstance(value, Structure) and value.is_empty()):
                 return False
@@ -285,9 +286,7 @@ def _source_items(source: object, method: str) -> Mapping[str, object]:
     if isinstance(source, AbstractContainer):
         return source._entries
     if not isinstance(source, Mapping):
-        raise InvalidArgument(
-            f"`{method}` takes a mapping or a container, but a `{type(source).__name__}` came."
-        )
+        raise wrong_type(f"the source of `{method}`", "a mapping or a container", source)
     for key in source:
         if type(key) is not str:
             return spread_keys(source)
@@ -297,7 +296,7 @@ def _source_items(source: object, method: str) -> Mapping[str, object]:
 def _unflattened(
     entries: Entries, separator: str, prefix: str, desc: Descriptor
 ) -> dict[str, Entry]:
-    """The entries of a level whose keys are split at a separator."""
+    """Return the entries of a level whose keys are split at a separator."""
     level: dict[str, Entry] = {}
     below: dict[str, dict[str, Entry]] = {}
     for key, value in entries.items():
@@ -331,7 +330,7 @@ def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str,
 
 
 def _select(level: W, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path) -> W:
-    """The part of one level that some keys name; a missing one is an error of `top`."""
+    """Return the part of one level that some keys name; a missing one is an error of `top`."""
     kept: dict[str, Entry] = {}
     parts: dict[str, list[NestedKey]] = {}
     entries = level._entries
@@ -369,7 +368,7 @@ def _demand(top: AbstractContainer | None, path: tuple[NestedKey, ...]) -> None:
 
 
 def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
-    """Entries for a result: what a locked container encloses is locked with it, results are not."""
+    """Return the entries for a result: unlike what a locked container encloses, not locked."""
     return {
         key: value if isinstance(value, Tensor) else value._shallow() for key, value in kept.items()
     }
@@ -396,7 +395,7 @@ def _drop(container: W, keys: Sequence[NestedKey]) -> W:
 
 
 def _parted(key: NestedKey) -> tuple[str, NestedKey]:
-    """The first part of a key and what is below it, `()` if nothing is."""
+    """Split a key into its first part and the rest, `()` if there is none."""
     if key.__class__ is tuple and len(key) == 2:  # as most nested keys
         first, last = key
         if first.__class__ is str and last.__class__ is str and last:
@@ -406,7 +405,7 @@ def _parted(key: NestedKey) -> tuple[str, NestedKey]:
 
 
 def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
-    """Whether an update takes `key`, and which paths below it."""
+    """Return whether an update takes `key`, and which paths below it."""
     if only is None:
         return True, None
     below = [path[1:] for path in only if path[0] == key]
@@ -418,7 +417,7 @@ def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | Non
 def _stage_update(
     level: AbstractContainer, items: Mapping[str, object], path: Path, how: _Update, stage: Staged
 ) -> None:
-    """Check each entry and note down what to do; nothing is changed here."""
+    """Check each entry and append what to do to the stage; nothing is changed here."""
     kinds = kinds_by_key(level._entries)
     for key, value in items.items():
         taken, only = _narrowed(how.only, key)
@@ -453,7 +452,7 @@ def _staged_write(level: AbstractContainer, path: Path, value: object) -> Callab
 
 
 def _is_same_data(current: Entry, value: object) -> bool:
-    """Whether an entry is data, and the value is the same, so that there is nothing to write."""
+    """Return whether an entry is non-tensor data equal to the value: nothing is to be written."""
     if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
         return False
     new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]  # asked with `hasattr`
