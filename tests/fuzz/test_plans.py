@@ -1,228 +1,32 @@
-"""Random models and what happens to them between calls, beside plain Python on nested dicts.
-
-A model is called cold, when its plan is made and when the plan is warm, with a container, by
-keyword and by position. Then something happens: a hook, an edit, a patch, a copy. Each module has
-a twin that the plain model calls, so that effects such as the statistics of batch norm are
-compared too, as are gradients, what hooks saw, and the container after an error.
-"""
-
 import copy
 import pickle
 import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 import torch
 from tests.fuzz.conftest import Seeds
 from tests.fuzz.plain_models import (
-    DISCARD,
-    Graph,
     Key,
-    Leaf,
     Misfit,
-    Named,
     Runner,
-    Scale,
-    Shrink,
     State,
-    Tally,
-    Two,
     copy_of,
     every_leaf,
     flat,
-    fold,
-    grow,
     has,
     look_up,
     needed_calls,
-    pack,
     put,
 )
+from tests.fuzz.plan_events import EVENTS, INTERNAL, KEYS, World, a_graph, align, patches
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict
+from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
-
-KEYS: list[Key] = [("a",), ("b",), ("c",), ("n", "a"), ("n", "b")]
-ONE_TO_ONE = 9
-"""So many of the modules take one value and give one."""
-
-
-def nets() -> list[Any]:
-    return [
-        nn.Linear(2, 2),
-        nn.Tanh(),
-        nn.ReLU(),
-        nn.BatchNorm1d(2),
-        nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Sigmoid()),
-        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU()),
-        torch.neg,
-        Scale(),
-        nn.Sequential(nn.Identity(), Scale()),
-        Scale(),
-        Two(),
-        Named(),
-        Tally(),
-        Shrink(),
-        grow,
-        fold,
-        pack,
-    ]
-
-
-def a_leaf(rng: random.Random) -> Leaf:
-    net = rng.choice([*range(ONE_TO_ONE), *range(ONE_TO_ONE), *range(ONE_TO_ONE, 17)])
-    one, other = rng.choice(KEYS), rng.choice(KEYS)
-    out, second = rng.sample(KEYS, 2)
-    if net == 9:
-        return Leaf(net, [one, other, one], None, [out])
-    if net == 10:
-        return Leaf(net, [one, other], None, [out, rng.choice([second, DISCARD])])
-    if net == 11:
-        return Leaf(net, [one, other], ["x", "y"], [out])
-    if net == 12:
-        return Leaf(net, [one], None, [DISCARD])
-    if net == 15:
-        return Leaf(net, [("n",)], None, [out])
-    if net == 16:
-        return Leaf(net, [one], None, [("n",)])
-    return Leaf(net, [one], None, [out])
-
-
-def a_graph(rng: random.Random, depth: int) -> Graph:
-    graph = Graph(tolerant=rng.random() < 0.2)
-    for _ in range(rng.randint(1, 4)):
-        if depth and rng.random() < 0.3:
-            graph.steps.append(a_graph(rng, depth - 1))
-        elif graph.steps and rng.random() < 0.1:
-            graph.steps.append(rng.choice(graph.steps))
-        else:
-            graph.steps.append(a_leaf(rng))
-    choose(rng, graph, 0.3)
-    return graph
-
-
-def choose(rng: random.Random, graph: Graph | Leaf, probability: float) -> None:
-    """Select some of the outputs, or all."""
-    graph.selected = None
-    known = graph.visible()
-    if known and rng.random() < probability:
-        graph.selected = rng.sample(known, rng.randint(1, len(known)))
-
-
-def key(path: Key) -> NestedKey:
-    return path[0] if len(path) == 1 else path
-
-
-@dataclass
-class Hook:
-    """A hook that takes note of its calls and may change what it sees."""
-
-    log: list[str]
-    name: str
-    factor: float = 1.0
-
-    def after(self, _: object, args: object, out: object) -> object:
-        self.log.append(self.name)
-        return out * self.factor if self.factor != 1 and isinstance(out, Tensor) else None
-
-    def before(self, _: object, args: tuple[object, ...]) -> object:
-        self.log.append(self.name)
-        if self.factor == 1 or not args or not all(isinstance(arg, Tensor) for arg in args):
-            return None
-        return tuple(cast(Tensor, arg) * self.factor for arg in args)
-
-
-@dataclass
-class Bump:
-    """A hook on a keyed module that adds 1 to its first visible output."""
-
-    leaf: Leaf
-
-    def after(self, _: object, args: object, out: TensorDict) -> None:
-        for path in self.leaf.visible()[:1]:
-            if isinstance(value := out[cast(str, key(path))], Tensor):
-                out[key(path)] = value + 1
-
-
-@dataclass
-class Flip:
-    """A `forward` that was patched onto one module."""
-
-    net: nn.Module
-
-    def __call__(self, *args: Tensor) -> Tensor:
-        return -cast(Tensor, type(self.net).forward(self.net, *args))
-
-
-@dataclass
-class World:
-    """A plain model, the keyed modules made of it, and what the hooks of both saw."""
-
-    graph: Graph
-    mine: list[Any] = field(default_factory=nets)
-    twins: list[Any] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
-    expected: list[str] = field(default_factory=list)
-    history: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.twins = copy.deepcopy(self.mine)
-        self.build(self.graph)
-
-    def build(self, node: Leaf | Graph) -> nn.Module:
-        """Return the keyed module of a node, which is made once."""
-        if node.model is None and isinstance(node, Leaf):
-            reads = [key(path) for path in node.reads]
-            named = dict(zip(node.names, reads, strict=True)) if node.names else reads
-            writes = [key(path) for path in node.writes]
-            node.model = TensorDictModule(self.mine[node.net], named, writes)
-            self.select(node)
-        elif node.model is None:
-            steps = [self.build(step) for step in cast(Graph, node).steps]
-            tolerant = cast(Graph, node).tolerant
-            node.model = TensorDictSequential(steps, partial_tolerant=tolerant)
-            self.select(node)
-        return cast(nn.Module, node.model)
-
-    def select(self, node: Leaf | Graph) -> None:
-        """Select what the node says."""
-        model = cast(TensorDictModule, node.model)
-        if node.selected is None:
-            model.reset_out_keys()
-        else:
-            model.select_out_keys(*[key(path) for path in node.selected])
-
-    def model(self) -> TensorDictSequential:
-        return cast(TensorDictSequential, self.graph.model)
-
-    def pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return each module with its twin."""
-        both = zip(self.mine, self.twins, strict=True)
-        return [pair for pair in both if isinstance(pair[0], nn.Module)]
-
-    def nodes(self, node: Leaf | Graph | None = None) -> list[Leaf | Graph]:
-        """Return all nodes, the root first, shared ones once."""
-        node = self.graph if node is None else node
-        found = [node]
-        for step in node.steps if isinstance(node, Graph) else []:
-            found += [n for n in self.nodes(step) if not any(n is old for old in found)]
-        return found
-
-    def graphs(self) -> list[Graph]:
-        return [node for node in self.nodes() if isinstance(node, Graph)]
-
-    def agree_again(self) -> None:
-        """Drop the selections that an edit made void, inner ones first."""
-        for graph in reversed(self.graphs()):
-            if graph.selected is not None and not set(graph.selected) <= set(graph.written()):
-                graph.selected = None
-                self.select(graph)
 
 
 class Call:
@@ -236,7 +40,8 @@ class Call:
             paths = rng.sample(paths, rng.randint(0, len(paths)))
         self.paths = paths
         self.given, self.state = self.values(rng.randrange(1000))
-        self.leaves = [list(flat(state).values()) for state in (self.given, self.state)]
+        both = (self.given, self.state)
+        self.leaves = [cast("list[Tensor]", list(flat(state).values())) for state in both]
 
     def may_lack(self) -> bool:
         """Return whether inputs may be left out."""
@@ -266,7 +71,7 @@ class Call:
             td = self.container = TensorDict(copy_of(self.given), [3])
             self.before = {path: (value, value.clone()) for path, value in self.content(td).items()}
             assert model(td) is td
-            return {k: v for k, v in td.to_dict().items()}
+            return cast(State, td.to_dict())
         given = [look_up(self.given, path) for path in self.paths]
         if self.form == "position":
             out = model(*given)
@@ -292,9 +97,6 @@ class Call:
             assert torch.equal(value, bits)
 
 
-INTERNAL = (NameError, AssertionError, SyntaxError, IndexError, UnboundLocalError)
-
-
 def check(world: World, rng: random.Random, form: str, model: Any = None) -> bool:
     """Call both models and compare; tell whether they accepted the values."""
     call = Call(world, rng, form)
@@ -311,7 +113,7 @@ def check(world: World, rng: random.Random, form: str, model: Any = None) -> boo
         got = call.keyed(model or world.model())
         compare(call, got, call.state)
         # A part that is overwritten before its container is read may be computed or not.
-        if not any(leaf.reads == [("n",)] for leaf in every_leaf(world.graph)):
+        if not any(("n",) in leaf.reads + leaf.writes for leaf in every_leaf(world.graph)):
             assert sorted(world.seen) == sorted(world.expected + ["counter"] * runner.seen)
             for mine, twin in world.pairs():
                 agree(list(mine.buffers()), list(twin.buffers()))
@@ -329,31 +131,21 @@ def check(world: World, rng: random.Random, form: str, model: Any = None) -> boo
     return False
 
 
-def align(world: World) -> None:
-    """Give the twins the state of the modules."""
-    for mine, twin in world.pairs():
-        twin.load_state_dict(mine.state_dict())
-
-
 def compare(call: Call, got: State, expected: State) -> None:
     """Compare results and gradients."""
     left, right = flat(got), flat(expected)
     assert set(left) == set(right)
     paths = sorted(right)
     agree([left[path] for path in paths], [right[path] for path in paths])
+    if not torch.is_grad_enabled():
+        return
     gradients = []
-    for state, given, which in ((got, call.given, 0), (expected, call.state, 1)):
-        chosen = [
-            v
-            for p in call.world.graph.visible()
-            if has(state, p)
-            for v in flat(look_up(state, p)).values()
-        ]
-        wrt = [
-            *call.leaves[which],
-            *(p for pair in call.world.pairs() for p in pair[which].parameters()),
-        ]
-        gradients.append(grad(cast("list[Tensor]", chosen), wrt))
+    for which, state in enumerate((got, expected)):
+        made = [path for path in call.world.graph.visible() if has(state, path)]
+        chosen = [cast(Tensor, v) for path in made for v in flat(look_up(state, path)).values()]
+        nets = (pair[which] for pair in call.world.pairs())
+        wrt = [*call.leaves[which], *(param for net in nets for param in net.parameters())]
+        gradients.append(grad(chosen, wrt))
     agree(*gradients)
 
 
@@ -372,249 +164,32 @@ def agree(left: list[Any], right: list[Any]) -> None:
             torch.testing.assert_close(mine, twin)
 
 
-Event = Callable[[World, random.Random], None]
-
-
-def a_net(world: World, rng: random.Random, kinds: Any = nn.Module) -> tuple[Any, Any] | None:
-    """Return a module with its twin, or a module inside both."""
-    inner = [
-        both
-        for pair in world.pairs()
-        for both in zip(pair[0].modules(), pair[1].modules(), strict=True)
-        if isinstance(both[0], kinds)
-    ]
-    return rng.choice(inner) if inner else None
-
-
-def hook(world: World, rng: random.Random) -> None:
-    pair = a_net(world, rng)
-    factor, kind = rng.choice([1.0, 2.0]), rng.choice(["before", "after"])
-    for net, log in zip(pair or (), (world.seen, world.expected), strict=False):
-        made = Hook(log, "hook", factor)
-        if kind == "before":
-            net.register_forward_pre_hook(made.before)
-        else:
-            net.register_forward_hook(made.after)
-
-
-def count(world: World, rng: random.Random) -> None:
-    """Count the calls of a keyed module."""
-    node = rng.choice(world.nodes())
-    node.counters += 1
-    made = Hook(world.seen, "counter")
-    if rng.random() < 0.5:
-        cast(nn.Module, node.model).register_forward_pre_hook(made.before)
-    else:
-        cast(nn.Module, node.model).register_forward_hook(made.after)
-
-
-def bump(world: World, rng: random.Random) -> None:
-    leaf = rng.choice(list(every_leaf(world.graph)))
-    leaf.bumps += 1
-    cast(nn.Module, leaf.model).register_forward_hook(Bump(leaf).after)
-
-
-def drop_hooks(world: World, rng: random.Random) -> None:
-    for node in world.nodes():
-        model = cast(nn.Module, node.model)
-        node.counters = 0
-        if isinstance(node, Leaf):
-            node.bumps = 0
-        model._forward_hooks.clear()
-        model._forward_pre_hooks = type(model._forward_pre_hooks)()
-    for pair in world.pairs():
-        for net in (inner for both in pair for inner in both.modules()):
-            net._forward_hooks = type(net._forward_hooks)()
-            net._forward_pre_hooks.clear()
-
-
-def rekey(world: World, rng: random.Random) -> None:
-    leaf = rng.choice(list(every_leaf(world.graph)))
-    model = cast(TensorDictModule, leaf.model)
-    if rng.random() < 0.5 and leaf.reads != [("n",)]:
-        leaf.reads = [rng.choice(KEYS) for _ in leaf.reads]
-        reads = [key(path) for path in leaf.reads]
-        model.in_keys = dict(zip(leaf.names, reads, strict=True)) if leaf.names else reads  # type: ignore[assignment]  # a mapping too
-    elif leaf.writes not in ([("n",)], [DISCARD]):
-        leaf.writes, leaf.selected = rng.sample(KEYS, len(leaf.writes)), None
-        model.out_keys = [key(path) for path in leaf.writes]
-        call_once(world)
-        world.agree_again()
-
-
-def call_once(world: World) -> None:
-    """Call a model whose selection may be void: whatever it says, it is no fault of its own."""
-    try:
-        world.model()(TensorDict(copy_of(dict.fromkeys("abc", torch.ones(3, 2))), [3]))
-    except INTERNAL as error:
-        raise AssertionError("an error of generated code") from error
-    except Exception:
-        pass
-    align(world)
-
-
-def reselect(world: World, rng: random.Random) -> None:
-    node = rng.choice(world.nodes())
-    choose(rng, node, 0.7)
-    world.select(node)
-    world.agree_again()
-
-
-def edit_steps(world: World, rng: random.Random) -> None:
-    graph = rng.choice(world.graphs())
-    model = cast(TensorDictSequential, graph.model)
-    graph.selected = None
-    world.select(graph)
-    made = a_graph(rng, 0) if rng.random() < 0.3 else a_leaf(rng)
-    step, place = world.build(made), rng.randrange(len(graph.steps))
-    kind = rng.choice(["append", "insert", "set", "del"])
-    if kind == "append":
-        model.append(step)
-        graph.steps.append(made)
-    elif kind == "insert":
-        model.insert(place, step)
-        graph.steps.insert(place, made)
-    elif kind == "set":
-        model[place] = step
-        graph.steps[place] = made
-    elif len(graph.steps) > 1:
-        del model[place]
-        del graph.steps[place]
-    world.agree_again()
-
-
-def tolerate(world: World, rng: random.Random) -> None:
-    graph = rng.choice(world.graphs())
-    graph.tolerant = not graph.tolerant
-    cast(TensorDictSequential, graph.model).partial_tolerant = graph.tolerant
-
-
-def store_elsewhere(world: World, rng: random.Random) -> None:
-    leaf = rng.choice(list(every_leaf(world.graph)))
-    cast(TensorDictModule, leaf.model).inplace = rng.choice([True, False, "empty"])
-
-
-def swap_net(world: World, rng: random.Random) -> None:
-    leaf = rng.choice(list(every_leaf(world.graph)))
-    if leaf.net < ONE_TO_ONE and leaf.net != 6:
-        leaf.net = rng.choice([n for n in range(ONE_TO_ONE) if n != 6])
-        cast(TensorDictModule, leaf.model).module = world.mine[leaf.net]
-
-
-def patch_instance(world: World, rng: random.Random) -> None:
-    for net in a_net(world, rng, (nn.Linear, nn.Tanh, nn.Sequential, Scale)) or ():
-        if "forward" in net.__dict__:
-            del net.forward
-        elif type(net) not in (Two, Named):
-            net.forward = Flip(net)
-
-
-def patch_class(world: World, rng: random.Random) -> None:
-    """Patch a class; `patches` undoes it."""
-    kind = rng.choice([nn.Linear, nn.Tanh, nn.Sequential, nn.Sigmoid, Scale])
-    name = rng.choice(["forward", "__call__", "_call_impl"])
-    original = getattr(kind, name)
-    PATCHED.append((kind, name, kind.__dict__.get(name)))
-
-    def patched(self: nn.Module, *args: object) -> object:
-        out = original(self, *args)
-        return out * 3 if isinstance(out, Tensor) else out
-
-    setattr(kind, name, patched)
-
-
-PATCHED: list[tuple[type, str, object]] = []
-
-
-@contextmanager
-def patches() -> Iterator[None]:
-    """Undo the patches of classes at the end."""
-    try:
-        yield
-    finally:
-        while PATCHED:
-            kind, name, before = PATCHED.pop()
-            if before is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, before)
-
-
-def change_class(world: World, rng: random.Random) -> None:
-    for net in a_net(world, rng, (nn.Tanh, nn.Sigmoid)) or ():
-        net.__class__ = nn.Sigmoid if type(net) is nn.Tanh else nn.Tanh
-
-
-def replace_parameter(world: World, rng: random.Random) -> None:
-    for net in a_net(world, rng, (nn.Linear, nn.BatchNorm1d)) or ():
-        if "weight" in net._parameters:
-            net._parameters["weight"] = nn.Parameter(net.weight.detach() + 1)
-
-
-def make_buffer(world: World, rng: random.Random) -> None:
-    for net in a_net(world, rng, (nn.Linear, nn.BatchNorm1d, Scale)) or ():
-        if "weight" in net._parameters:
-            weight = net.weight.detach().clone()
-            del net.weight
-            net.register_buffer("weight", weight)
-
-
-def parametrise(world: World, rng: random.Random) -> None:
-    for net in a_net(world, rng, nn.Linear) or ():
-        if "weight" in net._parameters and "forward" not in net.__dict__:
-            nn.utils.parametrizations.weight_norm(net)
-
-
-def reorder(world: World, rng: random.Random) -> None:
-    for net in a_net(world, rng, nn.Sequential) or ():
-        members = list(net._modules.values())
-        for name, member in zip(list(net._modules), reversed(members), strict=True):
-            net._modules[name] = member
-
-
-def train(world: World, rng: random.Random) -> None:
-    mode = rng.random() < 0.5
-    world.model().train(mode)
-    for leaf in every_leaf(world.graph):
-        if isinstance(world.twins[leaf.net], nn.Module):
-            world.twins[leaf.net].train(mode)
-
-
-EVENTS: list[Event] = [
-    *[hook, count, bump, drop_hooks, rekey, reselect, edit_steps, tolerate, store_elsewhere],
-    *[swap_net, patch_instance, patch_class, change_class, replace_parameter, make_buffer],
-    *[parametrise, reorder, train],
-]
-
-
 def copied(world: World, rng: random.Random) -> World:
     """Return the world, or a copy of it."""
     if rng.random() < 0.9:
         return world
-    parametrised = any(
-        hasattr(m, "parametrizations") for p in world.pairs() for m in p[0].modules()
-    )
+    inner = (module for pair in world.pairs() for module in pair[0].modules())
+    parametrised = any(hasattr(module, "parametrizations") for module in inner)
     if parametrised or rng.random() < 0.5:
         return copy.deepcopy(world)
     return cast(World, pickle.loads(pickle.dumps(world)))
 
 
+def halved(value: Tensor) -> Tensor:
+    return value.detach() * 0.5 if value.is_floating_point() else value.detach().clone()
+
+
 def swapped(world: World, rng: random.Random) -> None:
-    """Call both models with other parameters."""
-    params = TensorDict.from_module(world.model()).apply(lambda x: x.detach() * 0.5)
-    held = {id(p) for p in world.model().parameters()}
-    twins = [
-        t
-        for m, t in world.pairs()
-        for p, t in zip(m.parameters(), t.parameters(), strict=True)
-        if id(p) in held
-    ]
+    """Call both models with other parameters and buffers."""
+    params = TensorDict.from_module(world.model()).apply(halved)
+    held = {id(value) for value in world.model().state_dict(keep_vars=True).values()}
+    states = [[net.state_dict(keep_vars=True) for net in pair] for pair in world.pairs()]
     with params.to_module(world.model()), torch.no_grad():
-        for twin in twins:
-            twin.mul_(0.5)
+        for mine, twin in states:
+            for name in [name for name, value in mine.items() if id(value) in held]:
+                twin[name].copy_(halved(twin[name]))
         check(world, rng, "container")
-        for twin in twins:
-            twin.mul_(2)
+    align(world)
 
 
 FORMS = ["container", "keyword", "position"]
@@ -629,6 +204,8 @@ def run_program(seed: int, seeds: Seeds) -> None:
             for _ in range(3):
                 accepted = check(world, rng, form)
                 seeds.count("accepted" if accepted else "refused")
+        if rng.random() < 0.2:
+            swapped(world, rng)
         event = rng.choice(EVENTS)
         world.history.append(event.__name__)
         event(world, rng)
@@ -643,13 +220,13 @@ def quiet() -> Iterator[None]:
 
 
 def test_models_do_what_plain_python_does(seeds: Seeds) -> None:
-    for seed in seeds(150):
+    for seed in seeds(80):
         with patches():
             run_program(seed, seeds)
 
 
 def test_compiled_models_do_what_plain_python_does(seeds: Seeds) -> None:
-    for seed in seeds(3):
+    for seed in seeds(1):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         torch.compiler.reset()
@@ -659,6 +236,11 @@ def test_compiled_models_do_what_plain_python_does(seeds: Seeds) -> None:
             check(world, rng, form, compiled)
 
 
+def call_until(done: threading.Event, model: TensorDictSequential, td: TensorDict) -> None:
+    while not done.is_set():
+        model(td.copy())
+
+
 def test_keys_assigned_while_threads_call_are_used_afterwards(seeds: Seeds) -> None:
     for _ in seeds(20):
         step = TensorDictModule(torch.neg, ["a"], ["y"])
@@ -666,11 +248,7 @@ def test_keys_assigned_while_threads_call_are_used_afterwards(seeds: Seeds) -> N
         td = TensorDict(a=torch.zeros(2), b=torch.ones(2))
         done = threading.Event()
 
-        def call(model: TensorDictSequential = model, done: threading.Event = done) -> None:
-            while not done.is_set():
-                model(td.copy())
-
-        threads = [threading.Thread(target=call) for _ in range(3)]
+        threads = [threading.Thread(target=call_until, args=(done, model, td)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for number in range(60):

@@ -232,7 +232,11 @@ def test_cat_writes_to_out() -> None:
             KeySetMismatch,
             "`b` of `out` must be a tensor, got a non-tensor value",
         ),
-        (TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]), KeySetMismatch, "`b` of `out` must be a tensor"),
+        (
+            TensorDict({"a": torch.zeros(2, 2), "b": "w"}, [2]),
+            KeySetMismatch,
+            "`b` of `out` must be a tensor",
+        ),
         (
             TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(1).expand(2)}, [2]),
             InvalidValue,

@@ -266,7 +266,7 @@ def test_a_ragged_stack_is_written_by_apply_() -> None:
 
 
 def test_a_member_is_a_container() -> None:
-    with pytest.raises(InvalidArgument, match="member 1 .* got a `dict`"):
+    with pytest.raises(InvalidArgument, match=r"member 1 .* got a `dict`"):
         LazyStackedTensorDict(TensorDict(), {})  # type: ignore[arg-type]  # wrong on purpose
 
 

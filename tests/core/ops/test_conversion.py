@@ -1,7 +1,6 @@
 """Containers as state dicts, arrays and lists."""
 
 import io
-from typing import Any
 
 import pytest
 import torch

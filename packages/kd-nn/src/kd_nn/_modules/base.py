@@ -6,7 +6,7 @@ a patched `forward`) raises a flag that the fast call of every enclosing module 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from kd_nn._keys.specs import (
 from kd_nn._modules.infer import infer_shapes, with_shapes
 from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
 from kd_nn._plan.invalidation import Flagged
-from kd_nn._plan.program import keyed, runs_in_part
+from kd_nn._plan.program import runs_in_part
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -396,7 +396,7 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
     made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
     count = sum(parameter.numel() for parameter in made)
     label = getattr(step, "node_label", None)
-    inner = keyed(step).key_graph() if runs_in_part(step) else None
+    inner = cast(TensorDictModuleBase, step).key_graph() if runs_in_part(step) else None
     return KeyNode(
         name,
         label if isinstance(label, str) else type(step).__name__,

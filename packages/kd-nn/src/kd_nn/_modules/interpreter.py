@@ -162,8 +162,7 @@ def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
-    by_member = step.__dict__.get("partial_tolerant") and members_of(work) is not None
-    if not is_watched(step) and not by_member:
+    if not is_watched(step):
         return run_steps(step, work, work, step.key_graph().live_writes(live), live)
     before = _WANTED.call
     _WANTED.call = (step, live)

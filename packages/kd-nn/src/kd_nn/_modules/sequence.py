@@ -143,15 +143,13 @@ class TensorDictSequential(StepList):
         """Run the steps that `wanted` needs, those of all visible outputs if it is None."""
         if outputs_exist(self, tensordict):
             return tensordict
-        members = members_of(tensordict) if self.partial_tolerant else None
-        if members is not None:
-            return run_members(
-                self,
-                tensordict,
-                members,
-                tensordict_out,
-                lambda td, out: self._run(td, out, wanted),
-            )
+        members = members_of(tensordict)
+        if members is not None and self.may_skip:
+
+            def run(member: TensorDictBase, out: TensorDictBase | None) -> TensorDictBase:
+                return self._run(member, out, wanted)
+
+            return run_members(self, tensordict, members, tensordict_out, run)
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
         if wanted is None:
