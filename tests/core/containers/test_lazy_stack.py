@@ -289,3 +289,16 @@ def test_stacks_of_stacks_whose_keys_differ_are_written() -> None:
     )
     stack.neg_()
     assert leaf.tolist() == [-1, -1]
+
+
+def test_a_mask_without_dimensions_masks_members_without_dimensions() -> None:
+    stacked = lazy_stack([TensorDict({"n": torch.tensor(-1, dtype=torch.int32)})])
+    assert stacked.masked_fill(torch.tensor(True), 1)["n"].tolist() == [1]
+    assert stacked.masked_fill_(torch.tensor(False), 1)["n"].tolist() == [-1]
+
+
+def test_a_rearranged_stack_is_a_copy() -> None:
+    rows = [TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]
+    for shaped in (lazy_stack(rows).unsqueeze(0), lazy_stack(rows).transpose(0, 1)):
+        shaped["a"].add_(1)
+    assert not rows[0]["a"].any()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kd_core import InvalidArgument, TensorDict
+from kd_core import InvalidArgument, InvalidValue, TensorDict
 
 META = torch.device("meta")
 
@@ -87,3 +87,10 @@ def test_wrong_places_are_explained(td: TensorDict) -> None:
 def test_a_device_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="'nowhere' is not a valid device"):
         TensorDict().to("nowhere")
+
+
+def test_a_sparse_leaf_keeps_all_leaves_out_of_shared_memory() -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2).to_sparse()}, [2])
+    with pytest.raises(InvalidValue, match=r"`b` of layout torch\.sparse_coo cannot be in shared"):
+        td.share_memory_()
+    assert not td["a"].is_shared()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -123,8 +123,19 @@ class Placement(AbstractContainer):
         return all(leaf.is_pinned() for leaf in leaves_of(self))
 
     def share_memory_(self) -> Self:
-        """Move the storage of all leaves to shared memory, for other processes; return self."""
-        for leaf in leaves_of(self):
+        """Move the storage of all leaves to shared memory, for other processes; return self.
+
+        Raises:
+            InvalidValue: if a leaf is sparse; nothing is moved then.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if leaf.layout is not torch.strided:
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} of layout {leaf.layout} cannot be in shared memory. "
+                    "`exclude` it first, or make it dense."
+                )
+        for leaf in leaves:
             leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 

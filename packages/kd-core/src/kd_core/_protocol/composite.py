@@ -126,6 +126,6 @@ def as_for_a_batch(leaf: Tensor, operand: Tensor) -> Tensor:
     Beside a stacked leaf, which has a dimension, a 0-d operand does not change the dtype. Beside
     the 0-d leaf of one member it would, because both have the same rank.
     """
-    if leaf.ndim or operand.ndim:
+    if leaf.ndim or operand.ndim or operand.dtype is torch.bool:  # a mask, which never promotes
         return operand
     return operand.to(torch.result_type(leaf.new_empty(1), operand))
