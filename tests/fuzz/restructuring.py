@@ -30,7 +30,7 @@ from tests.fuzz.trees import (
     walk,
 )
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import NonTensorData, TensorDict, TensorDictBase
 
 
 def key_of(rng: Random, path: Path) -> object:
@@ -133,6 +133,11 @@ def store(rng: Random, s: Subject, name: str) -> Call:
     return changes(name, f"td.{name}({key!r}, {type(value).__name__})", ours, change, s)
 
 
+def data_of(entry: object) -> object:
+    """Return the value of a wrapper of data, anything else as it is."""
+    return entry.data if isinstance(entry, NonTensorData) else entry
+
+
 @operation("pop", "popitem", "del_", "__delitem__")
 def remove(rng: Random, s: Subject, name: str) -> Call:
     path = some_path(rng, s)
@@ -157,9 +162,10 @@ def remove(rng: Random, s: Subject, name: str) -> Call:
             del td[key]  # type: ignore[arg-type]  # any spelling
             return None
         if name == "popitem":
-            return td.popitem()
-        if name == "pop" and default:
-            return td.pop(cast("str", key), 7)
+            last, value = td.popitem()
+            return (last, data_of(value))
+        if name == "pop":
+            return data_of(td.pop(cast("str", key), *([7] if default else [])))
         return getattr(td, name)(key)
 
     return changes(name, f"td.{name}({key!r}, default={default})", ours, change, s)

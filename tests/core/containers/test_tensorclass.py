@@ -109,7 +109,7 @@ def test_arguments_are_matched_with_fields() -> None:
         Sample(torch.zeros(4))  # type: ignore[call-arg]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="`image` is given twice"):
         Sample(torch.zeros(4), image=torch.zeros(4))  # type: ignore[call-arg, misc]  # wrong on purpose
-    with pytest.raises(InvalidArgument, match=r"4 fields .*, but 5 values came"):
+    with pytest.raises(InvalidArgument, match=r"at most 4 values .*, got 5"):
         Sample(*(torch.zeros(4) for _ in range(5)))  # type: ignore[arg-type]  # wrong on purpose
 
 

@@ -87,5 +87,5 @@ def test_numpy_of_a_leaf_that_requires_grad_raises_as_torch_does() -> None:
     td = TensorDict({"a": 1.0, "b": {"w": torch.ones(2, requires_grad=True)}})
     with pytest.raises(RuntimeError, match="requires grad") as caught:
         td.numpy()
-    assert "entry `w`" in caught.value.__notes__[0]
+    assert "entry `('b', 'w')`" in caught.value.__notes__[0]
     assert td.detach().numpy()["b"]["w"].tolist() == [1, 1]  # type: ignore[index]  # nested

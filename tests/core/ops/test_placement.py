@@ -78,7 +78,7 @@ def test_locks_do_not_travel(td: TensorDict) -> None:
 def test_wrong_places_are_explained(td: TensorDict) -> None:
     with pytest.raises(InvalidArgument, match=r"a dtype, a tensor or a container, got a `list`"):
         td.to([])  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(InvalidArgument, match="given twice"):
+    with pytest.raises(InvalidArgument, match="at most one device and one dtype"):
         td.to("cpu", device="meta")
     with pytest.raises(InvalidArgument, match="container without a device"):
         td.to(TensorDict())

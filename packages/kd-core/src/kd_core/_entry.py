@@ -31,7 +31,7 @@ class Node(Protocol):
     def _desc(self) -> Descriptor: ...
 
     def _item(self) -> object:
-        """What `td[key]` gives for this entry."""
+        """Return what `td[key]` is for this entry."""
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self: ...
 
@@ -54,10 +54,10 @@ class Node(Protocol):
     ) -> Self: ...
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
-        """A shallow copy that has another batch size, device or lock."""
+        """Return a shallow copy that has another batch size, device or lock."""
 
     def _below(self) -> Sequence[Node]:
-        """The nodes that it encloses."""
+        """Return the nodes that it encloses."""
 
     def _hold(self, count: int) -> None:
         """Count `count` more enclosing containers that are locked."""
@@ -69,7 +69,7 @@ Source: TypeAlias = "Mapping[AnyKey, object] | Node"
 """Where an update takes its entries from: a mapping, or a container.
 
 A variable, because the key of a mapping is invariant to a type checker: a dict whose keys are pairs
-of strings is no mapping of `NestedKey` to it.
+of strings is not a mapping of `NestedKey` to it.
 """
 
 Entry: TypeAlias = "Tensor | Node"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
-from kd_core._ops.operands import cast_leaves, leaves_of
+from kd_core._ops.operands import cast_leaves, leaves_of, name_in
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
