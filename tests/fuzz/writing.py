@@ -160,6 +160,7 @@ def view(rng: Random, s: Subject, name: str) -> Call:
         listed = [
             (spelled(path), wrapped(tree, path, entry))
             for path, entry in walk(tree, nested, leaves, ())
+            if not (leaves and isinstance(entry, Data))  # only tensors are leaves
         ]
         return listed if name == "items" else [pair[name == "values"] for pair in listed]
 
