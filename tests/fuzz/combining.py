@@ -197,7 +197,7 @@ def merge(rng: Random, s: Subject, name: str) -> Call:
     def theirs(tree: Plain) -> object:
         if node.batch != tree.batch:
             raise Refusal("other batch sizes")
-        return merged(tree, plain(node))
+        return merged(tree, merged(plain(node), tree))  # the first entry stays
 
     declared = s.node.declared
     return Call(

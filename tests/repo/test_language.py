@@ -17,16 +17,6 @@ from tests.repo.tree import IMPORT_NAMES, ROOT, source_files
 # Folders and files whose language is not done yet, as paths below `packages/*/src`. This should
 # be empty.
 NOT_DONE: tuple[str, ...] = (
-    "kd_core/_base.py",
-    "kd_core/_compat.py",
-    "kd_core/_ops/access.py",
-    "kd_core/_ops/conversion.py",
-    "kd_core/_ops/description.py",
-    "kd_core/_ops/inventory.py",
-    "kd_core/_ops/structure.py",
-    "kd_core/_registry.py",
-    "kd_core/_repr.py",
-    "kd_core/_types.py",
     "kd_nn/_modules/base.py",
     "kd_nn/_modules/interpreter.py",
     "kd_nn/_modules/resolved.py",

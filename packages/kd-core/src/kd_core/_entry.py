@@ -1,7 +1,7 @@
 """What an entry of a container is, for type checkers and readers.
 
 A container holds *entries*. An entry is a leaf (a `torch.Tensor`) or a *node*: a nested container,
-or non-tensor data. Nodes answer the same few calls, so a loop over entries asks one question only:
+or non-tensor data. Nodes have the same few methods, so a loop over entries asks one question only:
 is it a tensor?
 """
 
@@ -31,7 +31,7 @@ class Node(Protocol):
     def _desc(self) -> Descriptor: ...
 
     def _item(self) -> object:
-        """Return what `td[key]` is for this entry."""
+        """Return what `td[key]` gives for this entry."""
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self: ...
 

@@ -141,7 +141,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         >>> data.lable
         Traceback (most recent call last):
         ...
-        kd_core.UnknownField: `lable` is not a field... Did you mean `label`?
+        kd_core.UnknownField: `lable` ... Did you mean `label`?
     """
 
     _fields: ClassVar[dict[str, Field[object]]] = {}

@@ -383,7 +383,7 @@ def _load(dumped: object) -> Structure:
 
 
 def _register(cls: type) -> None:
-    """Register one container kind as a pytree node."""
+    """Register one kind of container as a pytree node."""
     public = takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
     _pytree.register_pytree_node(
         cls,
