@@ -115,10 +115,11 @@ class Resolved:
             return
         hooks = watch_function([(), *self.dependencies.paths])
         owner = weakref.ref(sequence)
+        current = self.dependencies.are_current
 
         def watched() -> bool:
             root = owner()
-            return root is None or hooks(root)
+            return root is None or hooks(root) or not current()
 
         names = CallNames(self.in_keys, "_")
         inplace = sequence.__dict__.get("inplace")

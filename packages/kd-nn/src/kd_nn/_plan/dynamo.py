@@ -13,7 +13,7 @@ from torch import nn
 from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.entries import Inplace
-from kd_nn._plan.codegen import Calls, Text
+from kd_nn._plan.codegen import Calls, Text, plain_module
 from kd_nn._plan.eager import BUSY, write_container_call, write_tensor_outputs
 from kd_nn._plan.program import Program
 
@@ -108,6 +108,10 @@ def _write_calls(program: Program, text: Text, absent: str, container: str | Non
     calls = Calls(program, text)
     calls.write_like(1, container)
     calls.write_holders(1)
+    for idx, call in enumerate(program.calls):
+        if plain_module(call.step) and not call.step.__dict__["method_kwargs"]:
+            given = f"{calls.step(idx)}.__dict__['method_kwargs']"
+            text.add(1, f"if {given}:", "    return _BUSY")
     for idx in range(len(program.calls)):
         calls.write_call(1, idx)
 

@@ -313,6 +313,9 @@ class FastCalls(Calls):
     def _prepare(self, idx: int) -> None:
         """Name what a step wraps, and find out whether its `forward` can be called directly."""
         step = self.program.calls[idx].step
+        kwargs = step.__dict__["method_kwargs"]
+        if not kwargs:  # others are passed as they are at the time of the call
+            self.checks.append(self.text.name(f"_A{idx}", kwargs))
         module = step._modules.get("module")
         if module is None:
             return
@@ -324,12 +327,7 @@ class FastCalls(Calls):
         self.opened.add(idx)
         spec = cast("InKeySpec", step.spec)
         one = spec.names is None and len(spec.reads) == 1
-        if not step.__dict__["method_kwargs"]:
-            self.checks.append(self.text.name(f"_A{idx}", step.__dict__["method_kwargs"]))
-            one = one and step.__dict__["method"] is None
-        else:
-            one = False
-        if one:
+        if one and step.__dict__["method"] is None and not kwargs:
             lines = self.watch.lines(module, name)
             if lines is not None:
                 self.forms[idx] = lines

@@ -1,0 +1,30 @@
+"""A compiled sequence sees what has changed."""
+
+from typing import cast
+
+import torch
+from tests.nn.plans import X
+from torch import Tensor
+
+from kd_core import TensorDict
+from kd_nn import TensorDictModule, TensorDictSequential
+
+
+def scaled(x: Tensor, by: float = 1.0) -> Tensor:
+    return x * by
+
+
+def test_keyword_arguments_that_are_added_in_place_are_passed() -> None:
+    model = TensorDictSequential(TensorDictModule(scaled, ["x"], ["y"]))
+    compiled = torch.compile(model, backend="eager")
+    compiled(X)
+    cast("dict[str, object]", model[0].method_kwargs)["by"] = 3.0
+    assert torch.equal(compiled(X), 3 * X)
+
+
+def test_step_that_is_replaced_in_its_list_is_run() -> None:
+    model = TensorDictSequential(TensorDictModule(torch.neg, ["x"], ["y"]))
+    compiled = torch.compile(model, backend="eager")
+    compiled(TensorDict(x=X))
+    model.module._modules["0"] = TensorDictModule(torch.exp, ["x"], ["z"])
+    assert list(compiled(TensorDict(x=X)).keys()) == ["x", "z"]
