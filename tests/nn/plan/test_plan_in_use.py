@@ -100,3 +100,12 @@ def test_threads_share_a_plan(threads: list[threading.Thread]) -> None:
 def test_module_that_is_called_once_gets_no_plan(form: str) -> None:
     fresh = make()
     assert module_calls(lambda: call(fresh, form)) > 0
+
+
+def test_attributes_copied_by_hand_do_not_end_the_plans_of_the_original() -> None:
+    model = planned("keyword")
+    twin = object.__new__(TensorDictSequential)
+    twin.__dict__ = dict(model.__dict__)
+    for _ in range(3):
+        model(x=X)
+    assert module_calls(lambda: model(x=X)) == 0

@@ -20,6 +20,7 @@ A cache takes the flags *before* it reads anything, so that a change made meanwh
 thread leaves it stale, not wrong.
 """
 
+import threading
 from collections.abc import Mapping
 from typing import ClassVar, Final, Self
 
@@ -28,6 +29,8 @@ from torch import nn
 _NEVER_COPIED = ("_changed", "_plan", "_plans_made", "_resolved")
 """What belongs to one object alone: its flag, and what was derived from it."""
 _ABSENT = object()
+_TAKING: Final = threading.Lock()
+"""Two threads must not give one module two flags: only one of them would be raised."""
 HARMLESS: Final = frozenset({"_is_torch_compile"})
 """Marks that torch puts on a module, and that nothing derived from a keyed module depends on."""
 RUNNING: Final = (
@@ -99,8 +102,11 @@ class Flagged(nn.Module):
 
     def change_flag(self) -> list[bool]:
         """Return a list that gets an element as soon as the module changes."""
-        flag: list[bool] = self.__dict__.setdefault("_changed", [])
-        return flag
+        with _TAKING:
+            flag: list[bool] | None = self.__dict__.get("_changed")
+            if flag is None or flag:  # raised and still there, if `__dict__` was copied by hand
+                flag = self.__dict__["_changed"] = []
+            return flag
 
 
 def running_classes(kind: type) -> list[type[Flagged]]:
