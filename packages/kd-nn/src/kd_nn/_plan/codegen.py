@@ -123,6 +123,7 @@ class Calls:
             depth += 1
         text.add(depth, f"_step = {idx}")
         targets = ["_o" if w is None else f"_v{w}" for w in call.writes]
+        discards = "_o" in targets
         if plain_module(call.step):
             self._write_plain(depth, idx, targets)
         else:
@@ -134,6 +135,8 @@ class Calls:
             self._write_fits(depth, call)
         for slot in self._dying[idx]:
             text.add(depth, f"_v{slot} = None")
+        if discards:
+            text.add(depth, "_o = None")
 
     def _write_fits(self, depth: int, call: Call) -> None:
         """Write that outputs are what a container would hold, as when steps are interpreted.
@@ -167,6 +170,7 @@ class Calls:
         text.add(depth + 1, f"{left}= _r")
         text.add(depth, "else:")
         text.add(depth + 1, f"{left}= {split}")
+        text.add(depth, "_r = None")
 
     def write_all(self, depth: int) -> None:
         """Write all calls, with a note on what they raise."""
@@ -188,15 +192,16 @@ def _made(call: Call) -> set[int]:
 
 
 def last_reads(program: Program) -> list[list[int]]:
-    """Return, for each call, the slots that no later call and no output reads.
+    """Return, for each call, the slots that it reads or writes and that nothing reads later.
 
     They are cleared after the call, so that a value lives no longer than in an `nn.Sequential`.
     """
     later = {slot for _, slot in program.outputs}
     dying: list[list[int]] = []
     for call in reversed(program.calls):
-        dying.append(sorted(set(call.reads) - later))
-        later.update(call.reads)
+        used = {*call.reads, *(slot for slot in call.writes if slot is not None)}
+        dying.append(sorted(used - later))
+        later |= used
     return dying[::-1]
 
 
