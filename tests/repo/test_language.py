@@ -16,14 +16,7 @@ from tests.repo.tree import IMPORT_NAMES, ROOT, source_files
 
 # Folders and files whose language is not done yet, as paths below `packages/*/src`. This should
 # be empty.
-NOT_DONE: tuple[str, ...] = (
-    "kd_nn/_modules/base.py",
-    "kd_nn/_modules/interpreter.py",
-    "kd_nn/_modules/resolved.py",
-    "kd_nn/_modules/sequence.py",
-    "kd_nn/_modules/steps.py",
-    "kd_nn/_plan",
-)
+NOT_DONE: tuple[str, ...] = ()
 
 # What the docstring of a function starts with. A new verb is welcome where a reader of the
 # documentation of PyTorch would expect it and none of these says the same.

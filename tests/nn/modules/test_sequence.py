@@ -333,7 +333,7 @@ def test_change_of_a_step_changes_the_sequence() -> None:
     [
         (torch.neg, r"step `1` \(`neg`\) has no keys. Wrap it"),
         (nn.ReLU(), r"\(`ReLU`\) has no keys"),
-        (3, "is no module but int"),
+        (3, "must be a keyed module, got int"),
     ],
 )
 def test_what_is_not_keyed_is_refused_with_the_remedy(step: object, message: str) -> None:

@@ -94,14 +94,14 @@ class TensorDictModuleBase(Flagged):
     else:
 
         def in_keys(self) -> list[NestedKey]:
-            """The keys that are read, as a fresh list."""
+            """Return the keys that are read, as a fresh list."""
             return list(self._own_in_keys())
 
         def _assign_in_keys(self, keys: object) -> None:
             self._set_in_spec(parse_in_keys(keys))
 
         def out_keys(self) -> list[NestedKey]:
-            """The keys that are written and visible, as a fresh list."""
+            """Return the keys that are written and visible, as a fresh list."""
             selected = self.__dict__.get("_selected")
             return list(self._own_out_keys() if selected is None else selected)
 
@@ -157,7 +157,7 @@ class TensorDictModuleBase(Flagged):
         return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
-        """Look among parameters, buffers and sub-modules; name what is missing."""
+        """Return a parameter, buffer or sub-module; raise an error that names what is missing."""
         if name in {"in_keys", "out_keys"}:
             raise KeysNotDeclared(
                 f"{describe(self)} has no `{name}`. Declare it in the class "
@@ -221,7 +221,7 @@ class TensorDictModuleBase(Flagged):
         return self
 
     def reset_out_keys(self) -> Self:
-        """Make all outputs visible again, in place.
+        """Reset the selection, in place: all outputs are visible again.
 
         Returns:
             The module itself.

@@ -49,7 +49,7 @@ def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
 
 
 def take_wanted(sequence: nn.Module) -> Keys | None:
-    """Return which keys are needed of this call of a sequence; None if it is no call as a step."""
+    """Return which keys are needed of this call of a sequence; None for a call from outside."""
     call = _WANTED.call
     if call is None or call[0] is not sequence:
         return None
@@ -220,7 +220,7 @@ def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey
 def _note_changed(
     work: TensorDictBase, source: object, head: tuple[str, ...], changed: list[NestedKey]
 ) -> bool:
-    """Do what `_changed` does for plain containers; False if there is any other kind."""
+    """Record what `_changed` yields for plain containers; return False for any other kind."""
     if work.__class__ is not TensorDict or source.__class__ is not TensorDict:
         return False
     before = dict(source.items())
@@ -237,7 +237,7 @@ def _note_changed(
 
 
 def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey]:
-    """Walk through copies and their sources side by side; several are the members of a stack."""
+    """Traverse copies and their sources side by side; several are the members of a stack."""
     flat = [pair for each in pairs for pair in _dense(*each)]
     for name in [str(key) for key, _ in flat[0][0].items()] if flat else ():
         here = (*head, name)

@@ -81,7 +81,7 @@ class Resolved:
         live: The steps that the visible outputs need, and which of their keys.
         dependencies: What all this was made from.
         traced: The functions that dynamo inlines, if every step can be called on values.
-        optional: Those of `in_keys` that no step insists on, once somebody asked.
+        optional: Those of `in_keys` that no step requires; None until it is asked for.
     """
 
     graph: KeyGraph

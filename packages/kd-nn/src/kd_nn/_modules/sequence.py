@@ -1,9 +1,7 @@
-"""`TensorDictSequential`: keyed modules run one after the other.
+"""`TensorDictSequential`: keyed modules one after the other.
 
-There are two ways to run the steps. Where every step can be called on bare values, a generated
-function carries them from step to step and the container is written once, at the end. Otherwise,
-and whenever somebody watches a step (a hook on it, skipping switched on), each step is called with
-a working copy of the container. Both leave the caller's container alone if a step raises.
+A call runs the plan where there is one (`_plan`); otherwise the steps are interpreted, each called
+with a working copy of the container. Both leave the caller's container alone if a step raises.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class TensorDictSequential(StepList):
         inplace: As for `TensorDictModule`; None and True write into the input.
 
     Raises:
-        NotKeyed: If something is no keyed module.
+        NotKeyed: If something is not a keyed module.
         OutKeyUnknown: If a selected key is not written by any step.
 
     Warns:

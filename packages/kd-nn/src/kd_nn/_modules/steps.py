@@ -66,7 +66,7 @@ class StepList(TensorDictModuleBase):
             The sequence.
 
         Raises:
-            KeyNotFound: If `after` is no step.
+            KeyNotFound: If `after` is not a step.
             IndexError: If there is no such place.
             InvalidArgument: If the name is taken.
         """
@@ -169,7 +169,7 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     """Return the module that holds the steps given to a sequence.
 
     Raises:
-        NotKeyed: If one of them is no keyed module.
+        NotKeyed: If one of them is not a keyed module.
     """
     first = modules[0] if len(modules) == 1 else None
     if isinstance(first, (dict, nn.ModuleDict)):
@@ -211,8 +211,8 @@ def check_keyed(name: str, step: object) -> None:
     """
     if not callable(step):
         raise NotKeyed(
-            f"step `{name}` is no module but {type(step).__name__}: {step!r}. "
-            "Give keyed modules, or one list or dict of them."
+            f"step `{name}` must be a keyed module, got {type(step).__name__}: {step!r}. "
+            "Pass keyed modules, or one list or dict of them."
         )
     kind = getattr(step, "__name__", type(step).__name__)
     if not isinstance(step, nn.Module) or not hasattr(step, "in_keys"):
@@ -224,7 +224,7 @@ def check_keyed(name: str, step: object) -> None:
 
 
 def _remedy(step: object, kind: str) -> str:
-    """Say why something callable is no keyed module, and what to give instead."""
+    """Return why something callable is not a keyed module, and what to pass instead."""
     if isinstance(step, type) and issubclass(step, nn.Module):
         return f"is the class `{kind}`. Give an instance: `{kind}(...)`."
     if isinstance(step, TensorDictModuleBase):

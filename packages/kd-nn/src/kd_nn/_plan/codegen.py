@@ -44,7 +44,7 @@ class Text:
         self.lines += ["    " * depth + line for line in lines]
 
     def name(self, name: str, meaning: object) -> str:
-        """Give a name its meaning and return it."""
+        """Assign a meaning to a name and return the name."""
         self.names[name] = meaning
         return name
 

@@ -1,18 +1,15 @@
-"""The plan: a keyed module as one generated function per way of calling it.
+"""The eager plan: a keyed module as one generated function per way of calling it.
 
-A call of a sequence of four small modules spends more time around its tensor operations than in
-them: `nn.Module.__call__` costs 0.95 us, `module.weight` 0.42 us, a hop through a container more.
-A plan leaves that out. It is straight-line code, one local variable per value, that calls
-`forward` directly where nobody could tell the difference.
+A call of a sequence of small modules spends more time around its tensor operations than in them:
+`nn.Module.__call__`, the lookup of a parameter, a hop through a container. A plan leaves that out.
+It is straight-line code, one local variable per value, that calls `forward` directly.
 
-Each function begins by testing that nothing has changed. `BUSY` means that somebody watches right
-now (a hook, a tracer, a subclass of tensor): this call goes the long way, through
-`nn.Module.__call__`. `STALE` means that the structure is not what the plan was made from: the long
-way too, and the next call makes a new plan. The tests read dicts and lists that the modules change
-in place, at 5 to 15 ns each. Plans are never copied or pickled.
+Each function begins with guards. `BUSY` means that this call must be interpreted: a hook, a tracer,
+a subclass of tensor. `STALE` means that something the plan was made from has changed: the call is
+interpreted, and a later one makes a new plan. Guards read dicts and lists that the modules change
+in place; `invalidation` says what counts as a change. Plans are never copied or pickled.
 
-Measured on the tutorial model of the seeds against the same `nn.Sequential`, gradients off: see
-the page on performance.
+The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Sequential`.
 """
 
 import weakref
@@ -110,7 +107,7 @@ def _container_function(
     calls = FastCalls(module, program, text)
     calls.write_guard()
     for key, slot in program.inputs:
-        # What is missing is no tensor: the test below finds it. `get` is the quickest way to read.
+        # A missing entry is not a tensor: the test below finds it. `get` is the fastest read.
         default = ", _MISSING" if program.tolerant else ""
         text.add(1, f"_v{slot} = _td.get({key!r}{default})")
     calls.write_input_test()
