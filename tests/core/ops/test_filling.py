@@ -89,7 +89,7 @@ def test_a_value_that_one_leaf_cannot_hold_is_written_to_none(
     write: Callable[[TensorDict], TensorDict],
 ) -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.uint8)}, [2])
-    with pytest.raises(InvalidValue, match=r"`b` of torch.uint8 cannot be written in place: value"):
+    with pytest.raises(InvalidValue, match=r"`b` of torch.uint8 cannot be written in place: \w+"):
         write(td)
     assert td["a"].tolist() == [1, 1]
 

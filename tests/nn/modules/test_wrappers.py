@@ -38,7 +38,7 @@ class Scale(nn.Module):
 
 def scripted(module: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # newer versions of torch call it deprecated
         return torch.jit.script(module)
 
 
