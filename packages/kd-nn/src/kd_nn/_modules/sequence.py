@@ -166,8 +166,8 @@ class TensorDictSequential(StepList):
         return tuple(entry(made, key) for key in every)
 
     def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
-        """Compute the visible outputs from values by key; see the base class."""
-        return None  # steps are interpreted on a container
+        """Return None: without a plan, steps are interpreted on a container."""
+        return None
 
     def select_subsequence(
         self,
