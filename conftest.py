@@ -5,14 +5,21 @@ import inspect
 import os
 import re
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+# The same examples in every run, and no clock: a busy machine is no fault of the code.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("suite")
 
 
 def _enter_scratch(namespace: dict[str, Any]) -> None:
@@ -62,3 +69,14 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+
+
+@pytest.fixture
+def _at_once() -> Iterator[None]:
+    """Fail a test that takes more than a few seconds of the processor; it guards against years.
+
+    The clock on the wall would measure the machine.
+    """
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < 5

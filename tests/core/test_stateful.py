@@ -401,8 +401,5 @@ TestContainers = Containers.TestCase
 TestContainers.settings = settings(
     max_examples=200,
     stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=list(HealthCheck),
 )

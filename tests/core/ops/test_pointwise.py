@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -398,7 +398,6 @@ def test_numpy_operands() -> None:
     assert isinstance(numpy.float64(2) * td, TensorDict)
 
 
-@settings(deadline=None)
 @given(
     number=st.one_of(st.floats(width=64), st.integers(-(2**60), 2**60)),
     values=st.lists(st.floats(width=32), min_size=9, max_size=9),

@@ -1,6 +1,5 @@
 import io
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -53,14 +52,13 @@ def test_a_field_has_a_number() -> None:
         read_onnx_schema(io.BytesIO(bytes(1 << 20)))
 
 
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("within", [False, True])
 def test_a_file_of_endless_fields_is_refused_at_once(within: bool) -> None:
     many = b"\x08\x01" * (1 << 20)
     data = b"\x72\x80\x80\x80\x01" + many if within else many  # a property of 2 MB
-    start = time.perf_counter()
     with pytest.raises(ExportError, match="too many fields"):
         read_onnx_schema(io.BytesIO(data))
-    assert time.perf_counter() - start < 1
 
 
 def test_the_schema_is_appended() -> None:

@@ -1,6 +1,5 @@
 import json
 import math
-import time
 from importlib.resources import files
 
 import pytest
@@ -104,6 +103,7 @@ def test_a_schema_prints_as_a_table() -> None:
     assert "<td>in.x</td>" in SCHEMA._repr_html_()
 
 
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("count", [100, 5000])
 @pytest.mark.parametrize("field", ["inputs", "axes", "vectors", "weights", "versions", "mode"])
 def test_a_damaged_schema_is_refused_at_once_whatever_it_holds(field: str, count: int) -> None:
@@ -111,8 +111,6 @@ def test_a_damaged_schema_is_refused_at_once_whatever_it_holds(field: str, count
     deep = "[" * 300 + "]" * 300
     text = json.dumps(SCHEMA.to_data() | {field: "?"})
     text = text.replace('"?"', f"[{','.join([deep] * count)}]")
-    start = time.perf_counter()
     with pytest.raises(ExportError, match=r"the schema is (damaged|not JSON)") as caught:
         Schema.from_json(text)
-    assert time.perf_counter() - start < 1
     assert len(str(caught.value)) < 1000

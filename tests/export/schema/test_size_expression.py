@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from kd_export import UntrustedArtifact
@@ -65,9 +63,8 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("text", [*HARMFUL, *ENDLESS], ids=lambda text: str(text)[:40])
 def test_anything_else_is_refused_at_once(text: object) -> None:
-    start = time.perf_counter()
     with pytest.raises(UntrustedArtifact, match="expected a size expression in the program, got"):
         check_expression(text)
-    assert time.perf_counter() - start < 1
