@@ -18,7 +18,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._containers.compiled_writes import overlay, own_dict
 from kd_core._leaves.loops import MANY, collect, collect_pairs, deal, rebuild, zip_each
-from kd_core._protocol.validation import admit
+from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Self
@@ -213,7 +213,7 @@ class Dense(TensorDictBase):
     def _with_descriptor(self, desc: Descriptor) -> Self:
         if desc.batch == self._desc.batch and desc.device == self._desc.device:
             return self._like(dict(self._entries), desc)
-        entries = {key: admit(key, value, desc) for key, value in self._entries.items()}
+        entries = {key: as_entry(key, value, desc) for key, value in self._entries.items()}
         return self._like(entries, desc)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -236,7 +236,7 @@ class Dense(TensorDictBase):
 # gets the general methods on the right, which call it.
 _SHORTCUTS: Final = {
     "_set_entry": ("_put", "_set_leaves", "_store", "update"),
-    "_admit": ("_put", "_store", "update"),
+    "_as_entry": ("_put", "_store", "update"),
     "_like": ("_map_each", "_deal", "_rebuild", "_zip_each", "_shallow"),
     "_describe": ("_hold",),
 }

@@ -96,7 +96,7 @@ class MemberStorage(TensorDictBase, Composite):
         if len({id(member) for member in self._members}) < len(rows):
             raise held_twice(f"set {format_key(key)}")
         pairs = zip(self._members, rows, strict=True)
-        entries = [member._admit(key, row) for member, row in pairs]
+        entries = [member._as_entry(key, row) for member, row in pairs]
         for member, entry in zip(self._members, entries, strict=True):
             member._set_entry(key, entry)
 

@@ -183,10 +183,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             source = source._entries
         return cls(**source, batch_size=batch_size, device=device)
 
-    def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+    def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         if key not in type(self)._fields:
             raise _unknown(type(self), key)
-        return super()._admit(key, value, path)
+        return super()._as_entry(key, value, path)
 
     def _set_entry(self, key: str, value: Entry) -> None:
         if key not in type(self)._fields:

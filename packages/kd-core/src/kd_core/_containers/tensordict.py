@@ -17,7 +17,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._ops.module_state import module_entries
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import MAX_DEPTH, admit, with_plain_keys
+from kd_core._protocol.validation import MAX_DEPTH, as_entry, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self
@@ -291,7 +291,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
                 entries[key] = _nest_mapping(value, desc, (*path, key))
                 td._nested = True
                 continue
-            entry = entries[key] = admit(key, value, desc, path)
+            entry = entries[key] = as_entry(key, value, desc, path)
             td._nested = td._nested or not isinstance(entry, Tensor)
             continue
         try:
@@ -299,7 +299,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
                 continue  # the fast path
         except IndexError:
             pass
-        entries[key] = admit(key, value, desc, path)
+        entries[key] = as_entry(key, value, desc, path)
 
 
 def _undescribed(

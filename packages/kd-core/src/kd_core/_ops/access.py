@@ -327,7 +327,7 @@ def _stage(
             raise walk_error(path, depth + 1, child)
         level, depth = child, depth + 1
     level._check_unlocked(f"set {format_key(path)}")
-    return level, path[depth:], level._admit(path[-1], value, path[:-1])
+    return level, path[depth:], level._as_entry(path[-1], value, path[:-1])
 
 
 def _remove(container: AbstractContainer, path: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import admit
+from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -206,11 +206,11 @@ def _each(
         else:
             entries[key] = value if target is None else value._with_descriptor(target(value._desc))  # type: ignore[union-attr]  # data
     if doubtful and not all_fit(doubtful, desc):
-        _admit(entries, doubtful, desc, path)
+        _check_results(entries, doubtful, desc, path)
     return td._like(entries, desc)
 
 
-def _admit(
+def _check_results(
     entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
 ) -> None:
     """Validate and convert results; drop `None`."""
@@ -218,7 +218,7 @@ def _admit(
         if found is None:
             del entries[key]
         else:
-            entries[key] = admit(key, found, desc, path)
+            entries[key] = as_entry(key, found, desc, path)
 
 
 class _Walk:
@@ -243,7 +243,7 @@ class _Walk:
             beside = [level.get(key, self.default) for level in theirs]
             found = self._entry(value, beside, (*path, key))
             if found is not None:
-                entries[key] = admit(key, found, desc, path)
+                entries[key] = as_entry(key, found, desc, path)
         return td._like(entries, desc)
 
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:

@@ -433,7 +433,7 @@ def _stage_update(
             stage.append(_staged_write(level, (*path, key), value))
             continue
         level._check_unlocked(f"update {format_key((*path, key))}")
-        entry = level._admit(key, value, path)
+        entry = level._as_entry(key, value, path)
         if how.clone:
             entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
         stage.append(_staged_set(level, key, entry))

@@ -44,7 +44,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.writes import writable_source
-from kd_core._protocol.validation import admit, refuse_cycle
+from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
     from typing import Self
@@ -105,9 +105,9 @@ class AbstractContainer:
     def _item(self) -> object:
         return self
 
-    def _admit(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+    def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         """Check and convert a value for this container; messages name its path."""
-        entry = admit(key, value, self._desc, path)
+        entry = as_entry(key, value, self._desc, path)
         if entry.__class__ is not Tensor and not isinstance(entry, Tensor):
             refuse_cycle(key, entry, cast("Node", self), path)
         return entry
@@ -116,7 +116,7 @@ class AbstractContainer:
         """Check a value and store it: `td[key] = value`."""
         if self._desc.frozen:
             self._check_unlocked(f"set {format_key(key)}")
-        self._set_entry(key, self._admit(key, value))
+        self._set_entry(key, self._as_entry(key, value))
 
     def _check_unlocked(self, action: str) -> None:
         desc = self._desc
@@ -152,9 +152,9 @@ class AbstractContainer:
         if desc.frozen:
             level._check_unlocked(f"set {format_key(path)}")
         if depth == len(path) - 1:
-            level._set_entry(path[-1], level._admit(path[-1], value, path[:-1]))
+            level._set_entry(path[-1], level._as_entry(path[-1], value, path[:-1]))
             return
-        entry = admit(path[-1], value, desc, path[:-1])
+        entry = as_entry(path[-1], value, desc, path[:-1])
         for part in reversed(path[depth + 1 :]):
             entry = _registry.make_dense({part: entry}, desc)
         refuse_cycle(path[depth], cast("Node", entry), cast("Node", level), path[:depth])

@@ -31,7 +31,7 @@ MAX_DEPTH = 64
 """The most levels of nesting; every operation, also of torch, must work with this many."""
 
 
-def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ()) -> Entry:
+def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ()) -> Entry:
     """Check and convert a value to store under `key` in a container with descriptor `desc`.
 
     Raises:
@@ -40,20 +40,20 @@ def admit(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ())
     if isinstance(value, Tensor):
         if desc.device is None and leaf_fits(value, desc):
             return value
-        return _admit_tensor(key, value, desc, path)
+        return _tensor_as_entry(key, value, desc, path)
     if type(value) is not dict and hasattr(value, "_collect_pair"):
-        return _admit_node(key, cast("Node", value), desc, path)
+        return _node_as_entry(key, cast("Node", value), desc, path)
     if type(value) is dict or isinstance(value, Mapping):
-        return admit_mapping(key, value, desc, path)
+        return mapping_as_entry(key, value, desc, path)
     converted = _as_tensor(key, value, path)
     if converted is None:
         if desc.batch and _holds_rows(value, desc.batch[0]):
             raise _no_rows(key, value, desc, path)
         return _registry.wrap_data(value, desc)
-    return _admit_tensor(key, converted, desc, path)
+    return _tensor_as_entry(key, converted, desc, path)
 
 
-def admit_mapping(
+def mapping_as_entry(
     key: str, value: Mapping[str, object], desc: Descriptor, path: tuple[str, ...] = ()
 ) -> Node:
     """Convert a mapping to a nested container.
@@ -105,7 +105,7 @@ def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ..
         nodes = below
 
 
-def _admit_tensor(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ...]) -> Tensor:
+def _tensor_as_entry(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ...]) -> Tensor:
     if not leaf_fits(value, desc):
         raise batch_does_not_fit(format_key((*path, key)), desc.batch, value.shape)
     if desc.device is not None and value.device != desc.device:
@@ -113,7 +113,7 @@ def _admit_tensor(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ..
     return value
 
 
-def _admit_node(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
+def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
     own = value._desc
     if value._below():
         refuse_cycle(key, value, None, path)
