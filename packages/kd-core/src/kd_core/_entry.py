@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import BatchFn, DealFn, LeafFn
+    from kd_core._types import BatchFn, LeafFn, PartsFn
 
 Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
-DealMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
+PartsMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
 
 
 class Node(Protocol):
@@ -37,8 +37,8 @@ class Node(Protocol):
 
     def _shallow(self) -> Self: ...
 
-    def _deal(
-        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]: ...
 
     def _collect(self, leaves: list[Tensor]) -> None: ...

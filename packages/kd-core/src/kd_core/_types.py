@@ -26,7 +26,7 @@ Index: TypeAlias = "IndexItem | tuple[IndexItem, ...]"
 Batch: TypeAlias = tuple[int, ...]
 LeafFn: TypeAlias = Callable[[Tensor], Tensor]
 LeavesFn: TypeAlias = Callable[[list[Tensor]], "Sequence[Tensor]"]
-DealFn: TypeAlias = "Callable[[Tensor], Sequence[Tensor]]"
+PartsFn: TypeAlias = "Callable[[Tensor], Sequence[Tensor]]"
 BatchFn: TypeAlias = Callable[[Batch], Batch]
 
 

@@ -17,15 +17,15 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._containers.compiled_writes import overlay, own_dict
-from kd_core._leaves.loops import MANY, collect, collect_pairs, deal, rebuild, zip_each
+from kd_core._leaves.loops import MANY, collect, collect_pairs, map_to_parts, rebuild, zip_each
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import DealMemo, Entry, Memo, Node
-    from kd_core._types import Batch, BatchFn, DealFn, LeafFn
+    from kd_core._entry import Entry, Memo, Node, PartsMemo
+    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 D = TypeVar("D", bound="Dense")
 
@@ -129,14 +129,16 @@ class Dense(TensorDictBase):
                 entries[key] = fn(value)
         return new
 
-    def _deal(self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None) -> list[Self]:
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
+    ) -> list[Self]:
         # Overridden for speed: "split" and "unbind" in the benchmarks.
         desc = self._desc
         if memo is None or memo[0] is not desc:
             memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
         make, kind, nested = object.__new__, self.__class__, self._nested
         parts: list[Self] = []
-        for entries, after in zip(deal(self._entries, fn, batches, memo), memo[1]):  # noqa: B905  # see `deal`
+        for entries, after in zip(map_to_parts(self._entries, fn, batches, memo), memo[1]):  # noqa: B905  # see `map_to_parts`
             part = make(kind)
             part._entries = entries
             part._desc = after
@@ -159,7 +161,7 @@ class Dense(TensorDictBase):
         if nested or len(self._entries) < MANY:
             new._entries = rebuild(self._entries, leaves)
         else:
-            new._entries = dict(zip(self._entries, leaves))  # noqa: B905  # see `deal`
+            new._entries = dict(zip(self._entries, leaves))  # noqa: B905  # see `map_to_parts`
         return new
 
     def _zip_each(
@@ -237,7 +239,7 @@ class Dense(TensorDictBase):
 _SHORTCUTS: Final = {
     "_set_entry": ("_put", "_set_leaves", "_store", "update"),
     "_as_entry": ("_put", "_store", "update"),
-    "_like": ("_map_each", "_deal", "_rebuild", "_zip_each", "_shallow"),
+    "_like": ("_map_each", "_map_to_parts", "_rebuild", "_zip_each", "_shallow"),
     "_describe": ("_hold",),
 }
 

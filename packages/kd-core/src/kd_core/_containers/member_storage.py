@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import DealMemo, Entry, Memo
+    from kd_core._entry import Entry, Memo, PartsMemo
     from kd_core._leaves.writes import Write
-    from kd_core._types import BatchFn, DealFn, LeafFn
+    from kd_core._types import BatchFn, LeafFn, PartsFn
 
 
 class MemberStorage(TensorDictBase, Composite):
@@ -186,12 +186,12 @@ class MemberStorage(TensorDictBase, Composite):
             return taken.clone()
         return taken._shallow() if self._desc.frozen else taken
 
-    def _deal(
-        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
         indices = getattr(fn, "indices", None)
         if indices is None:
-            return super()._deal(fn, batches, memo)
+            return super()._map_to_parts(fn, batches, memo)
         return [self[index] for index in indices]
 
     def _collect(self, leaves: list[Tensor]) -> None:

@@ -16,8 +16,8 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
 
 if TYPE_CHECKING:
-    from kd_core._entry import DealMemo, Entry, Memo
-    from kd_core._types import BatchFn, BatchSize, DealFn, DeviceLike, LeafFn
+    from kd_core._entry import Entry, Memo, PartsMemo
+    from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
 class NonTensorData:
@@ -80,8 +80,8 @@ class NonTensorData:
     def _shallow(self) -> NonTensorData:
         return wrap_data(self.data, self._desc)
 
-    def _deal(
-        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[NonTensorData]:
         desc = self._desc
         return [wrap_data(self.data, desc.with_batch(batch(desc.batch))) for batch in batches]

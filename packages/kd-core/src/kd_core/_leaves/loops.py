@@ -28,8 +28,8 @@ from kd_core._leaves.foreach import FOREACH_FROM
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import DealMemo, Entries, Entry, Memo, Node
-    from kd_core._types import BatchFn, DealFn, LeafFn
+    from kd_core._entry import Entries, Entry, Memo, Node, PartsMemo
+    from kd_core._types import BatchFn, LeafFn, PartsFn
 
 MANY: Final = 24
 """From this number of entries on, separate passes to check and to copy them are faster than one."""
@@ -100,18 +100,18 @@ def map_each(
     }
 
 
-def deal(
-    entries: Entries, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo
+def map_to_parts(
+    entries: Entries, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo
 ) -> list[dict[str, Entry]]:
     """Apply `fn`, from a leaf to its parts, and return the entries of each part."""
     parts: list[dict[str, Entry]] = [{} for _ in batches]
     for key, value in entries.items():
-        dealt: Sequence[Entry] = (
-            value._deal(fn, batches, memo)
-            if value.__class__ is not Tensor and hasattr(value, "_deal")
+        pieces: Sequence[Entry] = (
+            value._map_to_parts(fn, batches, memo)
+            if value.__class__ is not Tensor and hasattr(value, "_map_to_parts")
             else fn(value)
         )
-        for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
+        for part, piece in zip(parts, pieces):  # noqa: B905  # `strict` is slower
             part[key] = piece
     return parts
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._entry import Entry
-    from kd_core._types import Batch, BatchFn, DealFn, LeafFn
+    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 W = TypeVar("W", bound=AbstractContainer)
 
@@ -53,7 +53,7 @@ class Partition(AbstractContainer):
             >>> [piece["a"] for piece in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
             [tensor([0, 1]), tensor([2])]
         """
-        return _dealt(self, _split(self._desc.batch, int_or_ints(split_size), dim))
+        return _parts(self, _split(self._desc.batch, int_or_ints(split_size), dim))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
@@ -62,7 +62,7 @@ class Partition(AbstractContainer):
             chunks: the number of pieces, at least 1.
             dim: the batch dimension.
         """
-        return _dealt(self, _chunk(self._desc.batch, chunks, dim))
+        return _parts(self, _chunk(self._desc.batch, chunks, dim))
 
     def tensor_split(
         self, indices_or_sections: int | Sequence[int], dim: int = 0
@@ -75,7 +75,7 @@ class Partition(AbstractContainer):
             dim: the batch dimension.
         """
         where = int_or_ints(indices_or_sections)
-        return _dealt(self, _tensor_split(self._desc.batch, where, dim))
+        return _parts(self, _tensor_split(self._desc.batch, where, dim))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """Return a container for each row along a batch dimension, which is removed.
@@ -89,7 +89,7 @@ class Partition(AbstractContainer):
             >>> [row["a"].item() for row in TensorDict({"a": torch.arange(3)}, [3]).unbind()]
             [0, 1, 2]
         """
-        return _dealt(self, _unbind(self._desc.batch, dim))
+        return _parts(self, _unbind(self._desc.batch, dim))
 
     def narrow(self, dim: int, start: int, length: int) -> Self:
         """Return `length` rows beginning at `start`; leaves are views.
@@ -220,7 +220,7 @@ class Partition(AbstractContainer):
         return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), whole)
 
 
-class DealPlan(NamedTuple):
+class PartsPlan(NamedTuple):
     """The plan of an operation that splits a container of one batch size.
 
     Attributes:
@@ -229,18 +229,18 @@ class DealPlan(NamedTuple):
         inner: for each part, a function from the batch size of a nested container to the new one.
     """
 
-    leaf: DealFn
+    leaf: PartsFn
     batches: list[Batch]
     inner: list[BatchFn]
 
 
-def _deal_plan(batch: Batch, leaf: DealFn, at: int, sizes: Sequence[Batch]) -> DealPlan:
+def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
     """Return the plan of a split along dimension `at` into parts of the given sizes."""
     batches = [(*batch[:at], *size, *batch[at + 1 :]) for size in sizes]
     if not is_dynamo_compiling():
         leaf.__dict__["indices"] = _indices(at, sizes)
     ndim = len(batch)
-    return DealPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
+    return PartsPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
 
 
 def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
@@ -256,14 +256,14 @@ def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
     return lambda batch: new + batch[ndim:]
 
 
-def _dealt(container: W, how: DealPlan) -> tuple[W, ...]:
+def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
     desc = container._desc
     after = [desc.with_batch(batch) for batch in how.batches]
-    return tuple(container._deal(how.leaf, how.inner, (desc, after)))
+    return tuple(container._map_to_parts(how.leaf, how.inner, (desc, after)))
 
 
 @remembered
-def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
+def _split(batch: Batch, split_size: int | Batch, dim: int) -> PartsPlan:
     at = wrap_dim(dim, len(batch))
     size = batch[at]
     if isinstance(split_size, int):
@@ -279,7 +279,7 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> DealPlan:
 
 
 @remembered
-def _chunk(batch: Batch, chunks: int, dim: int) -> DealPlan:
+def _chunk(batch: Batch, chunks: int, dim: int) -> PartsPlan:
     at, chunks = wrap_dim(dim, len(batch)), as_int(chunks)
     if chunks < 1:
         raise InvalidValue(f"`chunks` must be positive, got {chunks}.")
@@ -296,15 +296,15 @@ def _even_sizes(size: int, part: int) -> Batch:
     return (part,) * full + ((rest,) if rest else ())
 
 
-def _pieces(batch: Batch, at: int, sizes: Batch) -> DealPlan:
+def _pieces(batch: Batch, at: int, sizes: Batch) -> PartsPlan:
     each = [(size,) for size in sizes]
     if at == 0:
-        return _deal_plan(batch, lambda leaf: leaf.split_with_sizes(sizes), at, each)
-    return _deal_plan(batch, lambda leaf: leaf.split_with_sizes(sizes, at), at, each)
+        return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes), at, each)
+    return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes, at), at, each)
 
 
 @remembered
-def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> DealPlan:
+def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> PartsPlan:
     at = wrap_dim(dim, len(batch))
     size = batch[at]
     if isinstance(where, int):
@@ -312,19 +312,19 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> DealPlan:
             raise InvalidValue(f"the number of sections must be positive, got {where}.")
         part, longer = size // where, size % where
         sizes = [(part + (i < longer),) for i in range(where)]
-        return _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+        return _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
     bounds = list(zip((0, *where), (*where, size), strict=True))
     sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
-    how = _deal_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    how = _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
     before = (slice(None),) * at
     how.leaf.__dict__["indices"] = [(*before, slice(*bound)) for bound in bounds]
     return how
 
 
 @remembered
-def _unbind(batch: Batch, dim: int) -> DealPlan:
+def _unbind(batch: Batch, dim: int) -> PartsPlan:
     at = wrap_dim(dim, len(batch))
-    return _deal_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
+    return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
 
 
 @remembered

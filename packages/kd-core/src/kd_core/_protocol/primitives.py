@@ -15,9 +15,9 @@ documents them, and `kd_core.testing.ContainerContract` tests an implementation.
 | `_writes` | the in-place writes that store a value in an entry |
 
 Methods written on these alone are here too: `_map_each` (one leaf at a time), `_zip_each` and
-`_collect_pair` (the leaves of two containers), `_deal` (several containers from one), `_shallow` (a
-copy that shares tensors), `_hold` (counts the locks of enclosing containers). Containers that are
-made of members implement more: see `composite`.
+`_collect_pair` (the leaves of two containers), `_map_to_parts` (several containers from one),
+`_shallow` (a copy that shares tensors), `_hold` (counts the locks of enclosing containers).
+Containers that are made of members implement more: see `composite`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import (
     collect,
     collect_pairs,
-    deal,
     entries_of,
     has_entry,
     map_each,
+    map_to_parts,
     missing_key,
     rebuild,
     walk_error,
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
     from kd_core._batch.caching import Plan
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import DealMemo, Entry, Memo, Node
+    from kd_core._entry import Entry, Memo, Node, PartsMemo
     from kd_core._leaves.writes import Write
-    from kd_core._types import Batch, BatchFn, DealFn, LeafFn
+    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 
 W = TypeVar("W", bound="AbstractContainer")
@@ -178,8 +178,8 @@ class AbstractContainer:
             new = desc.with_batch(batch(desc.batch))
         return self._like(map_each(self._entries, fn, batch, (desc, new)), new)
 
-    def _deal(
-        self, fn: DealFn, batches: Sequence[BatchFn], memo: DealMemo = None
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
         """Create several containers from the parts into which `fn` divides each leaf.
 
@@ -191,7 +191,7 @@ class AbstractContainer:
         desc = self._desc
         if memo is None or memo[0] is not desc:
             memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
-        parts = deal(self._entries, fn, batches, memo)
+        parts = map_to_parts(self._entries, fn, batches, memo)
         return [self._like(part, after) for part, after in zip(parts, memo[1], strict=True)]
 
     def _collect(self, leaves: list[Tensor]) -> None:
