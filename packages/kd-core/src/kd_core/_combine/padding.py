@@ -16,7 +16,7 @@ from kd_core._combine.stacking import stack
 from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import map_by, whole
+from kd_core._protocol.primitives import map_by, same_batch
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, NestedKey
@@ -171,5 +171,5 @@ def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDic
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)
-    masked = container._map_each(lambda leaf: mask.to(leaf.device), whole)
+    masked = container._map_each(lambda leaf: mask.to(leaf.device), same_batch)
     return _leaves_alone(masked)

@@ -36,7 +36,7 @@ class LateEntries(MutableMapping[str, "Entry"]):
     below: dict[str, Entry]
     late: dict[str, Entry]
 
-    def whole(self) -> dict[str, Entry]:
+    def merged(self) -> dict[str, Entry]:
         """Return the merged dict: a new one while compiling, else the original, restored."""
         if is_dynamo_compiling():
             return {**self.below, **self.late}
@@ -51,68 +51,68 @@ class LateEntries(MutableMapping[str, "Entry"]):
         """Return one entry; compiled code reads only this key."""
         if is_dynamo_compiling():
             return self.late[key] if key in self.late else self.below.get(key, default)  # type: ignore[arg-type]  # as of a dict
-        return self.whole().get(key, default)  # type: ignore[arg-type]  # as of a dict
+        return self.merged().get(key, default)  # type: ignore[arg-type]  # as of a dict
 
     def __getitem__(self, key: str) -> Entry:
         if is_dynamo_compiling():
             return self.late[key] if key in self.late else self.below[key]
-        return self.whole()[key]
+        return self.merged()[key]
 
     def __contains__(self, key: object) -> bool:
         if is_dynamo_compiling():
             return key in self.late or key in self.below
-        return key in self.whole()
+        return key in self.merged()
 
     def __setitem__(self, key: str, value: Entry) -> None:
-        self.whole()[key] = value
+        self.merged()[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self.whole()[key]
+        del self.merged()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.whole())
+        return iter(self.merged())
 
     def __len__(self) -> int:
-        return len(self.whole())
+        return len(self.merged())
 
     def keys(self) -> KeysView[str]:
         """Return the keys of the merged dict."""
-        return self.whole().keys()
+        return self.merged().keys()
 
     def values(self) -> ValuesView[Entry]:
         """Return the entries of the merged dict."""
-        return self.whole().values()
+        return self.merged().values()
 
     def items(self) -> ItemsView[str, Entry]:
         """Return the keys and entries of the merged dict."""
-        return self.whole().items()
+        return self.merged().items()
 
     def copy(self) -> dict[str, Entry]:
         """Return a copy of the merged dict."""
-        return dict(self.whole())
+        return dict(self.merged())
 
     def __deepcopy__(self, memo: dict[int, object]) -> dict[str, Entry]:
-        return copy.deepcopy(self.whole(), memo)
+        return copy.deepcopy(self.merged(), memo)
 
 
 def overlay(owner: Owner, late: Mapping[str, Entry]) -> None:
     """Write entries in compiled code."""
     entries: object = owner._entries
     # The slots are set one by one because calling a class is slow to trace.
-    whole = object.__new__(LateEntries)
-    whole.owner = owner
+    entries_with_late = object.__new__(LateEntries)
+    entries_with_late.owner = owner
     if isinstance(entries, LateEntries):
-        whole.below = entries.below
-        whole.late = {**entries.late, **late}
+        entries_with_late.below = entries.below
+        entries_with_late.late = {**entries.late, **late}
     else:
-        whole.below = owner._entries
-        whole.late = {**late}
-    owner._entries = whole  # type: ignore[assignment]  # behaves like a dict
+        entries_with_late.below = owner._entries
+        entries_with_late.late = {**late}
+    owner._entries = entries_with_late  # type: ignore[assignment]  # behaves like a dict
 
 
 def own_dict(owner: Owner) -> dict[str, Entry]:
     """Return the dict of entries; merge the overlay of compiled code into it."""
     entries: object = owner._entries
     if isinstance(entries, LateEntries):
-        owner._entries = entries.whole()
+        owner._entries = entries.merged()
     return owner._entries

@@ -17,7 +17,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
-from kd_core._containers.member_writes import held_twice, rows_to_write, write_whole
+from kd_core._containers.member_writes import held_twice, rows_to_write, stage_rows
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._protocol.composite import Composite, as_for_a_batch, index_of
@@ -139,22 +139,22 @@ class MemberStorage(TensorDictBase, Composite):
         picked = pick(index, self._desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
-            write_whole(self._taken(picked), value, path, writes)
+            stage_rows(self._taken(picked), value, path, writes)
             return writes
         if picked is not None and alone:
             for member in self._picked(picked):
                 copy = member.clone()
                 copy[picked.inner] = value
-                write_whole(member, copy, path, writes)
+                stage_rows(member, copy, path, writes)
             return writes
         # Rows of several members at once: write to a stacked copy, then write the copy back.
         source = value._entries if isinstance(value, AbstractContainer) else value
         part = self
         if isinstance(source, Mapping):
             part = self.select(*(key for key in source if key in self._entries))
-        whole = part.contiguous()
-        whole[index] = value
-        write_whole(self, whole, path, writes)
+        dense = part.contiguous()
+        dense[index] = value
+        stage_rows(self, dense, path, writes)
         return writes
 
     def _taken(self, picked: Picked) -> TensorDictBase:

@@ -47,8 +47,8 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
         raise held_twice(f"write rows to {format_key(path)}")
     shape = list(shapes.pop())
     shape.insert(stack._dim, len(leaves))
-    whole = torch.empty((), dtype=source.dtype, device="meta").expand(shape)
-    return writable_source(path, whole, source).expand(shape).unbind(stack._dim)
+    stacked = torch.empty((), dtype=source.dtype, device="meta").expand(shape)
+    return writable_source(path, stacked, source).expand(shape).unbind(stack._dim)
 
 
 def held_twice(action: str) -> InvalidValue:
@@ -59,7 +59,7 @@ def held_twice(action: str) -> InvalidValue:
     )
 
 
-def write_whole(target: AbstractContainer, value: object, path: Path, writes: list[Write]) -> None:
+def stage_rows(target: AbstractContainer, value: object, path: Path, writes: list[Write]) -> None:
     """Append the writes that store a value in all rows of a container.
 
     Args:
@@ -72,7 +72,7 @@ def write_whole(target: AbstractContainer, value: object, path: Path, writes: li
         rows = _rows_of(target, value)
         if rows is not None:
             for member, row in zip(target._members, rows, strict=True):
-                write_whole(member, row, path, writes)
+                stage_rows(member, row, path, writes)
             return
     kinds = kinds_by_key(target._entries)
     source = _by_key(kinds, value)
@@ -83,7 +83,7 @@ def write_whole(target: AbstractContainer, value: object, path: Path, writes: li
     for key, new in source.items():
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
-            write_whole(entry, new, where_, writes)
+            stage_rows(entry, new, where_, writes)
         elif isinstance(entry, Tensor):
             writes += target._writes(key, new, where_)
         else:

@@ -54,7 +54,7 @@ def check_in_place(
     leaves: list[Tensor],
     fn: Callable[..., object],
     *columns: Column,
-    whole: bool = True,
+    refuse_overlap: bool = True,
 ) -> bool:
     """Refuse what torch would refuse for one leaf after others were written.
 
@@ -63,7 +63,7 @@ def check_in_place(
         leaves: the tensors that are written.
         fn: the function, called with a leaf and the value of each operand there.
         *columns: for each operand, its value at each leaf.
-        whole: whether torch refuses leaves whose elements overlap in memory.
+        refuse_overlap: whether torch refuses leaves whose elements overlap in memory.
 
     Returns:
         Whether all leaves are of one float dtype and no gradient is recorded for any of them.
@@ -84,7 +84,7 @@ def check_in_place(
     doubtful = _is_doubtful(leaves, tensors)
     if doubtful:
         with torch.set_grad_enabled(torch.is_grad_enabled() and fn not in _UNRECORDED):
-            _check_states(entries, leaves, columns, whole)
+            _check_states(entries, leaves, columns, refuse_overlap)
     if not _are_usual(leaves, columns) or (doubtful and not all(map(_is_strided, leaves))):
         _rehearse(entries, leaves, fn, columns)
     return False
@@ -136,10 +136,10 @@ def _is_usual_number(value: object) -> bool:
 
 
 def _check_states(
-    entries: Entries, leaves: list[Tensor], columns: Sequence[Column], whole: bool
+    entries: Entries, leaves: list[Tensor], columns: Sequence[Column], refuse_overlap: bool
 ) -> None:
     for leaf, *operands in zip(leaves, *columns, strict=True):
-        reason = refusal(leaf, *operands) or (overlap_refusal(leaf) if whole else None)
+        reason = refusal(leaf, *operands) or (overlap_refusal(leaf) if refuse_overlap else None)
         if reason is not None:
             raise _cannot_write(entries, leaf, reason)
 

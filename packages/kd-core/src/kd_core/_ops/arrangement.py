@@ -105,9 +105,9 @@ def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer
     found: list[tuple[AbstractContainer, str]] = []
     is_empty = True
     for key, value in level._entries.items():
-        below, whole = _empty_below(value) if isinstance(value, AbstractContainer) else ([], False)
-        found += [(level, key)] if whole else below
-        is_empty = is_empty and whole
+        below, empty = _empty_below(value) if isinstance(value, AbstractContainer) else ([], False)
+        found += [(level, key)] if empty else below
+        is_empty = is_empty and empty
     return found, is_empty
 
 

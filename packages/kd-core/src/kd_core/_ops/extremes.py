@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._ops.reducing import batch_dims_of, reduced, without
-from kd_core._protocol.primitives import AbstractContainer, whole
+from kd_core._protocol.primitives import AbstractContainer, same_batch
 
 if TYPE_CHECKING:
     from typing import Self
@@ -135,24 +135,24 @@ class Extrema(AbstractContainer):
             tensor([1., 2., 3.])
         """
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumsum(leaf, axis), whole)
+        return self._map_each(lambda leaf: torch.cumsum(leaf, axis), same_batch)
 
     def cumprod(self, dim: int) -> Self:
         """Return the cumulative products along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumprod(leaf, axis), whole)
+        return self._map_each(lambda leaf: torch.cumprod(leaf, axis), same_batch)
 
 
 def _extreme(
     td: E,
-    whole: Callable[..., Tensor],
+    over_all: Callable[..., Tensor],
     along: Callable[..., tuple[Tensor, Tensor]],
     dim: Dim,
     keepdim: bool,
     reduce: bool,
 ) -> E | Tensor | Extremes[E]:
     if dim is None:
-        return reduced(td, whole, None, keepdim, reduce)
+        return reduced(td, over_all, None, keepdim, reduce)
     if reduce or isinstance(dim, (str, tuple, list)):
         raise InvalidArgument(
             "`dim` must be one integer, without `reduce`, because the result has indices. Use "

@@ -43,7 +43,7 @@ class Filling(AbstractContainer):
 
     def zero_(self) -> Self:
         """Write zeros into every leaf; return self."""
-        return unary_(self, Tensor.zero_, torch._foreach_zero_, whole=False)
+        return unary_(self, Tensor.zero_, torch._foreach_zero_, refuse_overlap=False)
 
     def fill_(self, value: Tensor | complex) -> Self:
         """Write a number, or a 0-d tensor, into every leaf; return self.
@@ -51,7 +51,7 @@ class Filling(AbstractContainer):
         Raises:
             InvalidValue: if a leaf cannot hold the number; then nothing is written.
         """
-        return binary_(self, value, Tensor.fill_, whole=isinstance(value, Tensor))
+        return binary_(self, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
 
     def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
         """Copy the values of a container of the same keys into the leaves; return self.

@@ -84,10 +84,10 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     return td._rebuild(iter(run(leaves, fn, kernel)))
 
 
-def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, whole: bool = True) -> W:
+def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:
     """Apply a function that writes into the storage of each leaf; see `check_in_place`."""
     leaves = leaves_of(td)
-    alike = check_in_place(td._entries, leaves, fn, whole=whole)
+    alike = check_in_place(td._entries, leaves, fn, refuse_overlap=refuse_overlap)
     run_(leaves, fn, kernel, alike)
     return td
 
@@ -143,7 +143,7 @@ def binary_(
     fn: _LeafOp,
     kernel: Kernel | None = None,
     exact: Kernel | None = None,
-    whole: bool = True,
+    refuse_overlap: bool = True,
 ) -> W:
     """Apply a function that writes into the storage of each leaf; see `binary`.
 
@@ -153,7 +153,7 @@ def binary_(
         fn: the function of one leaf and the operand for it.
         kernel: the in-place foreach function.
         exact: the same for a 0-dim tensor.
-        whole: see `check_in_place`.
+        refuse_overlap: see `check_in_place`.
     """
     leaves: list[Tensor] = []
     theirs: list[Tensor] = []
@@ -166,7 +166,7 @@ def binary_(
         if isinstance(operand, Tensor):
             operand = as_it_was(operand, leaves)
         if not isinstance(operand, Tensor) or not operand.ndim:
-            return _write_number(td, leaves, operand, fn, kernel, exact, whole)
+            return _write_number(td, leaves, operand, fn, kernel, exact, refuse_overlap)
         theirs = padded(td, operand, leaves)
     alike = check_in_place(td._entries, leaves, fn, theirs)
     run_pairs_(leaves, theirs, fn, kernel, alike)
@@ -180,11 +180,11 @@ def _write_number(
     fn: _LeafOp,
     kernel: Kernel | None,
     exact: Kernel | None,
-    whole: bool,
+    refuse_overlap: bool,
 ) -> W:
     """Apply a function of leaves and one number, or a 0-dim tensor, that writes into the leaves."""
     column = [number] * len(leaves)
-    alike = check_in_place(td._entries, leaves, fn, column, whole=whole)
+    alike = check_in_place(td._entries, leaves, fn, column, refuse_overlap=refuse_overlap)
     constant = None if exact is None else exact_constant(leaves, number, alike)
     if constant is None:
         run_with_(leaves, number, fn, kernel, alike)

@@ -21,7 +21,7 @@ from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_len
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
 from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import AbstractContainer, map_by, whole
+from kd_core._protocol.primitives import AbstractContainer, map_by, same_batch
 
 if TYPE_CHECKING:
     from typing import Self
@@ -215,9 +215,9 @@ class Partition(AbstractContainer):
                 cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
             )
         if not isinstance(other, Tensor) or not other.ndim:
-            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), whole)
+            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), same_batch)
         new = _spread(other, batch, "a tensor")
-        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), whole)
+        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), same_batch)
 
 
 class PartsPlan(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._protocol.primitives import AbstractContainer, whole
+from kd_core._protocol.primitives import AbstractContainer, same_batch
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, BatchFn
@@ -124,7 +124,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
     if everything:
         td._collect(leaves)
     else:
-        td._map_each(note, whole)
+        td._map_each(note, same_batch)
     if not leaves:
         raise InvalidValue(
             "`reduce=True` requires at least one tensor, got a container without tensors."

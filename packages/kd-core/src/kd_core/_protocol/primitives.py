@@ -245,7 +245,7 @@ def map_by(how: Plan, container: W) -> W:
     return container._map_each(leaf, inner, (desc, desc.with_batch(batch)))
 
 
-def whole(batch: Batch) -> Batch:
+def same_batch(batch: Batch) -> Batch:
     """Return a batch shape unchanged: for functions that move rows but keep the shape."""
     return batch
 
