@@ -116,7 +116,7 @@ class MemberStorage(TensorDictBase, Composite):
     def _matches(self, other: MemberStorage) -> bool:
         return other._dim == self._dim and len(other._members) == len(self._members)
 
-    def _rows_beside(self, other: Entry) -> Sequence[Entry]:
+    def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         batch = self._desc.batch
         if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members
@@ -207,7 +207,7 @@ class MemberStorage(TensorDictBase, Composite):
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
         start = len(mine)
-        for member, row in zip(self._members, self._rows_beside(other), strict=True):
+        for member, row in zip(self._members, self._rows_of_operand(other), strict=True):
             member._collect_pair(row, mine, theirs, path)
         if not cast("AbstractContainer", other)._desc.batch:
             for position in range(start, len(mine)):

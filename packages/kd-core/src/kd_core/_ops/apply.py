@@ -303,7 +303,9 @@ def _stage_results(
 ) -> None:
     """Check the results for one level, and note the writes."""
     if isinstance(td, Composite):
-        for member, row in zip(td._members, td._rows_beside(cast("Entry", result)), strict=True):
+        for member, row in zip(
+            td._members, td._rows_of_operand(cast("Entry", result)), strict=True
+        ):
             _stage_results(member, cast("AbstractContainer", row), path, writes)
         return
     for key, found in result._entries.items():

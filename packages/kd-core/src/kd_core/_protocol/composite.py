@@ -45,7 +45,7 @@ class Composite(AbstractContainer):
         """Return a container of other members, stacked along another dimension if one is given."""
 
     @abstractmethod
-    def _rows_beside(self, other: Entry) -> Sequence[Entry]:
+    def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         """Return the part of another container that belongs to each member."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Composite(AbstractContainer):
 
     def _by_member(self, fn: Callable[..., AbstractContainer], *others: object) -> Self:
         """Apply `fn` to each member and its rows of other containers; stack the results."""
-        columns = [self._rows_beside(cast("Entry", other)) for other in others]
+        columns = [self._rows_of_operand(cast("Entry", other)) for other in others]
         return self._of([fn(*row) for row in zip(self._members, *columns, strict=True)])
 
     def _change_members(
