@@ -37,7 +37,7 @@ def plan(old: Batch, leaf: LeafFn, new: Batch) -> Plan:
     return leaf, new, lambda batch: new + batch[ndim:]
 
 
-def remembered(resolve: Callable[P, R]) -> Callable[P, R]:
+def cached(resolve: Callable[P, R]) -> Callable[P, R]:
     """Cache the results of a function by its arguments.
 
     To a Python dict 2, 2.0 and True are the same key. So only plain integers, strings, `None`,

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import torch
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import remembered
+from kd_core._batch.caching import cached
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, combined, concatenated_shape, dims_of
 from kd_core._protocol.composite import Composite
@@ -65,6 +65,6 @@ def _members_joined(containers: Sequence[object], how: Join) -> Composite | None
     return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
 
 
-@remembered
+@cached
 def _concatenating(ndim: int, dim: int) -> Join:
     return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import remembered
+from kd_core._batch.caching import cached
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._containers.non_tensor import NonTensorData, wrap_data
 from kd_core._errors import (
@@ -234,7 +234,7 @@ def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Desc
     return first.with_batch(_even_shape(how.shape, first.batch, len(nodes), how.dim))
 
 
-@remembered
+@cached
 def _even_shape(shape: ShapeFn, batch: Batch, count: int, dim: int) -> Batch:
     return shape([batch] * count, dim)  # type: ignore[return-value]  # equal shapes fit
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import plan, remembered
+from kd_core._batch.caching import cached, plan
 from kd_core._batch.shapes import as_ints, wrap_dim
 from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
@@ -142,7 +142,7 @@ def _leaves_alone(masks: C) -> C:
     return masks.exclude(*data)
 
 
-@remembered
+@cached
 def _padded_sizes(batch: Batch, pad_size: Batch) -> tuple[Batch, list[int]]:
     """Return the batch size after padding, and the rows to add with the last dimension first.
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import remembered
+from kd_core._batch.caching import cached
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, combined, dims_of, stacked_shape
 
@@ -40,6 +40,6 @@ def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
     return combined(tensors, _stacking(dims_of(tensors, "stack"), dim), out)
 
 
-@remembered
+@cached
 def _stacking(ndim: int, dim: int) -> Join:
     return Join("stack", wrap_dim(dim, ndim + 1), _stack_tensors, stacked_shape)

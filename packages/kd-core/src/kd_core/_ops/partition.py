@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.caching import Plan, plan, remembered
+from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
@@ -262,7 +262,7 @@ def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
     return tuple(container._map_to_parts(how.leaf, how.inner, (desc, after)))
 
 
-@remembered
+@cached
 def _split(batch: Batch, split_size: int | Batch, dim: int) -> PartsPlan:
     at = wrap_dim(dim, len(batch))
     size = batch[at]
@@ -278,7 +278,7 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> PartsPlan:
     return _pieces(batch, at, split_size)
 
 
-@remembered
+@cached
 def _chunk(batch: Batch, chunks: int, dim: int) -> PartsPlan:
     at, chunks = wrap_dim(dim, len(batch)), as_int(chunks)
     if chunks < 1:
@@ -303,7 +303,7 @@ def _pieces(batch: Batch, at: int, sizes: Batch) -> PartsPlan:
     return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes, at), at, each)
 
 
-@remembered
+@cached
 def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> PartsPlan:
     at = wrap_dim(dim, len(batch))
     size = batch[at]
@@ -321,13 +321,13 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> PartsPlan:
     return how
 
 
-@remembered
+@cached
 def _unbind(batch: Batch, dim: int) -> PartsPlan:
     at = wrap_dim(dim, len(batch))
     return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
 
 
-@remembered
+@cached
 def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
     at, start, length = wrap_dim(dim, len(batch)), as_int(start), as_int(length)
     size = batch[at]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.caching import Plan, plan, remembered
+from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -287,7 +287,7 @@ def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:
     return (named,)
 
 
-@remembered
+@cached
 def _resize(batch: Batch, shape: Sizes, name: str) -> Plan:
     new = infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
     return plan(batch, _resized(batch, new, getattr(Tensor, name)), new)
@@ -311,7 +311,7 @@ def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
     return any_leaf if is_compiling() or not numel(batch) else leaf_of_rows
 
 
-@remembered
+@cached
 def _flatten(batch: Batch, start_dim: int, end_dim: int) -> Plan:
     if not batch:
         return _unsqueeze(batch, 0)
@@ -325,7 +325,7 @@ def _flatten(batch: Batch, start_dim: int, end_dim: int) -> Plan:
     return plan(batch, lambda leaf: leaf.flatten(start, end), new)
 
 
-@remembered
+@cached
 def _unflatten(batch: Batch, dim: int, sizes: Sequence[int]) -> Plan:
     at = wrap_dim(dim, len(batch))
     what = f"dimension {at} of batch_size {batch}"
@@ -333,7 +333,7 @@ def _unflatten(batch: Batch, dim: int, sizes: Sequence[int]) -> Plan:
     return plan(batch, _resized(batch, new, Tensor.view), new)
 
 
-@remembered
+@cached
 def _squeeze(batch: Batch, dim: int | Sequence[int] | None) -> Plan:
     ndim = len(batch)
     dims = range(ndim) if dim is None else wrap_dims(sizes_of([dim]), ndim)
@@ -344,7 +344,7 @@ def _squeeze(batch: Batch, dim: int | Sequence[int] | None) -> Plan:
     return plan(batch, lambda leaf: leaf.squeeze(dropped), new)
 
 
-@remembered
+@cached
 def _unsqueeze(batch: Batch, dim: int) -> Plan:
     at = wrap_dim(dim, len(batch) + 1)
     new = (*batch[:at], 1, *batch[at:])
@@ -353,7 +353,7 @@ def _unsqueeze(batch: Batch, dim: int) -> Plan:
     return plan(batch, lambda leaf: leaf.unsqueeze(at), new)
 
 
-@remembered
+@cached
 def _permute(batch: Batch, dims: Sizes) -> Plan:
     given = sizes_of(dims)
     order = wrap_dims(given, len(batch))
@@ -377,7 +377,7 @@ def _permuted(batch: Batch, order: Batch) -> Plan:
     return plan(batch, permute, tuple(batch[i] for i in order))
 
 
-@remembered
+@cached
 def _transpose(batch: Batch, dim0: int, dim1: int) -> Plan:
     one, two = wrap_dim(dim0, len(batch)), wrap_dim(dim1, len(batch))
     new = list(batch)
@@ -385,7 +385,7 @@ def _transpose(batch: Batch, dim0: int, dim1: int) -> Plan:
     return plan(batch, lambda leaf: leaf.transpose(one, two), tuple(new))
 
 
-@remembered
+@cached
 def _movedim(batch: Batch, source: int | Sequence[int], destination: int | Sequence[int]) -> Plan:
     ndim = len(batch)
     sources = wrap_dims(sizes_of([source]), ndim)
@@ -400,7 +400,7 @@ def _movedim(batch: Batch, source: int | Sequence[int], destination: int | Seque
     return _permuted(batch, order)
 
 
-@remembered
+@cached
 def _expand(batch: Batch, shape: Sizes) -> Plan:
     new = expanded(batch, sizes_of(shape))
     ndim = len(batch)
@@ -413,7 +413,7 @@ def _expand(batch: Batch, shape: Sizes) -> Plan:
     return plan(batch, expand, new)
 
 
-@remembered
+@cached
 def _repeat(batch: Batch, counts: Batch) -> Plan:
     if any(count < 0 for count in counts):
         raise InvalidValue(f"counts must be non-negative, got {counts}.")
@@ -456,7 +456,7 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
     return int(repeats.expand(size).sum())
 
 
-@remembered
+@cached
 def _roll(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Plan:
     by = sizes_of([shifts])
     along = tuple(
@@ -467,7 +467,7 @@ def _roll(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) 
     return plan(batch, lambda leaf: leaf.roll(by, along), batch)
 
 
-@remembered
+@cached
 def _flip(batch: Batch, dims: Sizes) -> Plan:
     along = wrap_dims(sizes_of(dims), len(batch))
     return plan(batch, lambda leaf: leaf.flip(along), batch)
