@@ -154,9 +154,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Write the generated methods from their table (`-- --check`: only compare)."""
+    """Write the generated methods and pages from their tables (`-- --check`: only compare)."""
     session.install("--group", "lint")
     session.run("python", "tools/generate_ops.py", *session.posargs)
+    session.run("python", "tools/render_decided.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -29,6 +29,8 @@ from kd_core._errors import KeyNotFound as KeyNotFound
 from kd_core._errors import KeySetMismatch as KeySetMismatch
 from kd_core._errors import Locked as Locked
 from kd_core._errors import MissingDependency as MissingDependency
+from kd_core._errors import NotOffered as NotOffered
+from kd_core._errors import NotOfferedImport as NotOfferedImport
 from kd_core._errors import OutOfRange as OutOfRange
 from kd_core._errors import ShapeMismatch as ShapeMismatch
 from kd_core._errors import UnknownField as UnknownField

@@ -14,6 +14,8 @@
     +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
     +-- UnknownField         (AttributeError, TypeError)   a field that a tensor class lacks
     +-- OutOfRange           (IndexError)                  an index or a dimension out of range
+    +-- NotOffered           (AttributeError)              a name that is left out on purpose
+    +-- NotOfferedImport     (ImportError)                 the same, where it is imported
     `-- MissingDependency    (ImportError)                 an optional package that is not installed
 
 Each error is also the builtins in brackets. torch raises `RuntimeError` for shapes, dtypes, devices
@@ -80,6 +82,14 @@ class OutOfRange(KdError, IndexError):
 
 class Locked(KdError, RuntimeError, ValueError):
     """A change of the structure of a locked container."""
+
+
+class NotOffered(KdError, AttributeError):
+    """A name of tensordict that is left out on purpose; the message says what to write instead."""
+
+
+class NotOfferedImport(KdError, ImportError):
+    """The import of a name that is left out on purpose."""
 
 
 class MissingDependency(KdError, ImportError):

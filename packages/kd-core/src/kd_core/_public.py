@@ -9,13 +9,16 @@ from __future__ import annotations
 import sys
 from types import FunctionType
 
+from kd_core._decided.lookup import attribute_lookup
+
 
 def publish(package: str) -> None:
     """Set `__module__` of what a package exports, and of the methods of its classes.
 
     Call it last in the `__init__` of the package. Names that another public package exports already
-    keep their place.
+    keep their place. A name that is left out on purpose gets an error that says why.
     """
+    vars(sys.modules[package]).setdefault("__getattr__", attribute_lookup(package))
     exported = [
         value
         for name, value in vars(sys.modules[package]).items()

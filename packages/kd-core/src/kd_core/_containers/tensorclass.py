@@ -25,6 +25,7 @@ from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.tensordict import fill
+from kd_core._decided.lookup import explain_attribute
 from kd_core._errors import InvalidArgument, InvalidValue, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 
@@ -162,7 +163,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
-            raise _unknown(type(self), name)
+            raise explain_attribute(type(self), name) or _unknown(type(self), name)
 
     @classmethod
     def from_dict(

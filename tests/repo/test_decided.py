@@ -1,0 +1,102 @@
+"""Names that are left out on purpose: none is offered, and each raises the error of its row."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.repo.tree import IMPORT_NAMES, ROOT
+from tools.render_decided import COPY, PAGE, SOURCE, stale, tables
+
+from kd_core import NonTensorData, NotOffered, TensorDict, lazy_stack
+
+PACKAGES = [name for name in IMPORT_NAMES if name != "kd_export"]
+PUBLIC = [*IMPORT_NAMES, "kd_core.testing", "kd_core.extending", "kd_nn.distributions"]
+DECIDED: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+    (ROOT / SOURCE).read_text(encoding="utf-8")
+)
+# What an attribute of each class is read from.
+INSTANCES: dict[str, Callable[[], object]] = {
+    "TensorDict": TensorDict,
+    "LazyStackedTensorDict": lambda: lazy_stack([TensorDict({"a": torch.zeros(2)})]),
+    "NonTensorData": lambda: NonTensorData("word"),
+}
+
+
+def rows(modules: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield area, name and reason of the names of modules, or of the attributes of classes."""
+    for area, table in DECIDED.items():
+        for name, row in table.items():
+            if area.startswith("tensordict") == modules and "(" not in name:
+                yield area, name, row["reason"]
+
+
+@pytest.mark.parametrize(("area", "name", "reason"), list(rows(modules=True)))
+def test_a_left_out_name_of_a_module_says_why(area: str, name: str, reason: str) -> None:
+    for package in PACKAGES:
+        with pytest.raises(ImportError, match="left out on purpose") as found:
+            exec(f"from {package} import {name}")
+        assert reason in str(found.value)
+        with pytest.raises(AttributeError, match="left out on purpose"):
+            getattr(importlib.import_module(package), name)
+
+
+@pytest.mark.parametrize(("area", "name", "reason"), list(rows(modules=False)))
+def test_a_left_out_attribute_says_why(area: str, name: str, reason: str) -> None:
+    with pytest.raises(AttributeError, match="left out on purpose") as found:
+        getattr(INSTANCES[area](), name)
+    assert reason in str(found.value)
+    assert not hasattr(type(INSTANCES[area]()), name)
+
+
+def test_no_left_out_name_is_offered() -> None:
+    offered = {name for package in PUBLIC for name in dir(importlib.import_module(package))}
+    assert {name for _, name, _ in rows(modules=True)} & offered == set()
+
+
+def test_every_row_says_what_to_write() -> None:
+    for table in DECIDED.values():
+        for row in table.values():
+            assert set(row) == {"reason", "instead"}
+            assert all(text.endswith(".") for text in row.values())
+
+
+def test_page_and_package_say_what_the_list_says() -> None:
+    assert stale(ROOT) == []
+
+
+def test_a_change_of_the_list_is_seen(tmp_path: Path) -> None:
+    for name in (SOURCE, PAGE, COPY):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    path = tmp_path / SOURCE
+    path.write_text(path.read_text("utf-8").replace("Remove the call.", "Drop it."), "utf-8")
+    assert stale(tmp_path) == [PAGE.as_posix(), COPY.as_posix()]
+
+
+def test_a_row_without_advice_is_refused() -> None:
+    with pytest.raises(SystemExit, match="expected `reason` and `instead`"):
+        tables('[tensordict]\nx = { reason = "None." }\n')
+
+
+def test_an_import_reads_no_list() -> None:
+    program = "import kd_core, sys; print('tomllib' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_an_error_for_an_unknown_name_is_that_of_python() -> None:
+    with pytest.raises(
+        AttributeError, match="'TensorDict' object has no attribute 'itemz'"
+    ) as found:
+        TensorDict().itemz  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
+    assert not isinstance(found.value, NotOffered)
+    assert found.value.name == "itemz"
+    with pytest.raises(ImportError, match="cannot import name 'TensorDic' from 'kd_core'"):
+        exec("from kd_core import TensorDic")
