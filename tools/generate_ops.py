@@ -44,6 +44,8 @@ from kd_core._leaves.foreach import (
     sub_tensor,
     sub_tensor_,
 )
+from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._ops.defaults import binary_with_default
 from kd_core._ops.operands import (
     as_tensor,
     binary,
@@ -59,6 +61,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._ops.defaults import Default
     from kd_core._ops.operands import Operand
 '''
 
@@ -127,7 +130,9 @@ CLASSES = {
     """,
     "Arithmetic": """Arithmetic with a number, a tensor over the batch dimensions, or a container.
 
-    Two containers must have the same keys, and the same batch size or one of them ().
+    Two containers must have the same keys, and the same batch size or one of them (). With
+    `default` their keys may differ: it is the number that stands for a leaf that one of them lacks,
+    or `"intersection"`, and only the keys that both have are kept.
 
     Example:
         >>> import torch
@@ -138,6 +143,8 @@ CLASSES = {
         >>> (td * torch.tensor([1.0, 2.0]) + td)["b"]
         tensor([[2., 2., 2.],
                 [3., 3., 3.]])
+        >>> td.sub(TensorDict({"a": torch.ones(2), "c": torch.ones(2)}, [2]), default=0)["c"]
+        tensor([-1., -1.])
     """,
     "ArithmeticInPlace": """Arithmetic that writes into the storage of every leaf.
 
@@ -293,7 +300,9 @@ def binary(rows: Sequence["BinaryRow"]) -> Iterator[str]:
     for row in rows:
         function = f"torch.{row.name}"
         text = f"Return {row.text}, leaf by leaf: `{function}`."
-        yield method(row.name, arguments(row), text, *binary_body(row, "", function))
+        yield method(
+            row.name, defaulted(row), text, *default_body(row), *binary_body(row, "", function)
+        )
         if row.operator:
             yield from operators(row, f"binary(self, other, {function}{kernels(row)})")
 
@@ -303,12 +312,32 @@ def binary_in_place(rows: Sequence["BinaryRow"]) -> Iterator[str]:
     for row in rows:
         if not row.in_place:
             continue
-        function = f"torch.Tensor.{row.name}_"
+        function = f"{row.name}_" if row.own else f"torch.Tensor.{row.name}_"
         text = f"Write {row.text} into every leaf; return self."
         yield method(f"{row.name}_", arguments(row), text, *binary_body(row, "_", function))
         if row.operator:
             call = f"binary_(self, other, {function}{kernels(row, '_')})"
             yield method(f"__i{row.operator}__", ", other: Operand", "", f"return {call}")
+
+
+def defaulted(row: "BinaryRow") -> str:
+    """The arguments after `self` of the form that returns a container."""
+    if not row.default:
+        return arguments(row)
+    star = "" if any(option.keyword for option in row.options) else ", *"
+    return f"{arguments(row)}{star}, default: Default | None = None"
+
+
+def default_body(row: "BinaryRow") -> tuple[str, ...]:
+    """Write what is done where keys may differ."""
+    if not row.default:
+        return ()
+    function = f"torch.{row.name}"
+    if row.options:
+        function = partial_of(function, row.options)
+    operand = row.other if row.numbers else f"as_tensor({row.other})"
+    call = f"binary_with_default(self, {operand}, {function}, default)"
+    return ("if default is not None:", f"    return {call}")
 
 
 def binary_body(row: "BinaryRow", suffix: str, function: str) -> tuple[str, ...]:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from random import Random
+from typing import cast
 
 import torch
 from tests.fuzz.checking import Call, Refusal
-from tests.fuzz.operands import Operand, check_keys, each, paired, some_operand, write_each
+from tests.fuzz.operands import (
+    Operand,
+    check_keys,
+    each,
+    operand_node,
+    paired,
+    some_operand,
+    write_each,
+)
 from tests.fuzz.registry import odd, operation
-from tests.fuzz.subjects import Plain, Subject
+from tests.fuzz.subjects import Plain, Subject, build, twin, values
+from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
 
 from kd_core import TensorDictBase
@@ -58,7 +68,7 @@ def unary_in_place(rng: Random, s: Subject, name: str) -> Call:
 def options_of(rng: Random, name: str) -> dict[str, object]:
     """Return keywords of a function of two."""
     base = name.removesuffix("_")
-    if rng.random() < 0.6 or base not in ("add", "sub", "div"):
+    if rng.random() < 0.6 or base not in ("add", "sub", "rsub", "div"):
         return {}
     if base == "div":
         return {"rounding_mode": rng.choice(["floor", "trunc", None, "up"])}
@@ -131,11 +141,106 @@ def takes_tensors(name: str, operand: Operand) -> bool:
     return not isinstance(operand.ours, (Tensor, TensorDictBase))
 
 
+@operation(*(f"{row.name} default" for row in Binary.values() if row.default))
+@operation("rsub default", "clamp_min default", "clamp_max default")
+def with_default(rng: Random, s: Subject, name: str) -> Call:
+    """Call a function of two containers whose keys differ."""
+    method = name.split()[0]
+    fn: Callable[..., Tensor] = getattr(torch, method)
+    options = options_of(rng, method)
+    default = rng.choice([0, 2, 1.5, True, "intersection", torch.tensor(2), torch.tensor(0.5)])
+    if s.ragged:
+        node = twin(s.node)
+    else:
+        whole = rng.random() < 0.8
+        node = operand_node(rng, plain_of(s.node), whole, "same", rng.random() < 0.6)
+        more = values(rng, node.batch, torch.float32)
+        node.entries.update({"more": more} if rng.random() < 0.6 else {})
+    operand = build(node)
+    return Call(
+        name,
+        f"td.{method}(container {node.batch} of {[*node.entries]}, {options}, default={default})",
+        lambda td: getattr(td, method)(operand, **options, default=default),
+        lambda tree: joined(tree, plain_of(node), lambda a, b: fn(a, b, **options), default),
+        exact=False,
+        unchecked=s.ragged,
+    )
+
+
+def joined(
+    mine: Plain, theirs: Plain, fn: Callable[[Tensor, Tensor], Tensor], default: object
+) -> Plain:
+    """Combine two trees key by key; a default stands for what one of them lacks."""
+    new = Plain(mine.batch)
+
+    def number(leaf: Tensor) -> Tensor:
+        if isinstance(default, Tensor):
+            return default
+        return torch.full((), default, dtype=torch.result_type(leaf, default))  # type: ignore[call-overload]  # a number
+
+    def alone(value: object, left: bool) -> object:
+        if isinstance(value, Plain):
+            inner = Plain(mine.batch if not value.batch else value.batch)
+            inner.entries = {key: alone(each, left) for key, each in value.entries.items()}  # type: ignore[misc]  # entries
+            return inner
+        if not isinstance(value, Tensor):
+            return value
+        result = fn(value, number(value)) if left else fn(number(value), value)
+        wide = not left and mine.batch and not theirs.batch
+        return result.expand((*mine.batch, *result.shape)) if wide else result
+
+    for key, value in mine.entries.items():
+        other = theirs.entries.get(key)
+        if isinstance(value, Plain) and isinstance(other, Plain):
+            new.entries[key] = joined(value, other, fn, default)
+        elif isinstance(value, Tensor) and isinstance(other, Tensor):
+            result = fn(value, other)
+            if tuple(result.shape[: len(mine.batch)]) != mine.batch:
+                raise Refusal("the batch would change")
+            new.entries[key] = result
+        elif other is not None:
+            new.entries[key] = value
+        elif default != "intersection":
+            new.entries[key] = alone(value, True)  # type: ignore[assignment]  # an entry
+    for key, value in theirs.entries.items():
+        if key not in mine.entries and default != "intersection":
+            new.entries[key] = alone(value, False)  # type: ignore[assignment]  # an entry
+    return new
+
+
+@operation("mod", "rsub")
+def irregular(rng: Random, s: Subject, name: str) -> Call:
+    operand = some_operand(rng, s)
+    fn = torch.rsub if name == "rsub" else torch.remainder
+    return Call(
+        name,
+        f"td.{name}({operand.text})",
+        lambda td: getattr(td, name)(operand.ours),
+        lambda plain: paired(plain, [operand], lambda leaf, other: fn(leaf, other)),
+        exact=False,
+        memberwise=not isinstance(operand.ours, (Tensor, TensorDictBase)),
+    )
+
+
+OWN = {row.name: getattr(torch, row.name) for row in Binary.values() if row.own}
+
+
+def written_back(name: str, leaf: Tensor, other: object) -> Tensor:
+    """Write the result of a function that has no in-place form."""
+    other = other if isinstance(other, Tensor) else torch.tensor(other)
+    result = OWN[name](leaf, other)
+    if not torch.can_cast(result.dtype, leaf.dtype) or result.shape != leaf.shape:
+        raise Refusal("the result does not fit")
+    return leaf.copy_(cast("Tensor", result))
+
+
 @operation(*(f"{row.name}_" for row in Binary.values() if row.in_place))
 def binary_in_place(rng: Random, s: Subject, name: str) -> Call:
     operand, options = some_operand(rng, s), options_of(rng, name)
 
     def write(leaf: Tensor, other: object) -> object:
+        if name[:-1] in OWN:
+            return written_back(name[:-1], leaf, other)
         return getattr(leaf, name)(other, **options)
 
     return Call(
@@ -204,6 +309,8 @@ def augmented(rng: Random, s: Subject, name: str) -> Call:
     "clamp_",
     "clamp_min",
     "clamp_max",
+    "clamp_min_",
+    "clamp_max_",
     "lerp",
     "lerp_",
     "addcmul",
@@ -218,7 +325,7 @@ def blend(rng: Random, s: Subject, name: str) -> Call:
     if name.startswith("addc") and rng.random() < 0.4:
         options = {"value": rng.choice([2, 0.5, True])}
     operands = [first, second]
-    if name in ("clamp_min", "clamp_max"):
+    if name.startswith(("clamp_min", "clamp_max")):
         operands = [first]
     elif name.startswith("clamp") and rng.random() < 0.4:
         missing = Operand(None, lambda plain, path, leaf: None, "None")

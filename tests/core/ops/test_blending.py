@@ -81,3 +81,20 @@ def test_misfits_are_explained_and_change_nothing() -> None:
     with pytest.raises(InvalidArgument, match="got a `str`"):
         td.clamp("low")  # type: ignore[arg-type]  # wrong on purpose
     assert td["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("clamp_min", 0.6), ("clamp_max", 0.4)])
+def test_one_limit_in_place(name: str, limit: float) -> None:
+    td = TensorDict(leaves(3), [3])
+    expected = getattr(td, name)(limit)
+    leaf = td["1"]
+    assert getattr(td.lock_(), f"{name}_")(limit) is td
+    assert td["1"] is leaf
+    assert bool((td == expected).all())
+
+
+def test_mod_and_rsub() -> None:
+    td = TensorDict({"a": torch.tensor([-3, 5])}, [2])
+    assert td.mod(4)["a"].tolist() == [1, 1]
+    assert td.rsub(1, alpha=2)["a"].tolist() == [7, -9]
+    assert torch.rsub(td, 1)["a"].tolist() == [4, -4]  # type: ignore[call-overload]  # a container

@@ -49,6 +49,32 @@ _UNRECORDED: Final = frozenset(
 """Functions without a derivative that torch runs on any tensor, those that need gradients too."""
 
 
+def writing(fn: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the in-place form of a function of two for which torch has none."""
+
+    def write(leaf: Tensor, other: Tensor) -> Tensor:
+        result = fn(leaf, other)
+        if not torch.can_cast(result.dtype, leaf.dtype):
+            raise InvalidValue(
+                f"result type {result.dtype} cannot be cast to the dtype {leaf.dtype} of the leaf"
+            )
+        if result.shape != leaf.shape:
+            raise ShapeMismatch(
+                f"the result of shape {tuple(result.shape)} does not fit the leaf of shape "
+                f"{tuple(leaf.shape)}"
+            )
+        return leaf.copy_(result)
+
+    return write
+
+
+maximum_ = writing(torch.maximum)
+minimum_ = writing(torch.minimum)
+fmax_ = writing(torch.fmax)
+fmin_ = writing(torch.fmin)
+logaddexp_ = writing(torch.logaddexp)
+
+
 def check_in_place(
     entries: Entries,
     leaves: list[Tensor],

@@ -1,4 +1,4 @@
-"""Operations with two operands: `clamp`, `lerp`, `addcmul`, `addcdiv`."""
+"""Operations with two operands (`clamp`, `lerp`, `addcmul`, `addcdiv`), `mod` and `rsub`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
-from kd_core._ops.operands import blend, blend_
+from kd_core._ops.defaults import binary_with_default
+from kd_core._ops.operands import binary, blend, blend_
+from kd_core._ops.output import written_to
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._ops.defaults import Default
     from kd_core._ops.operands import Operand
 
 
@@ -38,28 +41,79 @@ class Blending(AbstractContainer):
 
     __slots__ = ()
 
-    def clamp(self, min: Operand | None = None, max: Operand | None = None) -> Self:
+    def clamp(
+        self,
+        min: Operand | None = None,
+        max: Operand | None = None,
+        *,
+        out: Self | None = None,
+    ) -> Self:
         """Limit every value to a range: `torch.clamp`.
 
         Args:
             min: the lower bound; `None`: not bounded.
             max: the upper bound; `None`: not bounded.
+            out: a container into whose leaves the result is written.
         """
         _check_limits(min, max)
-        return blend(self, torch.clamp, min, max)
+        return written_to(out, blend(self, torch.clamp, min, max))
 
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
         """Limit every value to a range, in place; return self."""
         _check_limits(min, max)
         return blend_(self, torch.Tensor.clamp_, min, max)
 
-    def clamp_min(self, min: Operand) -> Self:
-        """Raise every value to at least `min`."""
+    def clamp_min(self, min: Operand, *, default: Default | None = None) -> Self:
+        """Raise every value to at least `min`.
+
+        Args:
+            min: the lower bound.
+            default: what stands for an entry that `self` or a container `min` lacks; see `add`.
+        """
+        if default is not None:
+            return binary_with_default(self, min, torch.clamp_min, default)
         return blend(self, torch.clamp, min, None)
 
-    def clamp_max(self, max: Operand) -> Self:
-        """Lower every value to at most `max`."""
+    def clamp_min_(self, min: Operand) -> Self:
+        """Raise every value to at least `min`, in place; return self."""
+        return blend_(self, Tensor.clamp_, min, None)
+
+    def clamp_max(self, max: Operand, *, default: Default | None = None) -> Self:
+        """Lower every value to at most `max`.
+
+        Args:
+            max: the upper bound.
+            default: what stands for an entry that `self` or a container `max` lacks; see `add`.
+        """
+        if default is not None:
+            return binary_with_default(self, max, torch.clamp_max, default)
         return blend(self, torch.clamp, None, max)
+
+    def clamp_max_(self, max: Operand) -> Self:
+        """Lower every value to at most `max`, in place; return self."""
+        return blend_(self, Tensor.clamp_, None, max)
+
+    def mod(self, other: Operand) -> Self:
+        """Return the remainder with the sign of the divisor; another name of `remainder`."""
+        return binary(self, other, torch.remainder)
+
+    def rsub(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
+        """Subtract from the operand: `other - alpha * leaf`, as `torch.rsub`.
+
+        Args:
+            other: what is subtracted from.
+            alpha: the factor of the leaves.
+            default: what stands for an entry that `self` or a container `other` lacks; see `add`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 1.0}).rsub(3)["a"]
+            tensor(2.)
+        """
+        subtract = partial(torch.rsub, alpha=alpha)
+        if default is not None:
+            return binary_with_default(self, other, subtract, default)
+        return binary(self, other, subtract)
 
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """Interpolate: `leaf + weight * (end - leaf)`, as `torch.lerp`.

@@ -159,7 +159,7 @@ def binary_(
     theirs: list[Tensor] = []
     if isinstance(other, AbstractContainer):
         td._collect_pair(cast("Entry", other), leaves, theirs, ())
-        _check_batches(td._desc.batch, other._desc.batch)
+        check_batches(td._desc.batch, other._desc.batch)
     else:
         td._collect(leaves)
         operand = _as_operand(other)
@@ -271,7 +271,7 @@ def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], li
         column: list[Tensor] = []
         if isinstance(operand, AbstractContainer):
             td._collect_pair(cast("Entry", operand), [], column, ())
-            _check_batches(td._desc.batch, operand._desc.batch)
+            check_batches(td._desc.batch, operand._desc.batch)
         elif operand is not None:
             value = _as_operand(operand)
             if isinstance(value, Tensor) and (value.ndim or not _keeps_batch(td)):
@@ -378,7 +378,7 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     td._collect_pair(cast("Entry", other), mine, theirs, ())
     if stays:
         return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
-    _check_batches(desc.batch, second.batch)
+    check_batches(desc.batch, second.batch)
     results = run_pairs(mine, theirs, fn, kernel)
     for leaf, result in zip(mine, results, strict=True) if _keeps_batch(td) else ():
         if tuple(result.shape[: desc.ndim]) != desc.batch:
@@ -394,7 +394,8 @@ def _leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeM
     )
 
 
-def _check_batches(mine: Batch, theirs: Batch) -> None:
+def check_batches(mine: Batch, theirs: Batch) -> None:
+    """Refuse two containers of different batch sizes, unless one of them is ()."""
     if mine != theirs and mine and theirs:
         raise ShapeMismatch(
             f"batch sizes must be equal, or one of them (), got {mine} and {theirs}. Use `expand` "

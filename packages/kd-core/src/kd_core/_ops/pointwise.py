@@ -22,6 +22,8 @@ from kd_core._leaves.foreach import (
     sub_tensor,
     sub_tensor_,
 )
+from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._ops.defaults import binary_with_default
 from kd_core._ops.operands import (
     as_tensor,
     binary,
@@ -37,6 +39,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._ops.defaults import Default
     from kd_core._ops.operands import Operand
 
 
@@ -504,7 +507,9 @@ class UnaryInPlace(AbstractContainer):
 class Arithmetic(AbstractContainer):
     """Arithmetic with a number, a tensor over the batch dimensions, or a container.
 
-    Two containers must have the same keys, and the same batch size or one of them ().
+    Two containers must have the same keys, and the same batch size or one of them (). With
+    `default` their keys may differ: it is the number that stands for a leaf that one of them lacks,
+    or `"intersection"`, and only the keys that both have are kept.
 
     Example:
         >>> import torch
@@ -515,12 +520,16 @@ class Arithmetic(AbstractContainer):
         >>> (td * torch.tensor([1.0, 2.0]) + td)["b"]
         tensor([[2., 2., 2.],
                 [3., 3., 3.]])
+        >>> td.sub(TensorDict({"a": torch.ones(2), "c": torch.ones(2)}, [2]), default=0)["c"]
+        tensor([-1., -1.])
     """
 
     __slots__ = ()
 
-    def add(self, other: Operand, *, alpha: float = 1) -> Self:
+    def add(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the sum, leaf by leaf: `torch.add`."""
+        if default is not None:
+            return binary_with_default(self, other, partial(torch.add, alpha=alpha), default)
         if type(alpha) is not int or alpha != 1:
             return binary(self, other, partial(torch.add, alpha=alpha))
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
@@ -531,8 +540,10 @@ class Arithmetic(AbstractContainer):
     def __radd__(self, other: Operand) -> Self:
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
-    def sub(self, other: Operand, *, alpha: float = 1) -> Self:
+    def sub(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the difference, leaf by leaf: `torch.sub`."""
+        if default is not None:
+            return binary_with_default(self, other, partial(torch.sub, alpha=alpha), default)
         if type(alpha) is not int or alpha != 1:
             return binary(self, other, partial(torch.sub, alpha=alpha))
         return binary(self, other, torch.sub, torch._foreach_sub, sub_tensor)
@@ -543,8 +554,10 @@ class Arithmetic(AbstractContainer):
     def __rsub__(self, other: Operand) -> Self:
         return reflected(self, other, operator.sub, exact=True)
 
-    def mul(self, other: Operand) -> Self:
+    def mul(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the product, leaf by leaf: `torch.mul`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.mul, default)
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def __mul__(self, other: Operand) -> Self:
@@ -553,8 +566,14 @@ class Arithmetic(AbstractContainer):
     def __rmul__(self, other: Operand) -> Self:
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
-    def div(self, other: Operand, *, rounding_mode: str | None = None) -> Self:
+    def div(
+        self, other: Operand, *, rounding_mode: str | None = None, default: Default | None = None
+    ) -> Self:
         """Return the quotient, leaf by leaf: `torch.div`."""
+        if default is not None:
+            return binary_with_default(
+                self, other, partial(torch.div, rounding_mode=rounding_mode), default
+            )
         if rounding_mode is not None:
             return binary(self, other, partial(torch.div, rounding_mode=rounding_mode))
         return binary(self, other, torch.div, torch._foreach_div, div_tensor)
@@ -565,8 +584,10 @@ class Arithmetic(AbstractContainer):
     def __rtruediv__(self, other: Operand) -> Self:
         return reflected(self, other, operator.truediv)
 
-    def pow(self, exponent: Operand) -> Self:
+    def pow(self, exponent: Operand, *, default: Default | None = None) -> Self:
         """Return the power, leaf by leaf: `torch.pow`."""
+        if default is not None:
+            return binary_with_default(self, exponent, torch.pow, default)
         return binary(self, exponent, torch.pow, torch._foreach_pow)
 
     def __pow__(self, other: Operand) -> Self:
@@ -575,8 +596,10 @@ class Arithmetic(AbstractContainer):
     def __rpow__(self, other: Operand) -> Self:
         return reflected(self, other, operator.pow)
 
-    def floor_divide(self, other: Operand) -> Self:
+    def floor_divide(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the floor of the quotient, leaf by leaf: `torch.floor_divide`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.floor_divide, default)
         return binary(self, other, torch.floor_divide)
 
     def __floordiv__(self, other: Operand) -> Self:
@@ -585,8 +608,10 @@ class Arithmetic(AbstractContainer):
     def __rfloordiv__(self, other: Operand) -> Self:
         return reflected(self, other, operator.floordiv)
 
-    def remainder(self, other: Operand) -> Self:
+    def remainder(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the remainder, with the sign of the divisor, leaf by leaf: `torch.remainder`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.remainder, default)
         return binary(self, other, torch.remainder)
 
     def __mod__(self, other: Operand) -> Self:
@@ -595,44 +620,64 @@ class Arithmetic(AbstractContainer):
     def __rmod__(self, other: Operand) -> Self:
         return reflected(self, other, operator.mod)
 
-    def fmod(self, other: Operand) -> Self:
+    def fmod(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the remainder, with the sign of the dividend, leaf by leaf: `torch.fmod`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.fmod, default)
         return binary(self, other, torch.fmod)
 
-    def maximum(self, other: Operand) -> Self:
+    def maximum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, leaf by leaf: `torch.maximum`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.maximum, default)
         return binary(self, as_tensor(other), torch.maximum, torch._foreach_maximum)
 
-    def minimum(self, other: Operand) -> Self:
+    def minimum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, leaf by leaf: `torch.minimum`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.minimum, default)
         return binary(self, as_tensor(other), torch.minimum, torch._foreach_minimum)
 
-    def fmax(self, other: Operand) -> Self:
+    def fmax(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, ignoring NaN, leaf by leaf: `torch.fmax`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.fmax, default)
         return binary(self, as_tensor(other), torch.fmax)
 
-    def fmin(self, other: Operand) -> Self:
+    def fmin(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, ignoring NaN, leaf by leaf: `torch.fmin`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.fmin, default)
         return binary(self, as_tensor(other), torch.fmin)
 
-    def atan2(self, other: Operand) -> Self:
+    def atan2(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.atan2, default)
         return binary(self, as_tensor(other), torch.atan2)
 
-    def copysign(self, other: Operand) -> Self:
+    def copysign(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.copysign, default)
         return binary(self, other, torch.copysign)
 
-    def hypot(self, other: Operand) -> Self:
+    def hypot(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the length of the hypotenuse, leaf by leaf: `torch.hypot`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.hypot, default)
         return binary(self, as_tensor(other), torch.hypot)
 
-    def logaddexp(self, other: Operand) -> Self:
+    def logaddexp(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logarithm of the sum of exponentials, leaf by leaf: `torch.logaddexp`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.logaddexp, default)
         return binary(self, as_tensor(other), torch.logaddexp)
 
-    def xlogy(self, other: Operand) -> Self:
+    def xlogy(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the value times the logarithm of the operand, leaf by leaf: `torch.xlogy`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.xlogy, default)
         return binary(self, other, torch.xlogy)
 
 
@@ -712,6 +757,22 @@ class ArithmeticInPlace(AbstractContainer):
         """Write the remainder, with the sign of the dividend into every leaf; return self."""
         return binary_(self, other, torch.Tensor.fmod_)
 
+    def maximum_(self, other: Operand) -> Self:
+        """Write the larger value into every leaf; return self."""
+        return binary_(self, as_tensor(other), maximum_, torch._foreach_maximum_)
+
+    def minimum_(self, other: Operand) -> Self:
+        """Write the smaller value into every leaf; return self."""
+        return binary_(self, as_tensor(other), minimum_, torch._foreach_minimum_)
+
+    def fmax_(self, other: Operand) -> Self:
+        """Write the larger value, ignoring NaN into every leaf; return self."""
+        return binary_(self, as_tensor(other), fmax_)
+
+    def fmin_(self, other: Operand) -> Self:
+        """Write the smaller value, ignoring NaN into every leaf; return self."""
+        return binary_(self, as_tensor(other), fmin_)
+
     def atan2_(self, other: Operand) -> Self:
         """Write the angle of the point (other, value) into every leaf; return self."""
         return binary_(self, as_tensor(other), torch.Tensor.atan2_)
@@ -723,6 +784,10 @@ class ArithmeticInPlace(AbstractContainer):
     def hypot_(self, other: Operand) -> Self:
         """Write the length of the hypotenuse into every leaf; return self."""
         return binary_(self, as_tensor(other), torch.Tensor.hypot_)
+
+    def logaddexp_(self, other: Operand) -> Self:
+        """Write the logarithm of the sum of exponentials into every leaf; return self."""
+        return binary_(self, as_tensor(other), logaddexp_)
 
     def xlogy_(self, other: Operand) -> Self:
         """Write the value times the logarithm of the operand into every leaf; return self."""
@@ -742,8 +807,10 @@ class Logic(AbstractContainer):
 
     __slots__ = ()
 
-    def bitwise_and(self, other: Operand) -> Self:
+    def bitwise_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise and, leaf by leaf: `torch.bitwise_and`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.bitwise_and, default)
         return binary(self, other, torch.bitwise_and)
 
     def __and__(self, other: Operand) -> Self:
@@ -752,8 +819,10 @@ class Logic(AbstractContainer):
     def __rand__(self, other: Operand) -> Self:
         return binary(self, other, torch.bitwise_and)
 
-    def bitwise_or(self, other: Operand) -> Self:
+    def bitwise_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise or, leaf by leaf: `torch.bitwise_or`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.bitwise_or, default)
         return binary(self, other, torch.bitwise_or)
 
     def __or__(self, other: Operand) -> Self:
@@ -762,8 +831,10 @@ class Logic(AbstractContainer):
     def __ror__(self, other: Operand) -> Self:
         return binary(self, other, torch.bitwise_or)
 
-    def bitwise_xor(self, other: Operand) -> Self:
+    def bitwise_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise exclusive or, leaf by leaf: `torch.bitwise_xor`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.bitwise_xor, default)
         return binary(self, other, torch.bitwise_xor)
 
     def __xor__(self, other: Operand) -> Self:
@@ -772,8 +843,10 @@ class Logic(AbstractContainer):
     def __rxor__(self, other: Operand) -> Self:
         return binary(self, other, torch.bitwise_xor)
 
-    def bitwise_left_shift(self, other: Operand) -> Self:
+    def bitwise_left_shift(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bits shifted to the left, leaf by leaf: `torch.bitwise_left_shift`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.bitwise_left_shift, default)
         return binary(self, other, torch.bitwise_left_shift)
 
     def __lshift__(self, other: Operand) -> Self:
@@ -782,8 +855,10 @@ class Logic(AbstractContainer):
     def __rlshift__(self, other: Operand) -> Self:
         return reflected(self, other, operator.lshift)
 
-    def bitwise_right_shift(self, other: Operand) -> Self:
+    def bitwise_right_shift(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bits shifted to the right, leaf by leaf: `torch.bitwise_right_shift`."""
+        if default is not None:
+            return binary_with_default(self, other, torch.bitwise_right_shift, default)
         return binary(self, other, torch.bitwise_right_shift)
 
     def __rshift__(self, other: Operand) -> Self:
@@ -792,16 +867,22 @@ class Logic(AbstractContainer):
     def __rrshift__(self, other: Operand) -> Self:
         return reflected(self, other, operator.rshift)
 
-    def logical_and(self, other: Operand) -> Self:
+    def logical_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical and, leaf by leaf: `torch.logical_and`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.logical_and, default)
         return binary(self, as_tensor(other), torch.logical_and)
 
-    def logical_or(self, other: Operand) -> Self:
+    def logical_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical or, leaf by leaf: `torch.logical_or`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.logical_or, default)
         return binary(self, as_tensor(other), torch.logical_or)
 
-    def logical_xor(self, other: Operand) -> Self:
+    def logical_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
+        if default is not None:
+            return binary_with_default(self, as_tensor(other), torch.logical_xor, default)
         return binary(self, as_tensor(other), torch.logical_xor)
 
 

@@ -45,7 +45,9 @@ class BinaryRow:
     """A function of two operands: `torch.<name>(leaf, other)`, and the operator of Python if any.
 
     `exact` is the kernel for a 0-dim tensor in place of a number. `numbers` says whether the torch
-    function accepts numbers. `other` is the name of the second operand.
+    function accepts numbers. `other` is the name of the second operand. `own` says that torch has
+    no in-place form, so the one of `_leaves.in_place` is called. `default` says whether the keys of
+    two containers may differ.
     """
 
     name: str
@@ -58,6 +60,8 @@ class BinaryRow:
     options: tuple[Option, ...] = ()
     numbers: bool = True
     other: str = "other"
+    own: bool = False
+    default: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +173,14 @@ ARITHMETIC: Final = (
     BinaryRow("floor_divide", "the floor of the quotient", operator="floordiv"),
     BinaryRow("remainder", "the remainder, with the sign of the divisor", operator="mod"),
     BinaryRow("fmod", "the remainder, with the sign of the dividend"),
-    BinaryRow("maximum", "the larger value", True, in_place=False, numbers=False),
-    BinaryRow("minimum", "the smaller value", True, in_place=False, numbers=False),
-    BinaryRow("fmax", "the larger value, ignoring NaN", in_place=False, numbers=False),
-    BinaryRow("fmin", "the smaller value, ignoring NaN", in_place=False, numbers=False),
+    BinaryRow("maximum", "the larger value", True, numbers=False, own=True),
+    BinaryRow("minimum", "the smaller value", True, numbers=False, own=True),
+    BinaryRow("fmax", "the larger value, ignoring NaN", numbers=False, own=True),
+    BinaryRow("fmin", "the smaller value, ignoring NaN", numbers=False, own=True),
     BinaryRow("atan2", "the angle of the point (other, value)", floats=True, numbers=False),
     BinaryRow("copysign", "the magnitude with the sign of the operand", floats=True),
     BinaryRow("hypot", "the length of the hypotenuse", numbers=False),
-    BinaryRow(
-        "logaddexp", "the logarithm of the sum of exponentials", in_place=False, numbers=False
-    ),
+    BinaryRow("logaddexp", "the logarithm of the sum of exponentials", numbers=False, own=True),
     BinaryRow("xlogy", "the value times the logarithm of the operand", floats=True),
 )
 
@@ -194,12 +196,16 @@ LOGIC: Final = (
 )
 
 COMPARISONS: Final = (
-    BinaryRow("eq", "whether values are equal", operator="eq", in_place=False),
-    BinaryRow("ne", "whether values differ", operator="ne", in_place=False),
-    BinaryRow("lt", "whether values are less", operator="lt", in_place=False),
-    BinaryRow("le", "whether values are less or equal", operator="le", in_place=False),
-    BinaryRow("gt", "whether values are greater", operator="gt", in_place=False),
-    BinaryRow("ge", "whether values are greater or equal", operator="ge", in_place=False),
+    BinaryRow("eq", "whether values are equal", operator="eq", in_place=False, default=False),
+    BinaryRow("ne", "whether values differ", operator="ne", in_place=False, default=False),
+    BinaryRow("lt", "whether values are less", operator="lt", in_place=False, default=False),
+    BinaryRow(
+        "le", "whether values are less or equal", operator="le", in_place=False, default=False
+    ),
+    BinaryRow("gt", "whether values are greater", operator="gt", in_place=False, default=False),
+    BinaryRow(
+        "ge", "whether values are greater or equal", operator="ge", in_place=False, default=False
+    ),
 )
 
 _DTYPE: Final = (Option("dtype", "torch.dtype | None", "None"),)
