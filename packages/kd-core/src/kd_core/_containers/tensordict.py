@@ -284,7 +284,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
         return
     for key, value in items.items():
         if value.__class__ is not Tensor or key.__class__ is not str:
-            if key.__class__ is not str:
+            if type(key) is not str:  # torch 2.10: dynamo misreads the `__class__` of a string
                 fill(td, with_plain_keys(items, path), desc, path)
                 return
             if type(value) is dict and len(path) < MAX_DEPTH:
