@@ -107,6 +107,11 @@ def test_fields_are_those_of_torch(name: str) -> None:
     assert set(typing.get_type_hints(getattr(torch_schema, name))) <= set(_OBJECTS[name])
 
 
+# Kinds that newer versions of torch added: 2.10 has no field for them.
+ADDED_LATER = {"as_float_lists", "as_nested_tensors"}
+
+
 @pytest.mark.parametrize("name", ["Argument", "InputSpec", "OutputSpec", "SymInt"])
 def test_kinds_are_among_those_of_torch(name: str) -> None:
-    assert set(_UNIONS[name]) <= set(typing.get_type_hints(getattr(torch_schema, name)))
+    known = set(typing.get_type_hints(getattr(torch_schema, name)))
+    assert set(_UNIONS[name]) - known <= ADDED_LATER
