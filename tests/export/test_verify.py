@@ -13,7 +13,7 @@ import kd_export
 from kd_export import Axis, ExportError, Schema, VerifyError
 from kd_export._schema.onnx_file import add_schema
 from kd_export._schema.vectors import draw
-from kd_export._verify import trials
+from kd_export._verification.trials import trial_sizes
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ class NeedsTwo(nn.Module):
 
 def test_axes_take_sizes_out_of_step() -> None:
     schema = Schema((), (), {"node": Axis(), "edge": Axis(2, 4)})
-    assert list(trials(schema, (1, 2, 3))) == [
+    assert list(trial_sizes(schema, (1, 2, 3))) == [
         {"node": 1, "edge": 3},
         {"node": 2, "edge": 2},
         {"node": 3, "edge": 3},

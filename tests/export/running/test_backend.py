@@ -34,10 +34,10 @@ class Toy:
         self.programs[schema.weights] = program
         path.write_text(schema.to_json(), encoding="utf-8")
 
-    def load(self, data: bytes, schema: Schema) -> Runner:
-        return run_program(self.programs[json.loads(data)["weights"]], schema)
+    def load(self, file: BinaryIO, schema: Schema) -> Runner:
+        return run_program(self.programs[json.loads(file.read())["weights"]], schema)
 
-    def weights(self, data: bytes, runner: Runner) -> str | None:
+    def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         return None
 
 

@@ -167,4 +167,4 @@ def test_a_model_in_the_format_of_onnxruntime_is_not_read(path: Path) -> None:
     from kd_export._backends.onnx import backend
 
     with pytest.raises(ExportError, match=r"not a whole ONNX model|cannot load the file"):
-        backend.load(data, schema)
+        backend.load(io.BytesIO(data), schema)

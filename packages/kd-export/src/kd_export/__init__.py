@@ -21,15 +21,15 @@ from kd_export._running.backend import Backend as Backend
 from kd_export._running.backend import Runner as Runner
 from kd_export._running.backend import backends as backends
 from kd_export._running.backend import register_backend as register_backend
+from kd_export._running.loading import inspect as inspect
+from kd_export._running.loading import open as open  # noqa: A004  # read as `kd_export.open`
 from kd_export._running.session import Session as Session
-from kd_export._running.session import inspect as inspect
-from kd_export._running.session import open as open  # noqa: A004  # read as `kd_export.open`
 from kd_export._schema.schema import Axis as Axis
 from kd_export._schema.schema import Entry as Entry
 from kd_export._schema.schema import Schema as Schema
 from kd_export._schema.schema import Vector as Vector
-from kd_export._verify import Comparison as Comparison
-from kd_export._verify import Report as Report
+from kd_export._verification.report import Comparison as Comparison
+from kd_export._verification.report import Report as Report
 from kd_export._verify import verify as verify
 
 __version__ = "0.1.0"

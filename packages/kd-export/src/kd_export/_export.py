@@ -1,6 +1,7 @@
 """`export` and `save`: the two calls that most programs need.
 
-torch is imported when a module is captured, so that files are read and run without it.
+Knows their options; must not know how a module is captured, a file written or compared. torch is
+imported when a module is captured, so that files are read and run without it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from kd_export._capture.dynamic_shapes import Dynamic, Name
     from kd_export._capture.signature import Example, Word
-    from kd_export._verify import Report
+    from kd_export._verification.report import Report
 
 
 def export(

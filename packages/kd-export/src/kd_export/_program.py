@@ -1,7 +1,8 @@
 """A captured program with its schema: call it, or save it verified.
 
-This module imports torch only when a function is called, so that ``import kd_export`` works where
-torch is not installed.
+Knows what a program, a session and a comparison are; must not know modules or formats. It imports
+torch only when a function is called, so that ``import kd_export`` works where torch is not
+installed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kd_export._errors import VerifyError
 from kd_export._running.backend import backend_for
-from kd_export._running.loading import check_weights, load_bytes
+from kd_export._running.loading import load
 from kd_export._running.session import Session
-from kd_export._schema.files import read_regular, replacing
+from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
-from kd_export._verify import BATCH_SIZES, Report, check_runner, stored_vectors
+from kd_export._verification.judging import Tolerance, compare_trials
+from kd_export._verification.report import Report
+from kd_export._verification.trials import BATCH_SIZES, trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,11 +101,13 @@ class KeyedProgram:
         path = Path(path)
         backend = backend_for(path)
         schema = backend.lower(self.exported_program, self.schema)
-        schema = replace(schema, vectors=stored_vectors(schema, self.reference, batch_sizes))
+        tried = list(trials(schema, self.reference, batch_sizes))
+        schema = replace(schema, vectors=tuple(trial.vector(schema) for trial in tried))
         with replacing(path) as temporary:
             backend.write(self.exported_program, schema, temporary)
-            loaded = load_bytes(backend, read_regular(temporary))
-            report = check_runner(loaded, self.reference, batch_sizes, rtol, atol, path)
+            with open_regular(temporary) as file:
+                session = load(backend, file, path)
+            report = Report(str(path), tuple(compare_trials(session, tried, Tolerance(rtol, atol))))
             if not report.ok:
                 raise VerifyError(
                     f"`{path.name}` was not written: it gives other results than the module.\n"
@@ -110,5 +115,4 @@ class KeyedProgram:
                     expected="equal results",
                     got=report.largest,
                 )
-            check_weights(loaded, path)
         return report

@@ -26,11 +26,12 @@ from kd_export._errors import (
     VerifyError,
 )
 from kd_export._running.backend import backend_for, require
-from kd_export._running.session import inspect, open  # noqa: A004  # the package's own
+from kd_export._running.loading import inspect, open  # noqa: A004  # the package's own
 from kd_export._schema.files import open_regular, read_regular, replacing
 from kd_export._schema.schema import ENTRY_HEADER, entry_rows
 from kd_export._tables import Row, plain_table
-from kd_export._verify import HEADER, verify
+from kd_export._verification.report import HEADER
+from kd_export._verify import verify
 
 OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
 

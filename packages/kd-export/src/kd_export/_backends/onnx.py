@@ -90,9 +90,10 @@ class OnnxBackend:
         schema = replace(schema, weights=weights_digest(model))
         path.write_bytes(add_schema(model, schema.to_json()))
 
-    def load(self, data: bytes, schema: Schema) -> OnnxRunner:
+    def load(self, file: BinaryIO, schema: Schema) -> OnnxRunner:
         """Start an onnxruntime session on the file's bytes."""
         runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+        data = file.read()
         check_self_contained(data)
         options = runtime.SessionOptions()
         options.log_severity_level = 3
@@ -116,9 +117,9 @@ class OnnxBackend:
         )
         return OnnxRunner(session, named)
 
-    def weights(self, data: bytes, runner: Runner) -> str | None:
+    def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Compute the digest of all that the file holds but the schema."""
-        return weights_digest(data)
+        return weights_digest(file.read())
 
 
 backend = OnnxBackend()

@@ -58,13 +58,13 @@ class Pt2Backend:
         with _stripped(program):
             torch.export.save(program, path, extra_files={SCHEMA_FILE: schema.to_json()})
 
-    def load(self, data: bytes, schema: Schema) -> TorchRunner:
+    def load(self, file: BinaryIO, schema: Schema) -> TorchRunner:
         """Check the archive, load it, and write its graph as one function."""
         import torch
 
         from kd_export._running.torch_runner import run_program
 
-        archive, operators = disarm(data, _own_operators())
+        archive, operators = disarm(file, _own_operators())
         check_registered(operators)
         try:
             with warnings.catch_warnings():
@@ -83,7 +83,7 @@ class Pt2Backend:
                 hint=f"It was written by torch {schema.versions.get('torch', 'unknown')}.",
             ) from error
 
-    def weights(self, data: bytes, runner: Runner) -> str | None:
+    def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Compute the digest of the weights that the runner holds."""
         from kd_export._running.torch_runner import digest_of
 

@@ -89,10 +89,10 @@ class Backend(Protocol):
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Write a program and its schema."""
 
-    def load(self, data: bytes, schema: Schema) -> Runner:
-        """Build a runner from a file's bytes."""
+    def load(self, file: BinaryIO, schema: Schema) -> Runner:
+        """Build a runner from an open file; it may be a copy without a name."""
 
-    def weights(self, data: bytes, runner: Runner) -> str | None:
+    def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Compute the digest that the schema holds in ``weights`` from what was loaded.
 
         ``None`` says that the format cannot tell; then verification does not check it.

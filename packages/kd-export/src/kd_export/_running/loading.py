@@ -1,74 +1,124 @@
-"""From a file to a program ready to run: the one way for `open`, `verify` and `save`.
+"""From a file to a session: the one way in for `open`, `verify` and `save`.
 
 The schema is read first, from the file itself, so that a file of another kind is refused before
-it is read whole. The digest is computed over the bytes that are loaded.
+it is read whole. Where a digest was given, it is computed over a private copy, and that is loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from kd_export._errors import UntrustedArtifact, VerifyError
-from kd_export._running.backend import Backend, Runner, backend_for
+from kd_export._running.backend import Backend, backend_for
+from kd_export._running.session import Session
 from kd_export._schema.files import open_regular
 from kd_export._schema.schema import Schema
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A loaded file."""
+def open(  # noqa: A001  # `kd_export.open` reads as what it is
+    path: str | Path, *, trusted: bool = False, sha256: str | None = None
+) -> Session:
+    """Open an artefact of any format for running.
 
-    backend: Backend
-    data: bytes
-    schema: Schema
-    runner: Runner
+    A ``.pt2`` file is a program: opening it requires ``trusted=True`` or ``sha256=``. An ``.onnx``
+    file is data for onnxruntime, and requires neither.
 
-
-def load_file(path: Path, *, trusted: bool, sha256: str | None) -> Loaded:
-    """Load a file that the caller trusts, or that executes nothing."""
-    backend = backend_for(path)
-    with open_regular(path) as file:
-        backend.read_schema(file)
-        size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        data = file.read(size)
-    _check_trust(data, path, executes=backend.executes, trusted=trusted, sha256=sha256)
-    loaded = load_bytes(backend, data)
-    check_weights(loaded, path)
-    return loaded
-
-
-def load_bytes(backend: Backend, data: bytes) -> Loaded:
-    """Load the bytes of a file."""
-    schema = backend.read_schema(io.BytesIO(data))
-    runner = backend.load(data, schema)
-    return Loaded(backend, data, schema, runner)
-
-
-def check_weights(loaded: Loaded, path: Path) -> None:
-    """Check that the weights are those that the file was verified with.
+    Args:
+        path: The file; its suffix names the format.
+        trusted: Say that you trust who made the file. Forged files stay refused.
+        sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
 
     Raises:
-        VerifyError: They are not.
+        UntrustedArtifact: Neither was given, the digest differs, or the file holds what
+            kd_export never writes.
+        BackendMissing: The format's packages are not installed.
+        VerifyError: The weights in the file are not those that it was exported with.
+        ExportError: The file is damaged, or was not written by kd_export.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> kd_export.open("policy.pt2", trusted=True).schema.output("y").describe()
+        'float32 (batch, 2)'
     """
-    found = loaded.backend.weights(loaded.data, loaded.runner)
-    if found is not None and found != loaded.schema.weights:
+    path = Path(path)
+    backend = backend_for(path)
+    with (
+        open_regular(path) as file,
+        _vouched(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
+    ):
+        return load(backend, content, path)
+
+
+def inspect(path: str | Path) -> Schema:
+    """Read the schema of an artefact, executing nothing and importing neither torch nor onnx.
+
+    Raises:
+        ExportError: The file is damaged, or was not written by kd_export.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> [entry.wire for entry in kd_export.inspect("policy.pt2").inputs]
+        ['x']
+    """
+    path = Path(path)
+    backend = backend_for(path)
+    with open_regular(path) as file:
+        return backend.read_schema(file)
+
+
+def load(backend: Backend, file: BinaryIO, path: Path) -> Session:
+    """Build a session from an open file that the caller trusts, or that executes nothing.
+
+    Raises:
+        VerifyError: The weights are not those that the file was exported with.
+    """
+    schema = backend.read_schema(file)
+    file.seek(0)
+    runner = backend.load(file, schema)
+    file.seek(0)
+    found = backend.weights(file, runner)
+    if found is not None and found != schema.weights:
         raise VerifyError(
             f"the weights in `{path.name}` are not those that it was exported with.",
-            expected=loaded.schema.weights,
+            expected=schema.weights,
             got=found,
             hint="The file was changed after its export: export again.",
         )
+    return Session(schema, runner)
 
 
-def _check_trust(
-    data: bytes, path: Path, *, executes: bool, trusted: bool, sha256: str | None
-) -> None:
-    if sha256 is not None:
-        digest = hashlib.sha256(data).hexdigest()
+@contextlib.contextmanager
+def _vouched(
+    file: BinaryIO, path: Path, *, executes: bool, trusted: bool, sha256: str | None
+) -> Iterator[BinaryIO]:
+    """Return the file to load if the caller vouched for it, or need not."""
+    if sha256 is None:
+        if executes and not trusted:
+            raise UntrustedArtifact(
+                f"opening `{path.name}` executes the program it holds.",
+                expected="trusted=True or sha256=...",
+                hint="Pass `trusted=True` if you know who made it, or `sha256=` with its digest.",
+            )
+        yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        digest = hashlib.file_digest(copy, "sha256").hexdigest()
         if digest != sha256.lower():
             raise UntrustedArtifact(
                 f"the SHA-256 of `{path.name}` is not the one given.",
@@ -76,9 +126,5 @@ def _check_trust(
                 got=digest,
                 hint="The file was changed since its digest was computed.",
             )
-    elif executes and not trusted:
-        raise UntrustedArtifact(
-            f"opening `{path.name}` executes the program it holds.",
-            expected="trusted=True or sha256=...",
-            hint="Pass `trusted=True` if you know who made it, or `sha256=` with its digest.",
-        )
+        copy.seek(0)
+        yield copy

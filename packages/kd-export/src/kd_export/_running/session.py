@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from kd_export._errors import (
@@ -23,9 +22,7 @@ from kd_export._errors import (
     nearest,
     quoted,
 )
-from kd_export._running.backend import Runner, backend_for
-from kd_export._running.loading import load_file
-from kd_export._schema.files import open_regular
+from kd_export._running.backend import Runner
 from kd_export._schema.schema import Entry, Schema, find_entry
 from kd_export._schema.wire import as_key, nest, unnest, wire_key, wire_name
 
@@ -45,6 +42,7 @@ class Session:
 
     Attributes:
         schema: What it takes and gives.
+        runner: The loaded program in its own runtime, which checks nothing.
 
     Example:
         >>> import torch
@@ -59,7 +57,7 @@ class Session:
 
     def __init__(self, schema: Schema, runner: Runner) -> None:
         self.schema = schema
-        self._runner = runner
+        self.runner = runner
         self._direct = runner.direct
 
     def __repr__(self) -> str:
@@ -102,10 +100,10 @@ class Session:
         values, form = _read(x, self.schema)
         arrays = self._arrays(values)
         wanted = self._wanted(outputs)
-        results = self._runner(arrays, None if outputs is None else [e.name for e in wanted])
+        results = self.runner(arrays, None if outputs is None else [e.name for e in wanted])
         like = values[0] if values else None
         found = {
-            entry.key: self._runner.restore(result, like)
+            entry.key: self.runner.restore(result, like)
             for entry, result in zip(wanted, results, strict=True)
         }
         return cast(Inputs, form.write(found))
@@ -120,64 +118,10 @@ class Session:
         arrays: list[object] = []
         sizes: dict[str, tuple[int, Entry]] = {}
         for entry, value in zip(self.schema.inputs, values, strict=True):
-            array = self._runner.adapt(value, entry)
+            array = self.runner.adapt(value, entry)
             _check_shape(entry, tuple(cast(_Shaped, array).shape), self.schema, sizes)
             arrays.append(array)
         return arrays
-
-
-def open(  # noqa: A001  # `kd_export.open` reads as what it is
-    path: str | Path, *, trusted: bool = False, sha256: str | None = None
-) -> Session:
-    """Open an artefact of any format for running.
-
-    A ``.pt2`` file is a program: opening it requires ``trusted=True`` or ``sha256=``. An ``.onnx``
-    file is data for onnxruntime, and requires neither.
-
-    Args:
-        path: The file; its suffix names the format.
-        trusted: Say that you trust who made the file. Forged files stay refused.
-        sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
-
-    Raises:
-        UntrustedArtifact: Neither was given, the digest differs, or the file holds what
-            kd_export never writes.
-        BackendMissing: The format's packages are not installed.
-        VerifyError: The weights in the file are not those that it was exported with.
-        ExportError: The file is damaged, or was not written by kd_export.
-
-    Example:
-        >>> import torch
-        >>> import kd_export
-        >>> from kd_nn import TensorDictModule
-        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
-        >>> kd_export.open("policy.pt2", trusted=True).schema.output("y").describe()
-        'float32 (batch, 2)'
-    """
-    loaded = load_file(Path(path), trusted=trusted, sha256=sha256)
-    return Session(loaded.schema, loaded.runner)
-
-
-def inspect(path: str | Path) -> Schema:
-    """Read the schema of an artefact, executing nothing and importing neither torch nor onnx.
-
-    Raises:
-        ExportError: The file is damaged, or was not written by kd_export.
-
-    Example:
-        >>> import torch
-        >>> import kd_export
-        >>> from kd_nn import TensorDictModule
-        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
-        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
-        >>> [entry.wire for entry in kd_export.inspect("policy.pt2").inputs]
-        ['x']
-    """
-    path = Path(path)
-    backend = backend_for(path)
-    with open_regular(path) as file:
-        return backend.read_schema(file)
 
 
 class _Form(Protocol):

@@ -16,6 +16,7 @@ import math
 import re
 import zipfile
 from collections.abc import Collection
+from typing import BinaryIO
 
 from kd_export._errors import ExportError, UntrustedArtifact
 from kd_export._schema.archive import open_zip
@@ -40,11 +41,11 @@ _WIDEST = 16
 _MOST_DIMS = 64
 
 
-def disarm(data: bytes, custom: Collection[str] = ()) -> tuple[io.BytesIO, list[str]]:
+def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[io.BytesIO, list[str]]:
     """Check a ``.pt2`` file and write it anew without what need not be loaded.
 
     Args:
-        data: The bytes of the file.
+        file: The file, open for reading.
         custom: The paths of operators that the user defined in this process.
 
     Returns:
@@ -55,7 +56,7 @@ def disarm(data: bytes, custom: Collection[str] = ()) -> tuple[io.BytesIO, list[
         ExportError: It is not a whole archive.
     """
     result = io.BytesIO()
-    with open_zip(io.BytesIO(data)) as source, zipfile.ZipFile(result, "w") as target:
+    with open_zip(file) as source, zipfile.ZipFile(result, "w") as target:
         files = _files(source)
         operators: list[str] = []
         for name, info in files.items():

@@ -1,0 +1,121 @@
+"""Comparing what a session gives with what must come out: whole tensors, or stored numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from kd_export._errors import VerifyError
+from kd_export._running.session import Session
+from kd_export._schema.schema import RANDOM, Entry, Number, Vector
+from kd_export._schema.vectors import concrete, draw, positions, stored_count, tolerance
+from kd_export._verification.report import Comparison
+from kd_export._verification.trials import Trial, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COMPARED_SHAPES = "(random: shapes compared)"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far numbers may differ; ``None`` is what suits the dtype."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def of(self, entry: Entry) -> tuple[float, float]:
+        """Return the relative and the absolute tolerance of an output."""
+        return tolerance(entry.dtype, self.rtol, self.atol)
+
+
+def compare_trials(
+    session: Session, trials: Iterable[Trial], allowed: Tolerance
+) -> Iterator[Comparison]:
+    """Run a session on each trial and compare all outputs whole."""
+    for trial in trials:
+        results = _results(session, trial.inputs, trial.sizes)
+        for entry in session.schema.outputs:
+            yield _compare_whole(session, entry, results[entry.wire], trial, allowed.of(entry))
+
+
+def compare_vectors(
+    session: Session, vectors: Iterable[Vector], allowed: Tolerance
+) -> Iterator[Comparison]:
+    """Run a session on each stored test and compare the numbers stored; this needs no torch."""
+    schema = session.schema
+    for vector in vectors:
+        drawn = draw(schema, vector.sizes, vector.seed)
+        inputs = {
+            e.wire: session.runner.build(d) for e, d in zip(schema.inputs, drawn, strict=True)
+        }
+        results = _results(session, inputs, vector.sizes)
+        for entry in schema.outputs:
+            yield _compare_stored(session, entry, results[entry.wire], vector, allowed.of(entry))
+
+
+def _results(
+    session: Session, inputs: Mapping[str, object], sizes: Mapping[str, int]
+) -> Mapping[str, object]:
+    try:
+        return session.run(inputs)
+    except RuntimeError as error:  # the program failed, or would not take what its schema says
+        raise VerifyError(
+            f"the file fails at {shown(sizes)}: {error}",
+            got=dict(sizes),
+            hint="The file is damaged, or its runtime does not serve it: export again.",
+        ) from error
+
+
+def _compare_whole(
+    session: Session, entry: Entry, result: object, trial: Trial, tolerances: tuple[float, float]
+) -> Comparison:
+    got, expected, sizes = cast("Tensor", result), trial.expected[entry.wire], trial.sizes
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        note = f"{got.dtype} {tuple(got.shape)} for {expected.dtype} {tuple(expected.shape)}"
+        return Comparison(entry.wire, sizes, math.inf, ok=False, note=note)
+    if session.schema.mode == RANDOM:
+        return Comparison(entry.wire, sizes, 0.0, ok=True, note=COMPARED_SHAPES)
+    rtol, atol = tolerances
+    wide, truth = got.detach().cpu().double(), expected.detach().cpu().double()
+    same = (wide == truth) | (wide.isnan() & truth.isnan())
+    distance = (wide - truth).abs().masked_fill(same, 0.0).nan_to_num(math.inf)
+    allowed = (truth.abs() * rtol + atol).nan_to_num(0.0, 0.0)
+    largest = float(distance.max()) if distance.numel() else 0.0
+    return Comparison(entry.wire, sizes, largest, ok=bool((distance <= allowed).all()))
+
+
+def _compare_stored(
+    session: Session, entry: Entry, result: object, vector: Vector, tolerances: tuple[float, float]
+) -> Comparison:
+    shape = tuple(getattr(result, "shape", ()))
+    dtype = str(getattr(result, "dtype", entry.dtype)).removeprefix("torch.")
+    known = all(isinstance(size, int) or size in vector.sizes for size in entry.shape)
+    fits = shape == concrete(entry.shape, vector.sizes) if known else len(shape) == len(entry.shape)
+    count = math.prod(shape)
+    random = session.schema.mode == RANDOM
+    expected = vector.outputs.get(entry.wire, ())
+    if not fits or dtype != entry.dtype or (not random and len(expected) != stored_count(count)):
+        note = f"{dtype} {shape} for {entry.describe()}"
+        return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=note)
+    if random:
+        return Comparison(entry.wire, vector.sizes, 0.0, ok=True, note=COMPARED_SHAPES)
+    relative, absolute = tolerances
+    pairs = list(zip(session.runner.numbers(result, positions(count)), expected, strict=True))
+    largest = max((_distance(a, b) for a, b in pairs), default=0.0)
+    ok = all(_distance(a, b) <= absolute + relative * _size(b) for a, b in pairs)
+    return Comparison(entry.wire, vector.sizes, largest, ok=ok)
+
+
+def _distance(got: Number, expected: Number) -> float:
+    if got == expected or (math.isnan(got) and math.isnan(expected)):
+        return 0.0
+    distance = abs(float(got) - float(expected))
+    return math.inf if math.isnan(distance) else distance
+
+
+def _size(number: Number) -> float:
+    return abs(float(number)) if math.isfinite(number) else 0.0
