@@ -67,14 +67,11 @@ class OnnxBackend:
         require("onnxscript", _EXTRA)
         import torch
 
-        inputs = [entry.name for entry in schema.inputs]
-        outputs = [entry.name for entry in schema.outputs]
         _refuse_complex(schema)
         try:
             with _quiet():
-                translated = torch.onnx.export(
-                    program, dynamo=True, input_names=inputs, output_names=outputs, verbose=False
-                )
+                # Without names: older versions take a name that a weight has too for that weight.
+                translated = torch.onnx.export(program, dynamo=True, verbose=False)
         except Exception as error:
             first = str(error).strip().splitlines()[0]
             raise NotExportable(
@@ -296,6 +293,8 @@ def _quiet() -> Iterator[None]:
 def _tidy(model: ir.Model, schema: Schema) -> None:
     """Drop what a file should not tell, give values and axes their names."""
     graph = model.graph
+    _name_border(graph.inputs, schema.inputs)
+    _name_border(graph.outputs, schema.outputs)
     axes = _symbols(graph, schema)
     border = {*graph.inputs, *graph.outputs}
     used = {entry.name for entry in (*schema.inputs, *schema.outputs)}
@@ -311,6 +310,11 @@ def _tidy(model: ir.Model, schema: Schema) -> None:
             used.add(value.name)
     graph.metadata_props.clear()
     model.metadata_props.clear()
+
+
+def _name_border(values: Sequence[ir.Value], entries: Sequence[Entry]) -> None:
+    for value, entry in zip(values, entries, strict=True):
+        value.name = entry.name
 
 
 def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:
