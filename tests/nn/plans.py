@@ -47,12 +47,14 @@ def planned(form: str) -> TensorDictSequential:
     return model
 
 
-def module_calls(function: Callable[[], object]) -> int:
-    """Count the calls that go through `nn.Module`."""
+def module_calls(function: Callable[[], object], of: nn.Module | None = None) -> int:
+    """Count the calls that go through `nn.Module`, of one module if it is given."""
     seen: list[str] = []
 
     def profile(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is nn.Module._call_impl.__code__:
+        if event != "call" or frame.f_code is not nn.Module._call_impl.__code__:
+            return
+        if of is None or frame.f_locals["self"] is of:
             seen.append(event)
 
     sys.setprofile(profile)
