@@ -10,10 +10,9 @@ from tests.export.models import Keyed, case, tutorial
 from torch import nn
 
 import kd_export
-from kd_export import Axis, ExportError, Schema, VerifyError
+from kd_export import ExportError, VerifyError
 from kd_export._schema.onnx_file import add_schema
 from kd_export._schema.vectors import draw
-from kd_export._verification.trials import trial_sizes
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +127,9 @@ def test_sizes_that_are_not_stored_need_a_module(path: Path) -> None:
 def test_a_range_without_the_usual_sizes_is_verified(tmp_path: Path) -> None:
     program = kd_export.export(tutorial().module, {"x": torch.ones(4, 3)}, dynamic={"b": (11, 90)})
     assert program.save(tmp_path / "model.pt2").ok
-    assert kd_export.verify(tmp_path / "model.pt2", trusted=True).rows[0].sizes == {"b": 11}
+    report = kd_export.verify(tmp_path / "model.pt2", trusted=True)
+    assert [row.sizes["b"] for row in report.rows[::4]] == [11, 12, 13, 17]
+    assert kd_export.verify(tmp_path / "model.pt2", batch_sizes=[1, 2], trusted=True).ok
 
 
 def test_of_a_random_program_shapes_are_compared(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_test_of_absurd_size_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="does not fit the program"):
         kd_export.verify(path)
     with pytest.raises(ExportError, match=r"needs 1,000,000,000 numbers, more than 33,554,432"):
-        draw(kd_export.inspect(path), {"batch": 1}, 0)
+        draw(kd_export.inspect(path), kd_export.Vector({"batch": 1}, 0, {}))
 
 
 def test_tolerance_can_be_given(path: Path) -> None:
@@ -179,15 +180,6 @@ class NeedsTwo(nn.Module):
         if not torch.compiler.is_exporting() and x.shape[0] < 2:
             raise ValueError("needs two rows")
         return x + 1
-
-
-def test_axes_take_sizes_out_of_step() -> None:
-    schema = Schema((), (), {"node": Axis(), "edge": Axis(2, 4)})
-    assert list(trial_sizes(schema, (1, 2, 3))) == [
-        {"node": 1, "edge": 3},
-        {"node": 2, "edge": 2},
-        {"node": 3, "edge": 3},
-    ]
 
 
 def test_not_a_number_equals_itself(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def export(
 
     Args:
         module: Any module with ``in_keys`` and ``out_keys`` that takes a container.
-        example: A container, a nested dict, or a flat dict by wire name or key. Only shapes,
-            dtypes and value ranges are taken from it.
+        example: A container, a nested dict, or a flat dict by wire name or key. Give it the values
+            that the module meets: integers and masks of the tests are taken from its rows.
         inputs: The keys to be inputs, in order; by default the module's ``in_keys``.
         outputs: The keys to be outputs, in order; by default the module's ``out_keys``.
         dynamic: ``"batch"``: the leading dimension of all inputs is one axis of this name, of any
@@ -95,10 +95,12 @@ def save(
     mode: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
+    vectors: Sequence[Example[Word]] | None = None,
 ) -> Report:
     """Export a keyed module and write it, verified, in one call.
 
-    The options are those of `export`; the report is the one of `KeyedProgram.save`.
+    The options are those of `export`, and ``vectors`` that of `KeyedProgram.save`, whose report is
+    returned.
 
     Example:
         >>> import torch
@@ -117,4 +119,4 @@ def save(
         strict=strict,
         metadata=metadata,
     )
-    return program.save(path)
+    return program.save(path, vectors=vectors)

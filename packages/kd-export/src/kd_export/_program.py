@@ -20,12 +20,13 @@ from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
 from kd_export._verification.judging import Tolerance, compare_trials
 from kd_export._verification.report import Report
-from kd_export._verification.trials import BATCH_SIZES, trials
+from kd_export._verification.trials import BATCH_SIZES, Trial, trials
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
+    from kd_export._capture.signature import Example, Word
 
 Inputs = TypeVar("Inputs")
 
@@ -39,6 +40,7 @@ class KeyedProgram:
         exported_program: torch's own form of it.
         diagnostics: What was mended on the way, a sentence each.
         reference: The module as it was exported, run eagerly, to compare with.
+        example: The inputs of the example, in the order of the schema.
 
     Example:
         >>> import torch
@@ -54,6 +56,7 @@ class KeyedProgram:
     exported_program: ExportedProgram
     diagnostics: tuple[str, ...]
     reference: Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
+    example: tuple[Tensor, ...]
 
     def __repr__(self) -> str:
         table = repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
@@ -82,18 +85,26 @@ class KeyedProgram:
         batch_sizes: Sequence[int] = BATCH_SIZES,
         rtol: float | None = None,
         atol: float | None = None,
+        vectors: Sequence[Example[Word]] | None = None,
     ) -> Report:
         """Write the program in the format of the file name, and verify it first.
 
-        The file is written beside the target, loaded in the format's own runtime, run at several
-        batch sizes on fresh inputs and compared with the module. Only then does it take the
-        target's place; after a mismatch nothing is there that was not there before.
+        The file is written beside the target, loaded in the format's own runtime, run on the
+        example and on inputs of several batch sizes, and compared with the module. Only then does
+        it take the target's place; after a mismatch nothing is there that was not there before.
+
+        The inputs are drawn between the bounds of the example's numbers, but integers, booleans
+        and masks are taken from its rows, and so is the rest where the module refuses other
+        numbers. The file holds those integers and masks, for `verify`; pass ``vectors`` where it
+        must not, or where the module needs other inputs.
 
         Args:
             path: The target; its suffix names the format.
             batch_sizes: The sizes of the dynamic axes to try, as far as their range allows.
             rtol: The relative tolerance, by default one that suits the dtype.
             atol: The absolute tolerance, by default one that suits the dtype.
+            vectors: Inputs to compare on in place of made ones, each in any form of an example.
+                The file holds them, up to 65,536 numbers each.
 
         Raises:
             VerifyError: The file gives other results than the module.
@@ -101,8 +112,9 @@ class KeyedProgram:
         path = Path(path)
         backend = backend_for(path)
         schema = backend.lower(self.exported_program, self.schema)
-        tried = list(trials(schema, self.reference, batch_sizes))
-        schema = replace(schema, vectors=tuple(trial.vector(schema) for trial in tried))
+        tried = self._trials(schema, batch_sizes, vectors)
+        kept = (trial.vector(schema) for trial in tried)
+        schema = replace(schema, vectors=tuple(v for v in kept if v is not None))
         with replacing(path) as temporary:
             backend.write(self.exported_program, schema, temporary)
             with open_regular(temporary) as file:
@@ -116,3 +128,13 @@ class KeyedProgram:
                     got=report.largest,
                 )
         return report
+
+    def _trials(
+        self, schema: Schema, batch_sizes: Sequence[int], vectors: Sequence[Example[Word]] | None
+    ) -> list[Trial]:
+        from kd_export._capture.example import read_vectors
+
+        given = None if vectors is None else read_vectors(vectors, schema)
+        sample = self.example
+        made = trials(schema, self.reference, batch_sizes, pool=sample, example=sample, given=given)
+        return list(made)

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kd_export._errors import VerifyError
 from kd_export._running.loading import open  # noqa: A004  # the package's own
 from kd_export._verification.judging import Tolerance, compare_trials, compare_vectors
 from kd_export._verification.report import Report
-from kd_export._verification.trials import BATCH_SIZES, chosen_vectors, trials
+from kd_export._verification.trials import BATCH_SIZES, chosen_vectors, pool_of, trials
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from kd_export._capture.signature import Example, Word
 
 
 def verify(
@@ -25,6 +28,7 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     *,
+    vectors: Sequence[Example[Word]] | None = None,
     trusted: bool = False,
     sha256: str | None = None,
 ) -> Report:
@@ -38,6 +42,8 @@ def verify(
             default (1, 2, 3, 7), and without a reference all sizes that are stored.
         rtol: The relative tolerance, by default one that suits the dtype.
         atol: The absolute tolerance, by default one that suits the dtype.
+        vectors: Inputs to compare on in place of made ones, each in any form of an example; they
+            need a reference.
         trusted: As for `open`.
         sha256: As for `open`.
 
@@ -63,12 +69,19 @@ def verify(
     session = open(path, trusted=trusted, sha256=sha256)
     schema, allowed = session.schema, Tolerance(rtol, atol)
     if reference is None:
+        if vectors is not None:
+            raise VerifyError(
+                "`vectors` were given without a `reference` that says what must come out.",
+                hint="Pass the module as `reference`.",
+            )
         rows = compare_vectors(session, chosen_vectors(schema, batch_sizes), allowed)
     else:
+        from kd_export._capture.example import read_vectors
         from kd_export._capture.reference import reference_module
 
         sizes = BATCH_SIZES if batch_sizes is None else batch_sizes
-        rows = compare_trials(
-            session, trials(schema, reference_module(reference, schema), sizes), allowed
-        )
+        eager = reference_module(reference, schema)
+        given = None if vectors is None else read_vectors(vectors, schema)
+        tried = trials(schema, eager, sizes, pool=pool_of(schema), given=given)
+        rows = compare_trials(session, tried, allowed)
     return Report(str(path), tuple(rows))

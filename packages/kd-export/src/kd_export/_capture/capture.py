@@ -50,7 +50,7 @@ def capture(
     mode: str | None,
     strict: bool,
     metadata: Mapping[str, object] | None,
-) -> tuple[Schema, ExportedProgram, tuple[str, ...], Reference]:
+) -> tuple[Schema, ExportedProgram, tuple[str, ...], Reference, tuple[Tensor, ...]]:
     """Return what a `KeyedProgram` is made of."""
     stored = check_json(dict(metadata or {}))
     assert isinstance(stored, dict)
@@ -59,6 +59,7 @@ def capture(
     # Without a container nobody said that results have a batch size too: then there is none.
     batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else 0
     shapes = resolve(dynamic, tensors, batch_dims)
+    given = tensors
     tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
     flat = FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims)
     with frozen_modes(frozen, mode):
@@ -76,8 +77,8 @@ def capture(
         versions={"kd-export": version("kd-export"), "torch": torch.__version__},
         weights=digest_of(held_by(program)),
     )
-    reference = Reference(flat, mode)
-    return schema, program, tuple(diagnostics), reference
+    sample = given if shapes.hold(given) else tensors
+    return schema, program, tuple(diagnostics), Reference(flat, mode), tuple(sample.values())
 
 
 def _trace(

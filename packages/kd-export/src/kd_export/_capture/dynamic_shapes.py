@@ -46,6 +46,14 @@ class DynamicShapes:
             for dim, name in self.names.get(key, {}).items()
         }
 
+    def hold(self, tensors: Mapping[Key, Tensor]) -> bool:
+        """Decide whether inputs have sizes within the ranges."""
+        return all(
+            self.axes[name].holds(tensors[key].shape[dim])
+            for key, dims in self.names.items()
+            for dim, name in dims.items()
+        )
+
 
 def resolve(
     dynamic: Dynamic[Name], tensors: Mapping[Key, Tensor], batch_dims: int

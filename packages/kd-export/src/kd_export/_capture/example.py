@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kd_core import KdError, is_tensor_collection
 from kd_export._capture.signature import Example, Word
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, NotExportable, nearest, quoted
-from kd_export._schema.schema import Number
+from kd_export._schema.schema import Number, Schema
 from kd_export._schema.wire import as_key, unnest, wire_key, wire_name
 
 
@@ -121,6 +121,28 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
                 hint=None if close is None else f"Did you mean `{close}`?",
             )
     return {key: _tensor(key, entries[key]) for key in in_keys}
+
+
+def read_vectors(vectors: Sequence[Example[Word]], schema: Schema) -> list[list[Tensor]]:
+    """Read inputs to test a program on, in the order of its inputs.
+
+    Raises:
+        KeyMismatch: An input is missing.
+        DtypeMismatch: An input is not of the dtype of the schema.
+    """
+    keys = [entry.key for entry in schema.inputs]
+    read = [list(read_example(vector, keys).values()) for vector in vectors]
+    for tensors in read:
+        for entry, tensor in zip(schema.inputs, tensors, strict=True):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype != entry.dtype:
+                raise DtypeMismatch(
+                    f"expected {entry.describe()} for `{entry.wire}` of a vector, got {dtype}.",
+                    key=entry.key,
+                    expected=entry.dtype,
+                    got=dtype,
+                )
+    return read
 
 
 def _tensor(key: Key, value: object) -> Tensor:

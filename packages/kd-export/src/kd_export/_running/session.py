@@ -18,12 +18,12 @@ from kd_export._errors import (
     Key,
     KeyMismatch,
     ProgramFailed,
-    ShapeMismatch,
     nearest,
     quoted,
 )
 from kd_export._running.backend import Runner
 from kd_export._schema.schema import Entry, Schema, find_entry
+from kd_export._schema.shapes import check_shape
 from kd_export._schema.wire import as_key, nest, unnest, wire_key, wire_name
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Session:
         sizes: dict[str, tuple[int, Entry]] = {}
         for entry, value in zip(self.schema.inputs, values, strict=True):
             array = self.runner.adapt(value, entry)
-            _check_shape(entry, tuple(cast(_Shaped, array).shape), self.schema, sizes)
+            check_shape(entry, tuple(cast(_Shaped, array).shape), self.schema, sizes)
             arrays.append(array)
         return arrays
 
@@ -206,42 +206,3 @@ def _in_order(entries: Mapping[Key, object], schema: Schema, given: Iterable[str
                 else f"Did you mean `{entry.wire}` by `{close}`?",
             )
     return [entries[entry.key] for entry in schema.inputs]
-
-
-def _check_shape(
-    entry: Entry, shape: tuple[int, ...], schema: Schema, sizes: dict[str, tuple[int, Entry]]
-) -> None:
-    """Compare a shape with the schema's, each axis having one size throughout."""
-    if len(shape) != len(entry.shape):
-        raise ShapeMismatch(
-            f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
-            key=entry.key,
-            expected=entry.shape,
-            got=shape,
-            hint=f"It must have {len(entry.shape)} dimensions.",
-        )
-    for dim, (size, wanted) in enumerate(zip(shape, entry.shape, strict=True)):
-        if isinstance(wanted, str):
-            reason = _axis_fault(entry, wanted, size, schema, sizes)
-        else:
-            reason = None if size == wanted else f"Dimension {dim} must be {wanted}."
-        if reason is not None:
-            raise ShapeMismatch(
-                f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
-                key=entry.key,
-                expected=entry.shape,
-                got=shape,
-                hint=reason,
-            )
-
-
-def _axis_fault(
-    entry: Entry, name: str, size: int, schema: Schema, sizes: dict[str, tuple[int, Entry]]
-) -> str | None:
-    known, first = sizes.setdefault(name, (size, entry))
-    if known != size:
-        return f"The axis `{name}` has size {known} in `{first.wire}`."
-    axis = schema.axes.get(name)
-    if axis is not None and not axis.holds(size):
-        return f"The axis `{name}` ranges over {axis}."
-    return None

@@ -111,12 +111,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One stored test: inputs that a seed gives, and some of the numbers that must come out.
+    """One stored test: inputs, and some of the numbers that must come out.
 
     Attributes:
         sizes: The size of each axis.
-        seed: The seed that the inputs are drawn with.
+        seed: The seed that the inputs are drawn with whose numbers are not stored.
         outputs: By wire name, the numbers at evenly spaced positions of the flattened output.
+        inputs: By wire name, all numbers of an input that is not drawn, in row-major order.
 
     Example:
         >>> Vector({"batch": 2}, seed=0, outputs={"y": (0.5, 1.5)}).outputs["y"]
@@ -126,6 +127,7 @@ class Vector:
     sizes: Mapping[str, int]
     seed: int
     outputs: Mapping[str, tuple[Number, ...]]
+    inputs: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -264,6 +266,13 @@ def _check_vector(vector: Vector, schema: Schema) -> None:
     for name, size in vector.sizes.items():
         if not schema.axes[name].holds(size):
             raise ValueError(f"a stored test has {size} for the axis {brief(name)}")
+    shapes = {entry.wire: entry.shape for entry in schema.inputs}
+    for name, numbers in vector.inputs.items():
+        if name not in shapes:
+            raise ValueError(f"a stored test has the unknown input {brief(name)}")
+        sizes = [size if isinstance(size, int) else vector.sizes[size] for size in shapes[name]]
+        if len(numbers) != math.prod(sizes):
+            raise ValueError(f"a stored test has {len(numbers)} numbers for {brief(name)}")
     expected = set() if schema.mode == RANDOM else {entry.wire for entry in schema.outputs}
     if set(vector.outputs) != expected:
         raise ValueError(f"a stored test has numbers of {sorted(vector.outputs)}")
@@ -343,11 +352,14 @@ def _entry_data(entry: Entry) -> Json:
 
 
 def _vector_data(vector: Vector) -> Json:
-    outputs: dict[str, Json] = {
-        name: [_number_data(number) for number in numbers]
-        for name, numbers in vector.outputs.items()
-    }
-    return {"sizes": dict(vector.sizes), "seed": vector.seed, "outputs": outputs}
+    data: dict[str, Json] = {"sizes": dict(vector.sizes), "seed": vector.seed}
+    if vector.inputs:
+        data["inputs"] = _numbers_data(vector.inputs)
+    return {**data, "outputs": _numbers_data(vector.outputs)}
+
+
+def _numbers_data(values: Mapping[str, tuple[Number, ...]]) -> Json:
+    return {name: [_number_data(number) for number in numbers] for name, numbers in values.items()}
 
 
 def _number_data(number: Number) -> Json:
@@ -391,11 +403,13 @@ def _vector(item: Json) -> Vector:
     return Vector(
         sizes={name: _size(size) for name, size in _dict(data["sizes"]).items()},
         seed=_int(data["seed"]),
-        outputs={
-            name: tuple(_number(number) for number in _list(numbers))
-            for name, numbers in _dict(data["outputs"]).items()
-        },
+        outputs=_numbers(data["outputs"]),
+        inputs=_numbers(data.get("inputs", {})),
     )
+
+
+def _numbers(item: Json) -> dict[str, tuple[Number, ...]]:
+    return {name: tuple(map(_number, _list(numbers))) for name, numbers in _dict(item).items()}
 
 
 def _axis(item: Json) -> Axis:

@@ -1,8 +1,8 @@
-"""Test inputs that a seed gives, the same on every machine and with every array library.
+"""The inputs of stored tests, the same on every machine and with every array library.
 
-A file carries the seeds of its tests and a few of the numbers that must come out, not whole
-tensors, so it stays small. Numbers are drawn with `random.Random`, whose stream is guaranteed
-not to change, and need neither torch nor numpy.
+A file carries the seeds of its tests, the numbers of those inputs that cannot be drawn, and a few
+of the numbers that must come out, so it stays small. Numbers are drawn with `random.Random`, whose
+stream is guaranteed not to change, and need neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kd_export._errors import ExportError, ShapeMismatch
-from kd_export._schema.schema import Entry, Number, Schema
+from kd_export._schema.schema import Entry, Number, Schema, Vector
 
 STORED = 32
 """How many numbers of each output a stored test holds."""
 MOST_NUMBERS = 1 << 25
 """How many numbers a test draws at most: a file may claim any shape."""
+
+MOST_STORED = 1 << 16
+"""How many numbers of an input a stored test holds at most; a larger input is drawn."""
 
 _INT64 = 1 << 63
 
@@ -42,21 +45,17 @@ class Drawn:
     dtype: str
 
 
-def draw(schema: Schema, sizes: Mapping[str, int], seed: int) -> list[Drawn]:
-    """Draw one set of inputs.
+def draw(schema: Schema, vector: Vector) -> list[Drawn]:
+    """Build the inputs of a stored test: numbers that it holds, or that its seed gives.
 
-    Floats are uniform between the bounds of the example. Integers stay between them too, and
-    below the size of every dynamic axis, so that indices into another input stay valid.
+    Drawn numbers are uniform between the bounds of the example.
     """
-    source = random.Random(seed)
-    limit = min(sizes.values(), default=None)
-    return [_draw(entry, sizes, source, limit) for entry in schema.inputs]
+    source = random.Random(vector.seed)
+    return [_draw(entry, vector, source) for entry in schema.inputs]
 
 
-def _draw(
-    entry: Entry, sizes: Mapping[str, int], source: random.Random, limit: int | None
-) -> Drawn:
-    shape = concrete(entry.shape, sizes)
+def _draw(entry: Entry, vector: Vector, source: random.Random) -> Drawn:
+    shape = concrete(entry.shape, vector.sizes)
     count = math.prod(shape)
     if count > MOST_NUMBERS:
         raise ExportError(
@@ -67,21 +66,21 @@ def _draw(
             got=count,
             hint="Pass smaller `batch_sizes`, or an example of smaller shape.",
         )
+    if entry.wire in vector.inputs:
+        return Drawn(vector.inputs[entry.wire], shape, entry.dtype)
     low = 0 if entry.low is None else entry.low
     high = 1 if entry.high is None else entry.high
     numbers: Sequence[Number]
     if entry.dtype == "bool":
         numbers = array("b", (source.random() < 0.5 for _ in range(count)))
-    elif "float" in entry.dtype:
+    elif "float" in entry.dtype or "complex" in entry.dtype:
         width = high - low
         numbers = array("d", (low + width * source.random() for _ in range(count)))
     else:
         start, width = int(low), high - low + 1
-        bound = max(limit, 1) if limit is not None and low >= 0 else None
         whole = (start + int(width * source.random()) for _ in range(count))
-        bounded = whole if bound is None else (number % bound for number in whole)
         small = low >= -_INT64 and high < _INT64
-        numbers = array("q", bounded) if small else list(bounded)
+        numbers = array("q", whole) if small else list(whole)
     return Drawn(numbers, shape, entry.dtype)
 
 

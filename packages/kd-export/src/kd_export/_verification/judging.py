@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from kd_export._errors import VerifyError
+from kd_export._errors import ExportError, VerifyError
 from kd_export._running.session import Session
 from kd_export._schema.schema import RANDOM, Entry, Number, Vector
 from kd_export._schema.vectors import concrete, draw, positions, stored_count, tolerance
@@ -48,7 +48,7 @@ def compare_vectors(
     """Run a session on each stored test and compare the numbers stored; this needs no torch."""
     schema = session.schema
     for vector in vectors:
-        drawn = draw(schema, vector.sizes, vector.seed)
+        drawn = draw(schema, vector)
         inputs = {
             e.wire: session.runner.build(d) for e, d in zip(schema.inputs, drawn, strict=True)
         }
@@ -62,7 +62,7 @@ def _results(
 ) -> Mapping[str, object]:
     try:
         return session.run(inputs)
-    except RuntimeError as error:  # the program failed, or would not take what its schema says
+    except ExportError as error:  # the program failed, or would not take what its schema says
         raise VerifyError(
             f"the file fails at {shown(sizes)}: {error}",
             got=dict(sizes),
@@ -80,12 +80,20 @@ def _compare_whole(
     if session.schema.mode == RANDOM:
         return Comparison(entry.wire, sizes, 0.0, ok=True, note=COMPARED_SHAPES)
     rtol, atol = tolerances
-    wide, truth = got.detach().cpu().double(), expected.detach().cpu().double()
+    wide, truth = _widened(got), _widened(expected)
     same = (wide == truth) | (wide.isnan() & truth.isnan())
     distance = (wide - truth).abs().masked_fill(same, 0.0).nan_to_num(math.inf)
     allowed = (truth.abs() * rtol + atol).nan_to_num(0.0, 0.0)
     largest = float(distance.max()) if distance.numel() else 0.0
-    return Comparison(entry.wire, sizes, largest, ok=bool((distance <= allowed).all()))
+    ok = bool((distance <= allowed).all())
+    return Comparison(entry.wire, sizes, largest, ok=ok, note=trial.note)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    import torch
+
+    dense = tensor.detach().cpu()
+    return (torch.view_as_real(dense) if dense.is_complex() else dense).double()
 
 
 def _compare_stored(

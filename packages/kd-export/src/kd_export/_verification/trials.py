@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kd_export._errors import VerifyError
-from kd_export._schema.schema import RANDOM, Number, Schema, Vector
+from kd_export._schema.schema import RANDOM, Axis, Number, Schema, Vector
+from kd_export._schema.shapes import axis_sizes
 from kd_export._schema.vectors import draw, positions
 
 if TYPE_CHECKING:
@@ -16,68 +17,138 @@ if TYPE_CHECKING:
     Reference = Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
 
 BATCH_SIZES = (1, 2, 3, 7)
+EXAMPLE, GIVEN = "(the example)", "(a given vector)"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs to try a program on, and what must come out, by wire name."""
+    """Inputs to try a program on, and what must come out, by wire name.
+
+    Attributes:
+        sizes: The size of each axis.
+        inputs: The inputs.
+        expected: What the reference gives.
+        kept: The part of it that a file keeps.
+        note: Where the inputs are from, if they are not made for the trial.
+    """
 
     sizes: Mapping[str, int]
-    seed: int
     inputs: Mapping[str, Tensor]
     expected: Mapping[str, Tensor]
+    kept: Vector | None
+    note: str = ""
 
-    def vector(self, schema: Schema) -> Vector:
+    def vector(self, schema: Schema) -> Vector | None:
         """Return what a file keeps of this trial."""
         from kd_export._running.torch_runner import numbers_of
 
-        outputs: dict[str, tuple[Number, ...]] = {}
-        if schema.mode != RANDOM:
-            outputs = {
-                name: tuple(numbers_of(value, positions(value.numel())))
-                for name, value in self.expected.items()
-            }
-        return Vector(self.sizes, self.seed, outputs)
+        if self.kept is None or schema.mode == RANDOM:
+            return self.kept
+        outputs: dict[str, tuple[Number, ...]] = {
+            name: tuple(numbers_of(value, positions(value.numel())))
+            for name, value in self.expected.items()
+        }
+        return replace(self.kept, outputs=outputs)
 
 
-def trials(schema: Schema, reference: Reference, batch_sizes: Sequence[int]) -> Iterator[Trial]:
-    """Run the reference on drawn inputs at each size.
+def trials(
+    schema: Schema,
+    reference: Reference,
+    batch_sizes: Sequence[int],
+    *,
+    pool: Sequence[Tensor] | None = None,
+    example: Sequence[Tensor] | None = None,
+    given: Sequence[Sequence[Tensor]] | None = None,
+) -> Iterator[Trial]:
+    """Run the reference on inputs of each size, or on those given, and on the example.
+
+    Args:
+        schema: What the program takes.
+        reference: The module.
+        batch_sizes: The sizes to try.
+        pool: Inputs whose rows may be taken for those of each size.
+        example: Inputs to be tried as they are.
+        given: Inputs to be tried in place of those of each size.
 
     Raises:
         VerifyError: The reference itself fails.
+        ShapeMismatch: A given input does not fit the schema.
     """
-    from kd_export._running.torch_runner import build_tensor
+    from kd_export._verification.sampling import stored
 
-    for seed, sizes in enumerate(trial_sizes(schema, batch_sizes)):
-        tensors = [build_tensor(drawn) for drawn in draw(schema, sizes, seed)]
+    if given is None:
+        for seed, sizes in enumerate(trial_sizes(schema, batch_sizes)):
+            yield _accepted(schema, reference, sizes, seed, pool)
+    for tensors in given or ():
+        sizes = axis_sizes(schema, [tuple(tensor.shape) for tensor in tensors])
+        kept = stored(schema, tensors, sizes)
+        yield _trial(schema, reference, sizes, tensors, kept, GIVEN)
+    if example is not None:
+        sizes = axis_sizes(schema, [tuple(tensor.shape) for tensor in example])
+        yield _trial(schema, reference, sizes, example, None, EXAMPLE)
+
+
+def _accepted(
+    schema: Schema,
+    reference: Reference,
+    sizes: Mapping[str, int],
+    seed: int,
+    pool: Sequence[Tensor] | None,
+) -> Trial:
+    """Find inputs that the reference accepts, and that give finite numbers if any do."""
+    from kd_export._running.torch_runner import build_tensor
+    from kd_export._verification.sampling import candidates
+
+    fallback: Trial | None = None
+    first: VerifyError | None = None
+    for vector in candidates(schema, pool, sizes, seed):
+        tensors = [build_tensor(drawn) for drawn in draw(schema, vector)]
         try:
-            expected = reference(tensors)
-        except Exception as error:
-            raise VerifyError(
-                f"the module itself fails at {shown(sizes)}: {error}",
-                got=dict(sizes),
-                hint="Give the axis the range that the module can serve, as in "
-                "`dynamic={'batch': (2, None)}`, or an example whose values it accepts.",
-            ) from error
-        wires = (entry.wire for entry in schema.inputs)
-        yield Trial(sizes, seed, dict(zip(wires, tensors, strict=True)), expected)
+            trial = _trial(schema, reference, sizes, tensors, vector)
+        except VerifyError as error:
+            first = first or error
+            continue
+        if all(bool(value.isfinite().all()) for value in trial.expected.values()):
+            return trial
+        fallback = fallback or trial
+    if fallback is not None:
+        return fallback
+    assert first is not None  # there is at least one candidate
+    raise first
+
+
+def _trial(
+    schema: Schema,
+    reference: Reference,
+    sizes: Mapping[str, int],
+    tensors: Sequence[Tensor],
+    kept: Vector | None,
+    note: str = "",
+) -> Trial:
+    try:
+        expected = reference(tensors)
+    except Exception as error:
+        raise VerifyError(
+            f"the module itself fails at {shown(sizes)}: {error}",
+            got=dict(sizes),
+            hint="Give the axis the range that the module can serve, as in "
+            "`dynamic={'batch': (2, None)}`, an example whose rows it accepts, or inputs of your "
+            "own as `vectors=[...]`.",
+        ) from error
+    wires = (entry.wire for entry in schema.inputs)
+    return Trial(sizes, dict(zip(wires, tensors, strict=True)), expected, kept, note)
 
 
 def trial_sizes(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
     """Choose sizes for the axes: each axis runs through all batch sizes, out of step.
 
-    >>> from kd_export._schema.schema import Axis
     >>> list(trial_sizes(Schema((), (), {"a": Axis(), "b": Axis()}), (1, 2, 7)))
     [{'a': 1, 'b': 2}, {'a': 2, 'b': 7}, {'a': 7, 'b': 1}]
     """
     if not schema.axes:
         yield {}
         return
-    distinct = dict.fromkeys(batch_sizes)
-    allowed = {
-        name: [size for size in distinct if axis.holds(size)] or [axis.min]
-        for name, axis in schema.axes.items()
-    }
+    allowed = {name: _axis_sizes(axis, batch_sizes) for name, axis in schema.axes.items()}
     count = max(map(len, allowed.values()))
     for turn in range(count):
         yield {
@@ -86,19 +157,36 @@ def trial_sizes(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str
         }
 
 
+def _axis_sizes(axis: Axis, batch_sizes: Sequence[int]) -> list[int]:
+    """Return the sizes that an axis allows; if it allows none, as many from its smallest on.
+
+    >>> _axis_sizes(Axis(2, 5), (1, 2, 3, 7)), _axis_sizes(Axis(11, 13), (1, 2, 3, 7))
+    ([2, 3], [11, 12, 13])
+    """
+    wanted = dict.fromkeys(batch_sizes)
+    shifted = dict.fromkeys(axis.min - 1 + size for size in wanted)
+    allowed = [size for size in wanted if axis.holds(size)]
+    return allowed or [size for size in shifted if axis.holds(size)] or [axis.min]
+
+
 def chosen_vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequence[Vector]:
-    """Choose the stored tests of all sizes asked for; without sizes, all tests.
+    """Choose the stored tests in which some axis has a size asked for; without sizes, all tests.
 
     Raises:
         VerifyError: There is none of a size.
     """
-    stored = {tuple(sorted(vector.sizes.items())): vector for vector in schema.vectors}
-    if batch_sizes is None:
-        wanted = list(stored)
-    else:
-        wanted = [tuple(sorted(sizes.items())) for sizes in trial_sizes(schema, batch_sizes)]
-    missing = [dict(sizes) for sizes in wanted if sizes not in stored]
-    if missing or not wanted or not schema.outputs:
+    asked = (
+        {}
+        if batch_sizes is None
+        else {n: _axis_sizes(a, batch_sizes) for n, a in schema.axes.items()}
+    )
+    missing = [
+        {name: size}
+        for name, sizes in asked.items()
+        for size in sizes
+        if all(vector.sizes[name] != size for vector in schema.vectors)
+    ]
+    if missing or not schema.vectors or not schema.outputs:
         known = "; ".join(shown(vector.sizes) for vector in schema.vectors) or "none"
         raise VerifyError(
             f"the file holds no stored test for "
@@ -107,7 +195,21 @@ def chosen_vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequenc
             got=tuple(dict(vector.sizes) for vector in schema.vectors),
             hint="Pass the module as `reference`, or sizes that are stored.",
         )
-    return [stored[sizes] for sizes in wanted]
+    if not asked:
+        return schema.vectors
+    return [
+        v for v in schema.vectors if any(v.sizes[name] in sizes for name, sizes in asked.items())
+    ]
+
+
+def pool_of(schema: Schema) -> list[Tensor] | None:
+    """Build the inputs of the largest stored test, if there is one."""
+    from kd_export._running.torch_runner import build_tensor
+
+    if not schema.vectors:
+        return None
+    largest = max(schema.vectors, key=lambda vector: sum(vector.sizes.values()))
+    return [build_tensor(drawn) for drawn in draw(schema, largest)]
 
 
 def shown(sizes: Mapping[str, int]) -> str:

@@ -1,0 +1,59 @@
+"""Whether shapes are those of a schema, and which sizes its axes have there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kd_export._errors import ShapeMismatch
+from kd_export._schema.schema import Entry, Schema
+
+
+def axis_sizes(schema: Schema, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """Return the size of each axis, given the shapes of all inputs.
+
+    Raises:
+        ShapeMismatch: A shape does not fit, or an axis has two sizes.
+    """
+    sizes: dict[str, tuple[int, Entry]] = {}
+    for entry, shape in zip(schema.inputs, shapes, strict=True):
+        check_shape(entry, shape, schema, sizes)
+    return {name: size for name, (size, _) in sizes.items()}
+
+
+def check_shape(
+    entry: Entry, shape: tuple[int, ...], schema: Schema, sizes: dict[str, tuple[int, Entry]]
+) -> None:
+    """Compare a shape with the schema's, each axis having one size throughout."""
+    if len(shape) != len(entry.shape):
+        raise ShapeMismatch(
+            f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
+            key=entry.key,
+            expected=entry.shape,
+            got=shape,
+            hint=f"It must have {len(entry.shape)} dimensions.",
+        )
+    for dim, (size, wanted) in enumerate(zip(shape, entry.shape, strict=True)):
+        if isinstance(wanted, str):
+            reason = _axis_fault(entry, wanted, size, schema, sizes)
+        else:
+            reason = None if size == wanted else f"Dimension {dim} must be {wanted}."
+        if reason is not None:
+            raise ShapeMismatch(
+                f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
+                key=entry.key,
+                expected=entry.shape,
+                got=shape,
+                hint=reason,
+            )
+
+
+def _axis_fault(
+    entry: Entry, name: str, size: int, schema: Schema, sizes: dict[str, tuple[int, Entry]]
+) -> str | None:
+    known, first = sizes.setdefault(name, (size, entry))
+    if known != size:
+        return f"The axis `{name}` has size {known} in `{first.wire}`."
+    axis = schema.axes.get(name)
+    if axis is not None and not axis.holds(size):
+        return f"The axis `{name}` ranges over {axis}."
+    return None
