@@ -78,6 +78,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from kd_core._ops.output import reduced_to
 from kd_core._ops.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kd_core._ops.reducing import Dim
+    from kd_core._ops.renaming import KeyFn
 '''
 
 CLASSES = {
@@ -94,7 +96,9 @@ CLASSES = {
 
     Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch
     dimensions, or is `"feature"` for all trailing dimensions; `keepdim` keeps reduced dimensions
-    with size 1. `reduce=True` reduces all leaves to one tensor.
+    with size 1. `reduce=True` reduces all leaves to one tensor. `key_transform` is a function from
+    each key to its name in the result. `out` is a container into whose leaves the result is
+    written.
 
     Example:
         >>> import torch
@@ -106,6 +110,8 @@ CLASSES = {
         (tensor([3., 3.]), torch.Size([1]))
         >>> td.sum(dim="feature")["b"], td.sum(reduce=True)
         (tensor([2., 2., 2.]), tensor(9.))
+        >>> list(td.mean(key_transform="mean_{}".format).keys())
+        ['mean_a', 'mean_b']
     """,
     "Unary": """Functions of one tensor, applied to every leaf.
 
@@ -422,15 +428,19 @@ def reductions(rows: Sequence["ReductionRow"]) -> Iterator[str]:
     """Write the reductions: `reduce` tells whether a container or a tensor comes out."""
     for row in rows:
         function = row.function or f"torch.{row.name}"
-        rest = "dim, keepdim, reduce)"
+        rest = "dim, keepdim, reduce, key_transform)"
         bound = f"reduced(self, {partial_of(function, row.options)}, {rest}"
-        body = with_options(row.options, bound, f"reduced(self, {function}, {rest}")
+        call = f"reduced(self, {function}, {rest}"
+        if row.out:
+            bound, call = f"reduced_to(out, {bound})", f"reduced_to(out, {call})"
+        body = with_options(row.options, bound, call)
         option = "".join(f"        {o.name}: {o.kind} = {o.default},\n" for o in row.options)
+        named = "        key_transform: KeyFn | None = None,\n"
+        named += "        out: Self | None = None,\n" if row.out else ""
         for reduce, result in (("[False] = False", "Self"), ("[True]", "Tensor")):
-            yield "\n    @overload" + signature(
-                row.name, option, f"Literal{reduce}", result, " ..."
-            )
-        yield signature(row.name, option, "bool = False", "Self | Tensor", "")
+            head = option + named if result == "Self" else option
+            yield "\n    @overload" + signature(row.name, head, f"Literal{reduce}", result, " ...")
+        yield signature(row.name, option + named, "bool = False", "Self | Tensor", "")
         yield docstring(f"Return {row.text}: `torch.{row.name}`.") + "\n"
         yield "".join(f"{wrapped(line)}\n" for line in body)
 

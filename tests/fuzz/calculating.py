@@ -176,7 +176,8 @@ def joined(
     def number(leaf: Tensor) -> Tensor:
         if isinstance(default, Tensor):
             return default
-        return torch.full((), default, dtype=torch.result_type(leaf, default))  # type: ignore[call-overload]  # a number
+        value = cast("float", default)
+        return torch.full((), value, dtype=torch.result_type(leaf, value))
 
     def alone(value: object, left: bool) -> object:
         if isinstance(value, Plain):

@@ -12,6 +12,7 @@ from tests.fuzz.registry import dim, dims, given, lax, operation
 from tests.fuzz.subjects import Batch, Plain, Subject
 from torch import Tensor
 
+from kd_core import TensorDictBase
 from kd_core._ops.table import REDUCTIONS
 
 
@@ -20,7 +21,9 @@ def reduce_leaf(
 ) -> Tensor:
     """Reduce some dimensions of a leaf."""
     if name == "norm":
-        return cast("Tensor", torch.linalg.vector_norm(leaf, options.get("ord", 2), over, keepdim))
+        ord_, dtype = options.get("ord", 2), options.get("dtype")
+        found = torch.linalg.vector_norm(leaf, ord_, over, keepdim, dtype=dtype)
+        return cast("Tensor", found)
     if name == "prod":
         for at in sorted(over, reverse=True):
             leaf = torch.prod(leaf, at, keepdim, **options)  # type: ignore[call-overload]  # dtype
@@ -34,7 +37,8 @@ def keywords_of(rng: Random, name: str) -> dict[str, object]:
     if name in ("var", "std") and rng.random() < 0.4:
         return {"correction": rng.choice([0, 1, 2, 0.5])}
     if name == "norm" and rng.random() < 0.5:
-        return {"ord": rng.choice([1, 2, 3, float("inf"), 0])}
+        found: dict[str, object] = {"ord": rng.choice([1, 2, 3, float("inf"), 0])}
+        return found | ({"dtype": torch.float64} if rng.random() < 0.3 else {})
     return {}
 
 
@@ -61,11 +65,15 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         ours_options["keepdim"] = True
     if together:
         ours_options["reduce"] = True
+    rename = not together and rng.random() < 0.1 and name not in ("all", "any")
+    if rename:
+        ours_options["key_transform"] = str.upper
 
     def theirs(plain: Plain) -> object:
         if together:
             return reduced_together(plain, name, at, options)
-        return reduced(plain, name, at, keepdim, options)
+        found = reduced(plain, name, at, keepdim, options)
+        return shouted(cast("Plain", found)) if rename else found
 
     args = () if at is None else (at,)
     finite = all(bool(torch.isfinite(leaf).all()) for leaf in s.node.tensors())
@@ -78,6 +86,14 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         lax=lax(args),
         unchecked=name == "prod" and not finite,  # its gradient is one or another of no number
     )
+
+
+def shouted(plain: Plain) -> Plain:
+    """Return a tree of keys in upper case."""
+    new = Plain(plain.batch)
+    for key, value in plain.entries.items():
+        new.entries[key.upper()] = shouted(value) if isinstance(value, Plain) else value
+    return new
 
 
 def reduced_together(plain: Plain, name: str, at: object, options: dict[str, object]) -> Tensor:
@@ -151,6 +167,90 @@ def cumulated(rng: Random, s: Subject, name: str) -> Call:
     return Call(name, f"td.{name}({at!r})", ours, theirs, exact=False, lax=lax(at))
 
 
+@operation("cummax", "cummin")
+def so_far(rng: Random, s: Subject, name: str) -> Call:
+    at, indices = dim(rng, len(s.batch)), rng.random() < 0.6
+
+    def theirs(plain: Plain) -> object:
+        torch.zeros(plain.batch).sum(at)  # type: ignore[call-overload]  # odd ones
+        if not plain.batch:
+            raise Refusal("no batch dimension")
+        axis = cast("int", at) % len(plain.batch)
+        found = plain.map(lambda leaf: getattr(leaf, name)(axis).values)
+        if not indices:
+            return found
+        return found, plain.map(lambda leaf: getattr(leaf, name)(axis).indices)
+
+    def ours(td: TensorDictBase) -> object:
+        found = getattr(td, name)(at, return_indices=indices)
+        return tuple(found) if indices else found
+
+    return Call(name, f"td.{name}({at!r}, {indices})", ours, theirs, exact=False, lax=lax(at))
+
+
+@operation("softmax", "log_softmax")
+def shares(rng: Random, s: Subject, name: str) -> Call:
+    at = "feature" if rng.random() < 0.3 else dim(rng, len(s.batch))
+    options = {"dtype": torch.float64} if rng.random() < 0.2 else {}
+    fn = getattr(torch, name)
+
+    def theirs(plain: Plain) -> object:
+        ndim = len(plain.batch)
+        if at == "feature":
+
+            def features(leaf: Tensor) -> Tensor:
+                flat = leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim)
+                return cast("Tensor", fn(flat, ndim, **options).reshape(leaf.shape))
+
+            return plain.map(features)
+        fn(torch.zeros(plain.batch), at)
+        if not ndim:
+            raise Refusal("no batch dimension")
+        return plain.map(lambda leaf: fn(leaf, cast("int", at) % ndim, **options))
+
+    ours = operator.methodcaller(name, at, **options)
+    return Call(name, f"td.{name}({at!r}, {options})", ours, theirs, exact=False, lax=lax(at))
+
+
+@operation("quantile")
+def quantile(rng: Random, s: Subject, name: str) -> Call:
+    q = rng.choice([0.5, 0.0, 1, 0.3, [0.1, 0.9], torch.tensor(0.25), torch.tensor([0.5]), 2.0])
+    ndim = len(s.batch)
+    at: object = None if rng.random() < 0.3 else dim(rng, ndim)
+    keepdim = at is not None and rng.random() < 0.3
+    how = rng.choice(["linear", "lower", "nearest"])
+
+    def theirs(plain: Plain) -> object:
+        places = torch.as_tensor(q)
+        lead = tuple(places.shape)
+
+        def find(leaf: Tensor, axis: int | None) -> Tensor:
+            there = places.to(leaf.dtype)
+            return torch.quantile(leaf, there, axis, keepdim, interpolation=how)
+
+        if at is None:
+            return plain.map(lambda leaf: find(leaf, None), lambda batch: lead)
+        torch.zeros(plain.batch).sum(at)  # type: ignore[call-overload]  # odd ones
+        if not ndim:
+            raise Refusal("no batch dimension")
+        axis = cast("int", at) % ndim
+        kept = (1,) if keepdim else ()
+        return plain.map(
+            lambda leaf: find(leaf, axis),
+            lambda batch: (*lead, *batch[:axis], *kept, *batch[axis + 1 :]),
+        )
+
+    args = (q,) if at is None else (q, at, keepdim)
+    return Call(
+        name,
+        f"td.quantile{args}, {how}",
+        lambda td: td.quantile(*args, interpolation=how),
+        theirs,
+        exact=False,
+        lax=lax(at),
+    )
+
+
 @operation("min", "max")
 def extreme(rng: Random, s: Subject, name: str) -> Call:
     along, whole = getattr(torch, name), getattr(torch, f"a{name}")
@@ -170,6 +270,7 @@ def extreme(rng: Random, s: Subject, name: str) -> Call:
             lambda plain: whole(torch.cat([leaf.reshape(-1) for leaf in plain.tensors()])),
         )
     at, keepdim = dim(rng, len(s.batch)), rng.random() < 0.3
+    indices = rng.random() < 0.7
 
     def theirs(plain: Plain) -> object:
         found = along(torch.zeros(plain.batch), at, keepdim)
@@ -183,12 +284,18 @@ def extreme(rng: Random, s: Subject, name: str) -> Call:
             return new + batch[ndim:]
 
         values = plain.map(lambda leaf: along(leaf, axis, keepdim).values, batch_of)
+        if not indices:
+            return values
         return values, plain.map(lambda leaf: along(leaf, axis, keepdim).indices, batch_of)
 
     return Call(
         name,
-        f"td.{name}({at!r}, {keepdim})",
-        lambda td: tuple(getattr(td, name)(at, keepdim)),
+        f"td.{name}({at!r}, {keepdim}, return_indices={indices})",
+        lambda td: (
+            tuple(getattr(td, name)(at, keepdim))
+            if indices
+            else getattr(td, name)(at, keepdim, return_indices=False)
+        ),
         theirs,
         lax=lax(at),
     )

@@ -61,3 +61,25 @@ def test_running_sums_and_products(td: TensorDict) -> None:
     assert torch.equal(td.cumprod(-1)["n", "b"], td["n", "b"].cumprod(1))
     with pytest.raises(OutOfRange, match="dimension 2"):
         td.cumsum(2)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extremes_without_indices(name: str) -> None:
+    td = TensorDict({"a": torch.rand(3, 4), "b": torch.rand(3, 4, 2)}, [3, 4])
+    assert torch.equal(
+        getattr(td, name)(1, return_indices=False)["b"], getattr(td["b"], name)(1).values
+    )
+    both = getattr(td, name)((0, 1), return_indices=False)
+    assert torch.equal(both["b"], getattr(td["b"], f"a{name}")((0, 1)))
+    features = getattr(td, name)("feature", return_indices=False)
+    assert torch.equal(features["b"], getattr(td["b"], f"a{name}")(2))
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_extremes_so_far(name: str) -> None:
+    td = TensorDict({"a": torch.rand(3, 4), "b": torch.rand(3, 4, 2)}, [3, 4])
+    expected = getattr(torch, name)(td["b"], 1)
+    got = getattr(td, name)(-1)
+    assert torch.equal(got.values["b"], expected.values)
+    assert torch.equal(got.indices["b"], expected.indices)
+    assert torch.equal(getattr(td, name)(1, return_indices=False)["b"], expected.values)

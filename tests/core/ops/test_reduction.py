@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, InvalidValue, OutOfRange, TensorDict
+from kd_core import InvalidArgument, InvalidValue, KeyCollision, OutOfRange, TensorDict
 from kd_core._ops.table import REDUCTIONS, ReductionRow
 
 BATCH = (3, 4)
@@ -135,3 +135,34 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
 
 def test_a_leaf_of_no_dimensions_keeps_none() -> None:
     assert TensorDict({"a": 1.0}).mean("feature", keepdim=True)["a"].shape == ()
+
+
+@pytest.mark.parametrize("row", REDUCTIONS, ids=by_name)
+def test_key_transform_names_the_result(row: ReductionRow, td: TensorDict) -> None:
+    got = getattr(td, row.name)(0, key_transform=lambda key: f"{row.name}_{key}")
+    names = {f"{row.name}_{key}" for key in ("a", "n")}
+    assert set(got.keys()) == names
+    with pytest.raises(InvalidArgument, match="cannot be combined with `reduce=True`"):
+        getattr(td, row.name)(reduce=True, key_transform=str.upper)
+
+
+def test_key_transform_that_joins_two_keys_is_refused(td: TensorDict) -> None:
+    with pytest.raises(KeyCollision, match="two keys would be renamed to `x`"):
+        td.sum(key_transform=lambda key: "x")
+    with pytest.raises(InvalidArgument, match="the new name of `a` must be a string"):
+        td.sum(key_transform=len)  # type: ignore[arg-type]  # the error under test
+
+
+@pytest.mark.parametrize("name", ["norm", "logsumexp"])
+def test_a_reduction_writes_into_out(name: str, td: TensorDict) -> None:
+    expected = getattr(td, name)(0)
+    out = expected.clone().zero_()
+    leaf = out["a"]
+    assert getattr(td, name)(0, out=out) is out
+    assert torch.equal(leaf, expected["a"])
+    with pytest.raises(InvalidArgument, match="`out` cannot be combined"):
+        getattr(td, name)(reduce=True, out=out)
+
+
+def test_norm_of_another_dtype(td: TensorDict) -> None:
+    assert td.norm(dtype=torch.float64)["a"].dtype is torch.float64

@@ -39,6 +39,7 @@ from kd_core._ops.pointwise import (
 )
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.shape import Shape
+from kd_core._ops.statistics import Statistics
 from kd_core._ops.storage import Storage
 from kd_core._ops.structure import Structure
 from kd_core._protocol import overrides
@@ -70,6 +71,7 @@ class TensorDictBase(
     Casts,
     Reductions,
     Extrema,
+    Statistics,
     Apply,
     Blending,
     Filling,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._ops.reducing import Dim, SomeDim
+    from kd_core._types import BatchFn
 
 W = TypeVar("W")
 E = TypeVar("E", bound="Extrema")
@@ -50,9 +51,20 @@ class Extrema(AbstractContainer):
     @overload
     def min(self, dim: None = None, *, reduce: Literal[True]) -> Tensor: ...
     @overload
-    def min(self, dim: int, keepdim: bool = False) -> Extremes[Self]: ...
     def min(
-        self, dim: int | None = None, keepdim: bool = False, *, reduce: bool = False
+        self, dim: int, keepdim: bool = False, *, return_indices: Literal[True] = True
+    ) -> Extremes[Self]: ...
+    @overload
+    def min(
+        self, dim: SomeDim, keepdim: bool = False, *, return_indices: Literal[False]
+    ) -> Self: ...
+    def min(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+        return_indices: bool = True,
     ) -> Self | Tensor | Extremes[Self]:
         """Return the smallest value of every leaf; along a batch dimension, its index too.
 
@@ -60,20 +72,36 @@ class Extrema(AbstractContainer):
             dim: a batch dimension; `None`: over everything.
             keepdim: keep the dimension with size 1.
             reduce: reduce all leaves to one tensor.
+            return_indices: whether the indices are wanted; without them, `dim` may be several
+                batch dimensions, or `"feature"`.
 
         Returns:
             With `dim` two containers, `values` and `indices`; else a container, or a tensor.
         """
-        return _extreme(self, torch.amin, torch.min, dim, keepdim, reduce)
+        if dim is not None and not return_indices and not isinstance(dim, int):
+            return reduced(self, torch.amin, dim, keepdim, reduce)
+        found = _extreme(self, torch.amin, torch.min, dim, keepdim, reduce)
+        return found if return_indices or not isinstance(found, Extremes) else found.values
 
     @overload
     def max(self, dim: None = None, *, reduce: Literal[False] = False) -> Self: ...
     @overload
     def max(self, dim: None = None, *, reduce: Literal[True]) -> Tensor: ...
     @overload
-    def max(self, dim: int, keepdim: bool = False) -> Extremes[Self]: ...
     def max(
-        self, dim: int | None = None, keepdim: bool = False, *, reduce: bool = False
+        self, dim: int, keepdim: bool = False, *, return_indices: Literal[True] = True
+    ) -> Extremes[Self]: ...
+    @overload
+    def max(
+        self, dim: SomeDim, keepdim: bool = False, *, return_indices: Literal[False]
+    ) -> Self: ...
+    def max(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+        return_indices: bool = True,
     ) -> Self | Tensor | Extremes[Self]:
         """Return the largest value of every leaf; along a batch dimension, its index too.
 
@@ -81,11 +109,16 @@ class Extrema(AbstractContainer):
             dim: a batch dimension; `None`: over everything.
             keepdim: keep the dimension with size 1.
             reduce: reduce all leaves to one tensor.
+            return_indices: whether the indices are wanted; without them, `dim` may be several
+                batch dimensions, or `"feature"`.
 
         Returns:
             With `dim` two containers, `values` and `indices`; else a container, or a tensor.
         """
-        return _extreme(self, torch.amax, torch.max, dim, keepdim, reduce)
+        if dim is not None and not return_indices and not isinstance(dim, int):
+            return reduced(self, torch.amax, dim, keepdim, reduce)
+        found = _extreme(self, torch.amax, torch.max, dim, keepdim, reduce)
+        return found if return_indices or not isinstance(found, Extremes) else found.values
 
     @overload
     def all(self, dim: None = None) -> bool: ...
@@ -142,6 +175,38 @@ class Extrema(AbstractContainer):
         (axis,) = batch_dims_of(self, dim)
         return self._map_each(lambda leaf: torch.cumprod(leaf, axis), same_batch)
 
+    @overload
+    def cummax(self, dim: int, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
+    @overload
+    def cummax(self, dim: int, *, return_indices: Literal[False]) -> Self: ...
+    def cummax(self, dim: int, *, return_indices: bool = True) -> Self | Extremes[Self]:
+        """Return the largest value so far along a batch dimension, and its index.
+
+        Args:
+            dim: the batch dimension.
+            return_indices: whether the indices are wanted; else one container is returned.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.tensor([1, 3, 2])}, [3])
+            >>> td.cummax(0).values["a"], td.cummax(0).indices["a"]
+            (tensor([1, 3, 3]), tensor([0, 1, 1]))
+        """
+        (axis,) = batch_dims_of(self, dim)
+        found = _pairs(self, lambda leaf: torch.cummax(leaf, axis), whole)
+        return found if return_indices else found.values
+
+    @overload
+    def cummin(self, dim: int, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
+    @overload
+    def cummin(self, dim: int, *, return_indices: Literal[False]) -> Self: ...
+    def cummin(self, dim: int, *, return_indices: bool = True) -> Self | Extremes[Self]:
+        """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
+        (axis,) = batch_dims_of(self, dim)
+        found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), whole)
+        return found if return_indices else found.values
+
 
 def _extreme(
     td: E,
@@ -160,10 +225,15 @@ def _extreme(
         )
     (axis,) = batch_dims_of(td, dim)
     batch = without((axis,), keepdim)
+    return _pairs(td, lambda leaf: along(leaf, axis, keepdim), batch)
+
+
+def _pairs(td: E, fn: Callable[[Tensor], tuple[Tensor, Tensor]], batch: BatchFn) -> Extremes[E]:
+    """Apply a function that returns values and indices."""
     found: list[tuple[Tensor, Tensor]] = []
 
     def values(leaf: Tensor) -> Tensor:
-        found.append(along(leaf, axis, keepdim))
+        found.append(fn(leaf))
         return found[-1][0]
 
     first = td._map_each(values, batch)

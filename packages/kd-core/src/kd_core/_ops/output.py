@@ -56,6 +56,17 @@ def written_to(out: W | None, result: W) -> W:
     return out
 
 
+def reduced_to(out: W | None, result: W | Tensor) -> W | Tensor:
+    """Return a reduction, or write it into `out`; one tensor for all leaves has no such place."""
+    if out is None:
+        return result
+    if isinstance(result, Tensor):
+        raise InvalidArgument(
+            "`out` cannot be combined with `reduce=True`, whose result is one tensor."
+        )
+    return written_to(out, result)
+
+
 def _check(where: object, target: Tensor, source: Tensor) -> None:
     """Refuse a leaf of `out` into which torch would not write this result."""
     if target.shape == source.shape and torch.can_cast(source.dtype, target.dtype):

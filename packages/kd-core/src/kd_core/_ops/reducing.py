@@ -8,16 +8,18 @@ trailing dimensions. `reduce=True` reduces all leaves to one tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._ops.renaming import renamed
 from kd_core._protocol.primitives import AbstractContainer, same_batch
 
 if TYPE_CHECKING:
+    from kd_core._ops.renaming import KeyFn
     from kd_core._types import Batch, BatchFn
 
 W = TypeVar("W", bound=AbstractContainer)
@@ -30,7 +32,9 @@ Dim: TypeAlias = "SomeDim | None"
 _Reduce: TypeAlias = Callable[..., Tensor]
 
 
-def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Tensor:
+def reduced(
+    td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn | None = None
+) -> W | Tensor:
     """Reduce every leaf, or all leaves together.
 
     Args:
@@ -39,11 +43,14 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
         dim: the dimensions to reduce.
         keepdim: keep reduced dimensions with size 1.
         reduce: reduce all leaves to one tensor.
+        name: a function from each key to its name in the result; `None`: keep the names.
 
     Raises:
         OutOfRange: if `dim` is not a batch dimension.
         InvalidArgument: if the arguments cannot be combined.
     """
+    if name is not None:
+        return _under_names(td, fn, dim, keepdim, reduce, name)
     if reduce:
         return _together(td, fn, dim, keepdim)
     if dim is None:
@@ -60,6 +67,14 @@ def reduced(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool) -> W | Te
         )
     dims = batch_dims_of(td, dim)
     return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
+
+
+def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn) -> W:
+    if reduce:
+        raise InvalidArgument(
+            "`key_transform` cannot be combined with `reduce=True`: one tensor has no keys."
+        )
+    return renamed(cast("W", reduced(td, fn, dim, keepdim, False)), name)
 
 
 def batch_dims_of(td: AbstractContainer, dim: int | Sequence[int]) -> tuple[int, ...]:
@@ -163,8 +178,12 @@ def logsumexp(
 
 
 def norm(
-    leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False, ord: float = 2
+    leaf: Tensor,
+    dims: tuple[int, ...] | int | None = None,
+    keepdim: bool = False,
+    ord: float = 2,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Compute `torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
-    length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim)
+    length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim, dtype=dtype)
     return length

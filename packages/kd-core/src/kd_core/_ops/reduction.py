@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from kd_core._ops.output import reduced_to
 from kd_core._ops.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kd_core._ops.reducing import Dim
+    from kd_core._ops.renaming import KeyFn
 
 
 class Reductions(AbstractContainer):
@@ -27,7 +29,9 @@ class Reductions(AbstractContainer):
 
     Without `dim` every leaf is reduced to one number, and the batch size is (). `dim` names batch
     dimensions, or is `"feature"` for all trailing dimensions; `keepdim` keeps reduced dimensions
-    with size 1. `reduce=True` reduces all leaves to one tensor.
+    with size 1. `reduce=True` reduces all leaves to one tensor. `key_transform` is a function from
+    each key to its name in the result. `out` is a container into whose leaves the result is
+    written.
 
     Example:
         >>> import torch
@@ -39,6 +43,8 @@ class Reductions(AbstractContainer):
         (tensor([3., 3.]), torch.Size([1]))
         >>> td.sum(dim="feature")["b"], td.sum(reduce=True)
         (tensor([2., 2., 2.]), tensor(9.))
+        >>> list(td.mean(key_transform="mean_{}".format).keys())
+        ['mean_a', 'mean_b']
     """
 
     __slots__ = ()
@@ -50,6 +56,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -69,12 +76,15 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the sum: `torch.sum`."""
         if dtype is not None:
-            return reduced(self, partial(torch.sum, dtype=dtype), dim, keepdim, reduce)
-        return reduced(self, torch.sum, dim, keepdim, reduce)
+            return reduced(
+                self, partial(torch.sum, dtype=dtype), dim, keepdim, reduce, key_transform
+            )
+        return reduced(self, torch.sum, dim, keepdim, reduce, key_transform)
 
     @overload
     def nansum(
@@ -83,6 +93,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -102,12 +113,15 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the sum, NaN taken as zero: `torch.nansum`."""
         if dtype is not None:
-            return reduced(self, partial(torch.nansum, dtype=dtype), dim, keepdim, reduce)
-        return reduced(self, torch.nansum, dim, keepdim, reduce)
+            return reduced(
+                self, partial(torch.nansum, dtype=dtype), dim, keepdim, reduce, key_transform
+            )
+        return reduced(self, torch.nansum, dim, keepdim, reduce, key_transform)
 
     @overload
     def mean(
@@ -116,6 +130,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -135,12 +150,15 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the mean: `torch.mean`."""
         if dtype is not None:
-            return reduced(self, partial(torch.mean, dtype=dtype), dim, keepdim, reduce)
-        return reduced(self, torch.mean, dim, keepdim, reduce)
+            return reduced(
+                self, partial(torch.mean, dtype=dtype), dim, keepdim, reduce, key_transform
+            )
+        return reduced(self, torch.mean, dim, keepdim, reduce, key_transform)
 
     @overload
     def nanmean(
@@ -149,6 +167,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -168,12 +187,15 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the mean of what is not NaN: `torch.nanmean`."""
         if dtype is not None:
-            return reduced(self, partial(torch.nanmean, dtype=dtype), dim, keepdim, reduce)
-        return reduced(self, torch.nanmean, dim, keepdim, reduce)
+            return reduced(
+                self, partial(torch.nanmean, dtype=dtype), dim, keepdim, reduce, key_transform
+            )
+        return reduced(self, torch.nanmean, dim, keepdim, reduce, key_transform)
 
     @overload
     def prod(
@@ -182,6 +204,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -201,12 +224,13 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the product: `torch.prod`."""
         if dtype is not None:
-            return reduced(self, partial(prod, dtype=dtype), dim, keepdim, reduce)
-        return reduced(self, prod, dim, keepdim, reduce)
+            return reduced(self, partial(prod, dtype=dtype), dim, keepdim, reduce, key_transform)
+        return reduced(self, prod, dim, keepdim, reduce, key_transform)
 
     @overload
     def var(
@@ -215,6 +239,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         correction: float = 1,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -234,12 +259,15 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         correction: float = 1,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the variance: `torch.var`."""
         if type(correction) is not int or correction != 1:
-            return reduced(self, partial(torch.var, correction=correction), dim, keepdim, reduce)
-        return reduced(self, torch.var, dim, keepdim, reduce)
+            return reduced(
+                self, partial(torch.var, correction=correction), dim, keepdim, reduce, key_transform
+            )
+        return reduced(self, torch.var, dim, keepdim, reduce, key_transform)
 
     @overload
     def std(
@@ -248,6 +276,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         correction: float = 1,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -267,12 +296,15 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         correction: float = 1,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the standard deviation: `torch.std`."""
         if type(correction) is not int or correction != 1:
-            return reduced(self, partial(torch.std, correction=correction), dim, keepdim, reduce)
-        return reduced(self, torch.std, dim, keepdim, reduce)
+            return reduced(
+                self, partial(torch.std, correction=correction), dim, keepdim, reduce, key_transform
+            )
+        return reduced(self, torch.std, dim, keepdim, reduce, key_transform)
 
     @overload
     def amin(
@@ -280,6 +312,7 @@ class Reductions(AbstractContainer):
         dim: Dim = None,
         keepdim: bool = False,
         *,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -297,10 +330,11 @@ class Reductions(AbstractContainer):
         dim: Dim = None,
         keepdim: bool = False,
         *,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the smallest value: `torch.amin`."""
-        return reduced(self, torch.amin, dim, keepdim, reduce)
+        return reduced(self, torch.amin, dim, keepdim, reduce, key_transform)
 
     @overload
     def amax(
@@ -308,6 +342,7 @@ class Reductions(AbstractContainer):
         dim: Dim = None,
         keepdim: bool = False,
         *,
+        key_transform: KeyFn | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -325,10 +360,11 @@ class Reductions(AbstractContainer):
         dim: Dim = None,
         keepdim: bool = False,
         *,
+        key_transform: KeyFn | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the largest value: `torch.amax`."""
-        return reduced(self, torch.amax, dim, keepdim, reduce)
+        return reduced(self, torch.amax, dim, keepdim, reduce, key_transform)
 
     @overload
     def logsumexp(
@@ -336,6 +372,8 @@ class Reductions(AbstractContainer):
         dim: Dim = None,
         keepdim: bool = False,
         *,
+        key_transform: KeyFn | None = None,
+        out: Self | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -353,10 +391,12 @@ class Reductions(AbstractContainer):
         dim: Dim = None,
         keepdim: bool = False,
         *,
+        key_transform: KeyFn | None = None,
+        out: Self | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the logarithm of the sum of exponentials: `torch.logsumexp`."""
-        return reduced(self, logsumexp, dim, keepdim, reduce)
+        return reduced_to(out, reduced(self, logsumexp, dim, keepdim, reduce, key_transform))
 
     @overload
     def norm(
@@ -365,6 +405,9 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         ord: float = 2,
+        dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
+        out: Self | None = None,
         reduce: Literal[False] = False,
     ) -> Self: ...
 
@@ -375,6 +418,7 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         ord: float = 2,
+        dtype: torch.dtype | None = None,
         reduce: Literal[True],
     ) -> Tensor: ...
 
@@ -384,9 +428,17 @@ class Reductions(AbstractContainer):
         keepdim: bool = False,
         *,
         ord: float = 2,
+        dtype: torch.dtype | None = None,
+        key_transform: KeyFn | None = None,
+        out: Self | None = None,
         reduce: bool = False,
     ) -> Self | Tensor:
         """Return the vector norm: `torch.norm`."""
-        if type(ord) is not int or ord != 2:
-            return reduced(self, partial(norm, ord=ord), dim, keepdim, reduce)
-        return reduced(self, norm, dim, keepdim, reduce)
+        if type(ord) is not int or ord != 2 or dtype is not None:
+            return reduced_to(
+                out,
+                reduced(
+                    self, partial(norm, ord=ord, dtype=dtype), dim, keepdim, reduce, key_transform
+                ),
+            )
+        return reduced_to(out, reduced(self, norm, dim, keepdim, reduce, key_transform))

@@ -66,12 +66,16 @@ class BinaryRow:
 
 @dataclass(frozen=True, slots=True)
 class ReductionRow:
-    """A reduction to one value: `torch.<name>`, or `function` if it is given."""
+    """A reduction to one value: `torch.<name>`, or `function` if it is given.
+
+    `out` says whether the result may be written into another container.
+    """
 
     name: str
     text: str
     function: str | None = None
     options: tuple[Option, ...] = ()
+    out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,8 @@ REDUCTIONS: Final = (
     ReductionRow("std", "the standard deviation", options=_CORRECTION),
     ReductionRow("amin", "the smallest value"),
     ReductionRow("amax", "the largest value"),
-    ReductionRow("logsumexp", "the logarithm of the sum of exponentials", "logsumexp"),
-    ReductionRow("norm", "the vector norm", "norm", options=(Option("ord", "float", "2"),)),
+    ReductionRow("logsumexp", "the logarithm of the sum of exponentials", "logsumexp", out=True),
+    ReductionRow("norm", "the vector norm", "norm", (Option("ord", "float", "2"), *_DTYPE), True),
 )
 
 CASTS: Final = (
