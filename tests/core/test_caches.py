@@ -1,4 +1,4 @@
-"""What is remembered between calls is bounded: distinct arguments do not pile up."""
+"""What is cached between calls is bounded: distinct arguments do not pile up."""
 
 import gc
 import tracemalloc

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
 from tests.fuzz.operands import container_operand, paired
-from tests.fuzz.registry import operation
+from tests.fuzz.registry import dim, lax, operation
 from tests.fuzz.subjects import Plain, Subject, read
 from torch import Tensor
 
@@ -132,6 +132,74 @@ def apply(rng: Random, s: Subject, name: str) -> Call:
         memberwise=batch is None and which not in ("sum", "stack"),
         may_refuse=lambda tree: s.node.declared,
         unchecked=has_stack(s.node) and which in ("sum", "stack"),  # of a member, or of all
+    )
+
+
+def part_of(tree: Plain, axis: int, start: int, rows: int) -> Plain:
+    """Return twice the rows of a part; with 0 rows, of one row without its dimension."""
+    if not rows:
+        return tree.map(
+            lambda leaf: leaf.select(axis, start) * 2,
+            lambda batch: batch[:axis] + batch[axis + 1 :],
+        )
+    return tree.map(
+        lambda leaf: leaf.narrow(axis, start, rows) * 2,
+        lambda batch: (*batch[:axis], rows, *batch[axis + 1 :]),
+    )
+
+
+@operation("map", "map_iter")
+def map_parts(rng: Random, s: Subject, name: str) -> Call:
+    at, size = dim(rng, len(s.batch)), rng.choice([0, 1, 2, 5])
+
+    def theirs(tree: Plain) -> object:
+        torch.zeros(tree.batch).sum(at)  # type: ignore[call-overload]  # odd ones
+        if not tree.batch:
+            raise Refusal("no dimension")
+        axis = cast("int", at) % len(tree.batch)
+        rows = tree.batch[axis]
+        if name == "map":
+            if not rows:
+                raise Refusal("no row")
+            return tree.map(lambda leaf: leaf * 2)
+        starts = range(0, rows, size or 1)
+        return [part_of(tree, axis, start, min(size, rows - start)) for start in starts]
+
+    def ours(td: TensorDictBase) -> object:
+        found = getattr(td, name)(lambda part: part * 2, at, chunksize=size)
+        return found if name == "map" else list(found)
+
+    return Call(
+        name,
+        f"td.{name}(lambda part: part * 2, {at!r}, chunksize={size})",
+        ours,
+        theirs,
+        exact=False,
+        lax=lax(at),
+    )
+
+
+@operation("apply nested")
+def apply_nested(rng: Random, s: Subject, name: str) -> Call:
+    """Call a function on the entries of the first level, some of them left out."""
+    gone = rng.choice(["a", "n", "b"])
+    options: dict[str, object] = {"propagate_lock": rng.random() < 0.5}
+
+    def change(key: str, value: object) -> object:
+        return None if key == gone else value
+
+    def theirs(tree: Plain) -> object:
+        new = Plain(tree.batch, dict(tree.entries))
+        new.entries.pop(gone, None)
+        return new
+
+    return Call(
+        name,
+        f"td.named_apply(without {gone}, call_on_nested=True, {options})",
+        lambda td: td.named_apply(change, call_on_nested=True, **options),  # type: ignore[arg-type]  # of any value
+        theirs,
+        memberwise=True,
+        may_refuse=lambda tree: s.node.declared,
     )
 
 

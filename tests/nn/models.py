@@ -226,7 +226,8 @@ def dead_input(depth: int) -> Seq:
 
 def dead_input_that_is_written_later() -> Seq:
     dead = Mod(torch.exp, ["z"], ["b"])
-    return Seq(dead, Mod(torch.neg, ["x"], ["z"]), Mod(split, ["z"], ["y", "_"])).select_out_keys("y")
+    later = Mod(torch.neg, ["x"], ["z"])
+    return Seq(dead, later, Mod(split, ["z"], ["y", "_"])).select_out_keys("y")
 
 
 LABELLED: Final = {"x": X, "label": "cat"}

@@ -1,4 +1,4 @@
-"""Arguments that are remembered: what was called before changes nothing."""
+"""Arguments that are cached: what was called before changes nothing."""
 
 from collections.abc import Callable
 from typing import cast

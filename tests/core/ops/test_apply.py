@@ -8,6 +8,7 @@ from torch import Tensor
 from kd_core import (
     InvalidArgument,
     KeySetMismatch,
+    Locked,
     NestedKey,
     NonTensorData,
     ShapeMismatch,
@@ -136,3 +137,61 @@ def test_a_device_leaves_the_batch_size_of_nested_containers() -> None:
     ):
         assert inner(moved, "n").batch_size == (2, 3)
         assert moved.device == inner(moved, "n").device == torch.device("cpu")
+
+
+def test_propagate_lock_locks_the_result() -> None:
+    td = TensorDict({"a": 1.0, "n": {"b": 2.0}})
+    assert not td.apply(lambda x: x + 1, propagate_lock=True).is_locked
+    result = td.lock_().apply(lambda x: x + 1, propagate_lock=True)
+    assert result.is_locked
+    with pytest.raises(Locked):
+        result["n", "c"] = 1.0
+    assert not td.apply(lambda x: x + 1).is_locked
+
+
+def test_call_on_nested_enters_no_entry() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}, "word": "text"}, [2])
+    seen = []
+
+    def fn(name: str, value: object) -> object:
+        seen.append((name, type(value).__name__))
+        return value if name != "a" else None
+
+    result = td.named_apply(fn, call_on_nested=True)
+    assert seen == [("a", "Tensor"), ("n", "TensorDict"), ("word", "NonTensorData")]
+    assert sorted(result.to_dict()) == ["n", "word"]
+
+
+def test_is_leaf_selects_by_type() -> None:
+    td = TensorDict({"a": {"b": {"c": torch.ones(2)}}, "word": "text"}, [2])
+    got = td.apply(
+        lambda value: str(value.data).upper() if isinstance(value, NonTensorData) else value,
+        is_leaf=lambda kind: issubclass(kind, NonTensorData),
+    )
+    assert got["word"] == "TEXT"
+    assert got["a", "b", "c"] is td["a", "b", "c"]
+
+
+def test_apply_writes_into_out() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    out = td.clone()
+    leaf = out["n", "b"]
+    assert td.apply(lambda x: x + 1, out=out) is out
+    assert leaf.tolist() == [2, 2]
+    with pytest.raises(InvalidArgument, match="cannot be combined with `out`"):
+        td.apply(lambda x: x + 1, out=out, inplace=True)
+
+
+def test_in_place_on_nested_containers() -> None:
+    b = torch.ones(2)
+    td = TensorDict({"a": torch.ones(2), "n": {"b": b}}, [2])
+    td.apply(lambda value: value + 1, call_on_nested=True, inplace=True)
+    assert b.tolist() == [2, 2]
+    before = td.clone()
+    with pytest.raises(KeySetMismatch, match="source keys below `n` not found in the target: `x`"):
+        td.apply(
+            lambda value: value * 5 if isinstance(value, torch.Tensor) else {"x": b},
+            call_on_nested=True,
+            inplace=True,
+        )
+    assert bool((td == before).all())

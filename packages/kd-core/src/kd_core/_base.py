@@ -25,6 +25,7 @@ from kd_core._ops.indexing import Indexing
 from kd_core._ops.inventory import Inventory
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
+from kd_core._ops.parallel import Parallel
 from kd_core._ops.partition import Partition
 from kd_core._ops.placement import Placement
 from kd_core._ops.pointwise import (
@@ -73,6 +74,7 @@ class TensorDictBase(
     Extrema,
     Statistics,
     Apply,
+    Parallel,
     Blending,
     Filling,
     Placement,

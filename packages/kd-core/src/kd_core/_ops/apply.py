@@ -9,12 +9,13 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, wrong_type
+from kd_core._errors import InvalidArgument, unknown_keys, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._ops.output import written_to
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     Path: TypeAlias = tuple[str, ...]
     Call: TypeAlias = Callable[[Path, list[object]], object]
     Target: TypeAlias = Callable[[Descriptor], Descriptor]
+    IsLeaf: TypeAlias = Callable[[type], bool]
 
 
 class Apply(AbstractContainer):
@@ -43,6 +45,10 @@ class Apply(AbstractContainer):
         inplace: bool = False,
         default: object = NO_DEFAULT,
         filter_empty: bool = False,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
+        out: Self | None = None,
     ) -> Self:
         """Call a function on every leaf, and return a container of the results.
 
@@ -59,6 +65,12 @@ class Apply(AbstractContainer):
                 returns `None`, or the leaf itself, is not written.
             default: what stands for a leaf that one of `others` lacks; without it, an error.
             filter_empty: leave out nested containers of which nothing is left.
+            propagate_lock: lock the result if this container is locked.
+            call_on_nested: call `fn` on the entries of this level, nested containers and
+                non-tensor data included, instead of entering these.
+            is_leaf: returns for the type of an entry that is not a tensor whether `fn` is called on
+                it; nested containers that are no leaves are entered.
+            out: a container into whose leaves the results are written; it is returned.
 
         Raises:
             ShapeMismatch: if a result does not start with the batch size.
@@ -76,16 +88,19 @@ class Apply(AbstractContainer):
             tensor(0.)
         """
         target = _target(self, batch_size, device, inplace)
-        if not others and not filter_empty:
+        is_leaf = _leaf_types(call_on_nested, is_leaf)
+        if not others and not filter_empty and is_leaf is None:
             result = _each(self, fn, None, target, ())
-            return _finish(self, result) if inplace else result
+        else:
 
-        def call(path: Path, leaves: list[object]) -> object:
-            return fn(*leaves)
+            def call(path: Path, leaves: list[object]) -> object:
+                return fn(*leaves)
 
-        walk = _Walk(call, default, filter_empty, target)
-        result = cast("Self", walk.level(self, others, ()))
-        return _finish(self, result) if inplace else result
+            walk = _Walk(call, default, filter_empty, target, is_leaf)
+            result = cast("Self", walk.level(self, others, ()))
+        if inplace or propagate_lock or out is not None:
+            return _finish(self, result, inplace, propagate_lock, out)
+        return result
 
     def named_apply(
         self,
@@ -97,6 +112,10 @@ class Apply(AbstractContainer):
         inplace: bool = False,
         default: object = NO_DEFAULT,
         filter_empty: bool = False,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
+        out: Self | None = None,
     ) -> Self:
         """Call a function on the name and the value of every leaf; see `apply`.
 
@@ -109,6 +128,10 @@ class Apply(AbstractContainer):
             inplace: write the results into the leaves, and return this container.
             default: what stands for a leaf that one of `others` lacks.
             filter_empty: leave out nested containers of which nothing is left.
+            propagate_lock: lock the result if this container is locked.
+            call_on_nested: call `fn` on the entries of this level instead of entering them.
+            is_leaf: returns for the type of an entry whether `fn` is called on it.
+            out: a container into whose leaves the results are written; it is returned.
 
         Example:
             >>> from kd_core import TensorDict
@@ -120,17 +143,20 @@ class Apply(AbstractContainer):
             ['a', ('b', 'c')]
         """
         target = _target(self, batch_size, device, inplace)
-        if not others and not filter_empty:
+        is_leaf = _leaf_types(call_on_nested, is_leaf)
+        if not others and not filter_empty and is_leaf is None:
             result = _each(self, fn, nested_keys, target, ())
-            return _finish(self, result) if inplace else result
+        else:
 
-        def call(path: Path, leaves: list[object]) -> object:
-            name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
-            return fn(name, *leaves)
+            def call(path: Path, leaves: list[object]) -> object:
+                name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
+                return fn(name, *leaves)
 
-        walk = _Walk(call, default, filter_empty, target)
-        result = cast("Self", walk.level(self, others, ()))
-        return _finish(self, result) if inplace else result
+            walk = _Walk(call, default, filter_empty, target, is_leaf)
+            result = cast("Self", walk.level(self, others, ()))
+        if inplace or propagate_lock or out is not None:
+            return _finish(self, result, inplace, propagate_lock, out)
+        return result
 
     def apply_(self, fn: Callable[..., object], *others: AbstractContainer) -> Self:
         """Call a function on every leaf and write the result into the leaf; return self.
@@ -225,10 +251,16 @@ class _Walk:
     """One pass over the levels of a container."""
 
     def __init__(
-        self, call: Call, default: object, filter_empty: bool, target: Target | None
+        self,
+        call: Call,
+        default: object,
+        filter_empty: bool,
+        target: Target | None,
+        is_leaf: IsLeaf | None = None,
     ) -> None:
         self.call, self.default = call, default
         self.filter_empty, self.target = filter_empty, target
+        self.is_leaf = is_leaf
 
     def level(
         self, td: AbstractContainer, others: tuple[object, ...], path: Path
@@ -247,7 +279,7 @@ class _Walk:
         return td._like(entries, desc)
 
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
             return self.call(path, [value, *beside])
         if not isinstance(value, AbstractContainer):
             return (
@@ -290,8 +322,28 @@ def _target(
     return lambda desc: after
 
 
-def _finish(td: W, result: AbstractContainer) -> W:
-    """Write results into the leaves that they were computed from: all of them, or none."""
+def _leaf_types(call_on_nested: bool, is_leaf: IsLeaf | None) -> IsLeaf | None:
+    """Return which types of entries beside tensors the function is called on; `None`: no others."""
+    if not call_on_nested:
+        return is_leaf
+    if is_leaf is not None:
+        raise InvalidArgument(
+            "`call_on_nested=True` calls the function on every entry and cannot be combined with "
+            "`is_leaf`. Pass one of them."
+        )
+    return lambda kind: True
+
+
+def _finish(td: W, result: W, inplace: bool, propagate_lock: bool, out: W | None) -> W:
+    """Write results where they are wanted, all of them or none, and lock them if asked to."""
+    if not inplace:
+        result = written_to(out, result)
+        return lock(result) if propagate_lock and td._desc.frozen else result
+    if out is not None:
+        raise InvalidArgument(
+            "`inplace=True` writes into the leaves of this container and cannot be combined with "
+            "`out`. Pass one of them."
+        )
     writes: list[Write] = []
     _stage_results(td, result, (), writes)
     write_all(writes)
@@ -308,9 +360,15 @@ def _stage_results(
         ):
             _stage_results(member, cast("AbstractContainer", row), path, writes)
         return
+    unknown = [key for key in result._entries if key not in td._entries]
+    if unknown:
+        where_ = f" below {format_key(path)}" if path else ""
+        raise unknown_keys(unknown, td._entries, where_)
     for key, found in result._entries.items():
         leaf, where = td._entries[key], (*path, key)
         if isinstance(leaf, AbstractContainer):
-            _stage_results(leaf, cast("AbstractContainer", found), where, writes)
+            if not isinstance(found, AbstractContainer):
+                raise wrong_type(f"the result for {format_key(where)}", "a container", found)
+            _stage_results(leaf, found, where, writes)
         elif isinstance(leaf, Tensor) and found is not leaf:
             writes.append((leaf, writable_source(where, leaf, found), where))

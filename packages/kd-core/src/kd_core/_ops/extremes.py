@@ -194,7 +194,7 @@ class Extrema(AbstractContainer):
             (tensor([1, 3, 3]), tensor([0, 1, 1]))
         """
         (axis,) = batch_dims_of(self, dim)
-        found = _pairs(self, lambda leaf: torch.cummax(leaf, axis), whole)
+        found = _pairs(self, lambda leaf: torch.cummax(leaf, axis), same_batch)
         return found if return_indices else found.values
 
     @overload
@@ -204,7 +204,7 @@ class Extrema(AbstractContainer):
     def cummin(self, dim: int, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
         (axis,) = batch_dims_of(self, dim)
-        found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), whole)
+        found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), same_batch)
         return found if return_indices else found.values
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._errors import Locked
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, lock
 
 if TYPE_CHECKING:
     from typing import Self
@@ -67,11 +66,7 @@ class Locking(AbstractContainer):
             ...
             kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
         """
-        desc = self._desc
-        if desc.lock is None:
-            self._describe(desc.with_lock(LOCKED_BY_USER, desc.held))
-            self._hold_below(1)
-        return self
+        return lock(self)
 
     def unlock_(self) -> Self:
         """Allow changes of structure again; return self.

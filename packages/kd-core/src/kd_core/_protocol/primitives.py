@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 from torch import Tensor
 
 from kd_core import _registry
+from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._errors import locked, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
@@ -256,6 +257,15 @@ def level_at(container: AbstractContainer, path: tuple[str, ...]) -> AbstractCon
     if not isinstance(node, AbstractContainer):
         raise walk_error((*path, "..."), len(path), node)
     return node
+
+
+def lock(container: W) -> W:
+    """Lock a container for its user, and all below it; return it."""
+    desc = container._desc
+    if desc.lock is None:
+        container._describe(desc.with_lock(LOCKED_BY_USER, desc.held))
+        container._hold_below(1)
+    return container
 
 
 def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object) -> list[Write]:
