@@ -189,11 +189,58 @@ def test_a_0d_operand_promotes_as_beside_the_stacked_leaf() -> None:
     assert (stack * torch.ones(2, dtype=torch.float64))["f"].dtype is torch.float64
 
 
-def test_an_entry_without_batch_that_reaches_the_stacked_dimension_is_refused() -> None:
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shape", [(), (3,), (1, 3), (2, 3), (2, 1, 3), (1, 2, 1, 3)])
+def test_a_container_without_batch_lines_up_with_the_stacked_leaves(
+    dim: int, shape: tuple[int, ...]
+) -> None:
+    size = (1, 2)[:dim] + (1, 2)[dim + 1 :]
+    rows = [TensorDict({"x": torch.rand(*size, 2, 3), "n": {}}, size) for _ in range((1, 2)[dim])]
+    stack = lazy_stack(rows, dim)
+    other = TensorDict({"x": torch.rand(shape), "n": {}})
+    assert_close(stack - other, stack.contiguous() - other)
+    assert_close(stack.addcmul(other, other), stack.contiguous().addcmul(other, other))
+    dense = stack.contiguous()
+    stack.mul_(other)
+    assert_close(stack, dense * other)
+
+
+def test_a_container_without_batch_lines_up_with_stacks_of_stacks() -> None:
+    rows = [lazy_stack([TensorDict({"x": torch.rand(2)}) for _ in range(3)]) for _ in range(4)]
+    for dim in (0, 1):
+        stack = lazy_stack(rows, dim)
+        for shape in ((2,), (3 if dim == 0 else 4, 2), (*stack.batch_size, 2)):
+            other = TensorDict({"x": torch.rand(shape)})
+            assert_close(stack - other, stack.contiguous() - other)
+
+
+def test_a_container_without_batch_must_fit_the_stacked_dimension() -> None:
     stack = lazy_stack([TensorDict({"x": torch.zeros(2, 3)}, [2]) for _ in range(2)], 1)
-    assert (stack + TensorDict({"x": torch.ones(3)}))["x"].sum() == 12
-    with pytest.raises(ShapeMismatch, match=r"shape \(2, 3\) .* reaches the stacked dimension 1"):
-        stack + TensorDict({"x": torch.ones(2, 3)})
+    for shape in ((5, 3), (7, 2, 2, 3)):
+        with pytest.raises(ShapeMismatch, match="`x` of a container of batch_size"):
+            stack + TensorDict({"x": torch.ones(shape)})
+    thin = lazy_stack([TensorDict({"x": torch.zeros(1)}, [1]) for _ in range(3)], 1)
+    with pytest.raises(ShapeMismatch, match=r"must have a shape that starts with .*got \(4,\)"):
+        thin + TensorDict({"x": torch.ones(4, 3)})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int8, torch.int64])
+def test_an_integer_that_a_member_cannot_hold_is_used_as_it_is(dtype: torch.dtype) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.tensor(n, dtype=dtype)}) for n in range(3)])
+    dense = stack.contiguous()
+    for number in (torch.tensor(300), torch.tensor(-1), -1):
+        assert_close(stack.atan2(number), dense.atan2(number))
+        assert_close(stack / number, dense / number)
+    rows = torch.tensor([200, 1, 0]).to(torch.int64 if dtype.is_signed else dtype)
+    for x in (torch.tensor(300), rows, torch.tensor(1.5)):
+        other = TensorDict({"x": x})
+        assert_close(stack / other, dense / other)
+
+
+def test_a_0d_operand_does_not_change_the_dtype_of_a_member_in_place() -> None:
+    rows = [TensorDict({"x": torch.tensor(n, dtype=torch.uint8)}) for n in range(3)]
+    lazy_stack(rows).mul_(torch.tensor(4, dtype=torch.uint32))
+    assert [row["x"].item() for row in rows] == [0, 4, 8]
 
 
 def test_keys_come_in_the_order_of_the_first_member() -> None:

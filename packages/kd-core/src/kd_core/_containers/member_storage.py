@@ -7,6 +7,7 @@ storage.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -20,7 +21,8 @@ from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import held_twice, rows_to_write, stage_rows
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
-from kd_core._protocol.composite import Composite, as_for_a_batch, index_of
+from kd_core._leaves.loops import kinds_by_key
+from kd_core._protocol.composite import Composite, index_of
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NO_DEFAULT
 
@@ -121,7 +123,11 @@ class MemberStorage(TensorDictBase, Composite):
         if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members
         if not other._desc.batch:
-            return [cast("Entry", other)] * len(self._members)
+            count, dim = len(self._members), self._dim
+            return [
+                cast("Entry", _row_without_batch(member, other, dim, row, count))
+                for row, member in enumerate(self._members)
+            ]
         if other._desc.batch[: len(batch)] != batch:
             raise ShapeMismatch(
                 f"batch sizes must be equal, got {shape_text(batch)} and "
@@ -206,23 +212,8 @@ class MemberStorage(TensorDictBase, Composite):
     def _collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
-        start = len(mine)
         for member, row in zip(self._members, self._rows_of_operand(other), strict=True):
             member._collect_pair(row, mine, theirs, path)
-        if not cast("AbstractContainer", other)._desc.batch:
-            for position in range(start, len(mine)):
-                theirs[position] = self._beside(mine[position], theirs[position], path)
-
-    def _beside(self, leaf: Tensor, operand: Tensor, path: tuple[str, ...]) -> Tensor:
-        """Return a leaf without batch dimensions, made broadcastable to the leaf of one member."""
-        if operand.ndim > leaf.ndim - self._dim:
-            raise ShapeMismatch(
-                f"an entry of shape {shape_text(operand.shape)}{' below ' if path else ''}"
-                f"{format_key(path) if path else ''} of a container of batch_size () reaches the "
-                f"stacked dimension {self._dim}. Set the batch_size of that container to that of "
-                "the stack."
-            )
-        return as_for_a_batch(leaf, operand)
 
     def _shallow(self) -> Self:
         new = self._by_member(lambda member: member._shallow())
@@ -242,6 +233,41 @@ def describe_stack(members: Sequence[AbstractContainer], dim: int) -> Descriptor
         if member._desc is not first and member._desc.device != device:
             return describe(batch, None)
     return describe(batch, device)
+
+
+def _row_without_batch(
+    member: AbstractContainer, other: AbstractContainer, dim: int, row: int, count: int
+) -> AbstractContainer:
+    """Return the part of a container without batch that belongs to one member of a stack.
+
+    Its leaves line up with the last dimensions of the stacked leaves. Where one reaches the stacked
+    dimension, its row is selected.
+    """
+    kinds, deeper = kinds_by_key(member._entries), isinstance(member, Composite)
+    entries = dict(other._entries)
+    for key, value in other._entries.items():
+        kind = kinds.get(key)
+        if isinstance(value, Tensor) and isinstance(kind, Tensor):
+            rank = kind.ndim + deeper + 1
+            if value.ndim >= rank - dim:
+                entries[key] = _selected_row(key, value, rank, dim, row, count)
+        elif isinstance(value, AbstractContainer) and isinstance(kind, AbstractContainer):
+            entries[key] = cast("Entry", _row_without_batch(kind, value, dim, row, count))
+    if all(map(operator.is_, entries.values(), other._entries.values())):
+        return other
+    return cast("AbstractContainer", _registry.make_dense(entries, describe((), None)))
+
+
+def _selected_row(key: str, value: Tensor, rank: int, dim: int, row: int, count: int) -> Tensor:
+    """Return one row of a leaf that is broadcast over a stacked leaf of a rank."""
+    at = value.ndim - rank + dim
+    if at > dim or value.shape[at] not in (1, count):
+        raise ShapeMismatch(
+            f"entry {format_key(key)} of a container of batch_size () must be broadcastable to the "
+            f"stacked entry, whose dimension {dim} has the size {count}, got shape "
+            f"{shape_text(value.shape)}."
+        )
+    return value.select(at, row if value.shape[at] > 1 else 0)
 
 
 class _Row:

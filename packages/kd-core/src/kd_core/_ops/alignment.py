@@ -1,15 +1,18 @@
-"""Alignment of tensor operands with the leaves of members: the rows that belong to each leaf.
+"""Alignment of operands with the leaves of members: the rows and dimensions of each leaf.
 
 Knows containers of members; must not know the operation.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from kd_core._protocol.composite import Composite, as_for_a_batch
+from kd_core._errors import ShapeMismatch, shape_text
+from kd_core._keys import format_key
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -20,11 +23,8 @@ def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:
     """Return the part of a tensor over the batch that belongs to each leaf of `_collect`."""
     batch: Batch = td._desc.batch
     beside: list[Tensor] = []
-    if operand.ndim:
-        rows = operand.reshape((*operand.shape, *(1,) * (len(batch) - operand.ndim)))
-        _stand_beside(td, rows.expand(batch), len(batch), beside)
-    else:
-        _stand_alone(td, operand, beside)
+    rows = operand.reshape((*operand.shape, *(1,) * (len(batch) - operand.ndim)))
+    _stand_beside(td, rows.expand(batch), len(batch), beside)
     return beside
 
 
@@ -43,15 +43,92 @@ def _stand_beside(td: AbstractContainer, operand: Tensor, ndim: int, beside: lis
             beside.append(operand.reshape((*operand.shape, *(1,) * (value.ndim - ndim))))
 
 
-def _stand_alone(td: AbstractContainer, operand: Tensor, beside: list[Tensor]) -> None:
-    """Append a 0-d tensor for each leaf of `_collect`, with the dtype that promotes correctly."""
-    if isinstance(td, Composite):
+def lift_scalars(
+    td: AbstractContainer,
+    leaves: list[Tensor],
+    operands: Sequence[object],
+    columns: Sequence[list[Tensor]] | Sequence[list[object]],
+) -> list[int]:
+    """Give the scalars of members back the dimension that they have in the stack.
+
+    Torch promotes a 0-d operand beside a stacked leaf by its kind alone. Beside the 0-d leaf of a
+    member it would promote by dtype, because both have the same rank. Where an operand is 0-d
+    beside the stacked leaf, the leaf of the member is replaced by a view of one more dimension, and
+    so is each operand that has rows.
+
+    Args:
+        td: the container.
+        leaves: its leaves, in the order of `_collect`; changed.
+        operands: the operands as given.
+        columns: for each operand, its value at each leaf; changed.
+
+    Returns:
+        The positions of the leaves that were replaced.
+    """
+    scalars = [position for position, leaf in enumerate(leaves) if not leaf.ndim]
+    if not scalars:
+        return []
+    alone = [_alone(td, operand, inside=False) for operand in operands]
+    lifted = [position for position in scalars if any(each[position] for each in alone)]
+    for position in lifted:
+        leaves[position] = leaves[position].unsqueeze(0)
+        for flags, column in zip(alone, cast("Sequence[list[object]]", columns), strict=True):
+            value = column[position]
+            if isinstance(value, Tensor) and not flags[position]:
+                column[position] = value.unsqueeze(0)
+    return lifted
+
+
+def lower_scalars(results: list[Tensor], lifted: list[int]) -> list[Tensor]:
+    """Remove the dimension that `lift_scalars` added from the results."""
+    for position in lifted:
+        results[position] = results[position].squeeze(0)
+    return results
+
+
+def _alone(td: AbstractContainer, operand: object, inside: bool) -> list[bool]:
+    """Return for each leaf of `_collect` whether it is a member's, and its operand is 0-d."""
+    if isinstance(operand, AbstractContainer) and operand._desc.batch:
+        operand = None  # all its leaves have rows
+    if not isinstance(operand, (AbstractContainer, Tensor)) or not (inside or _has_members(td)):
         leaves: list[Tensor] = []
         td._collect(leaves)
-        beside += [as_for_a_batch(leaf, operand) for leaf in leaves]
-        return
-    for value in td._entries.values():
+        return [False] * len(leaves)
+    if isinstance(td, Composite):
+        return [flag for member in td._members for flag in _alone(member, operand, inside=True)]
+    flags: list[bool] = []
+    for key, value in td._entries.items():
+        other = operand if isinstance(operand, Tensor) else operand._entries.get(key)
         if isinstance(value, AbstractContainer):
-            _stand_alone(value, operand, beside)
+            flags += _alone(value, other, inside)
         elif isinstance(value, Tensor):
-            beside.append(operand)
+            flags.append(inside and isinstance(other, Tensor) and not other.ndim)
+    return flags
+
+
+def _has_members(td: AbstractContainer) -> bool:
+    return isinstance(td, Composite) or any(
+        _has_members(node) for node in td._below() if isinstance(node, AbstractContainer)
+    )
+
+
+def check_members_keep_batch(td: AbstractContainer, path: tuple[str, ...] = ()) -> None:
+    """Refuse results of members whose leaves do not start with the batch size.
+
+    Raises:
+        ShapeMismatch: naming the entry.
+    """
+    if isinstance(td, Composite):
+        for member in td._members:
+            check_members_keep_batch(member, path)
+        return
+    batch = td._desc.batch
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            check_members_keep_batch(value, (*path, key))
+        elif isinstance(value, Tensor) and tuple(value.shape[: len(batch)]) != batch:
+            raise ShapeMismatch(
+                f"the result for entry {format_key((*path, key))} of a member must have a shape "
+                f"that starts with batch_size {shape_text(batch)}, got {shape_text(value.shape)}. "
+                "Expand the first container, or exchange the operands."
+            )

@@ -44,7 +44,12 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves, name_of_leaf
-from kd_core._ops.alignment import beside_members
+from kd_core._ops.alignment import (
+    beside_members,
+    check_members_keep_batch,
+    lift_scalars,
+    lower_scalars,
+)
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -122,7 +127,7 @@ def binary(
         if operand.ndim == 0 and _keeps_batch(td):
             return td._rebuild(iter(run_with(leaves, operand, fn, None)))
         beside = padded(td, operand, leaves)
-        return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
+        return _combine_pairs(td, operand, leaves, beside, fn, kernel)
     return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
 
 
@@ -165,9 +170,11 @@ def binary_(
         operand = _as_operand(other)
         if isinstance(operand, Tensor):
             operand = as_it_was(operand, leaves)
-        if not isinstance(operand, Tensor) or not operand.ndim:
+        if not isinstance(operand, Tensor) or (not operand.ndim and _keeps_batch(td)):
             return _write_number(td, leaves, operand, fn, kernel, exact, refuse_overlap)
         theirs = padded(td, operand, leaves)
+    if not _keeps_batch(td):
+        lift_scalars(td, leaves, [other], [theirs])
     alike = check_in_place(td._entries, leaves, fn, theirs)
     run_pairs_(leaves, theirs, fn, kernel, alike)
     return td
@@ -227,9 +234,13 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
     if _is_plain(first) and _is_plain(second):
         return td._map_each(lambda leaf: fn(leaf, first, second))
     leaves, columns = _columns(td, first, second)
+    if not _keeps_batch(td):
+        lifted = lift_scalars(td, leaves, [first, second], columns)
+        results = lower_scalars(_run_columns(leaves, columns, fn, kernel), lifted)
+        return _of_members(td, results)
     results = _run_columns(leaves, columns, fn, kernel)
     ndim, batch = td._desc.ndim, td._desc.batch
-    for leaf, result in zip(leaves, results, strict=True) if _keeps_batch(td) else ():
+    for leaf, result in zip(leaves, results, strict=True):
         if tuple(result.shape[:ndim]) != batch:
             raise _leaves_batch(td, leaf, result)
     return td._rebuild(iter(results))
@@ -242,6 +253,8 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
         for each in (first, second)
     ]
     leaves, columns = _columns(td, *operands)
+    if not _keeps_batch(td):
+        lift_scalars(td, leaves, operands, columns)
     check_in_place(td._entries, leaves, fn, *columns)
     left, right = columns
     ends = _ends(leaves, columns) if kernel is not None else None
@@ -274,7 +287,7 @@ def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], li
             check_batches(td._desc.batch, operand._desc.batch)
         elif operand is not None:
             value = _as_operand(operand)
-            if isinstance(value, Tensor) and (value.ndim or not _keeps_batch(td)):
+            if isinstance(value, Tensor) and value.ndim:
                 column = padded(td, value, leaves)
             else:
                 columns.append([value] * len(leaves))
@@ -321,6 +334,8 @@ def _keeps_batch(td: AbstractContainer) -> bool:
 def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Return a tensor operand for each collected leaf; members receive their rows."""
     batch = td._desc.batch
+    if not operand.ndim:
+        return [operand] * len(leaves)
     if _keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
     check_lines_up(tuple(operand.shape), batch, "a tensor")
@@ -376,14 +391,37 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
     td._collect_pair(cast("Entry", other), mine, theirs, ())
-    if stays:
+    if stays and desc.ndim:
         return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
     check_batches(desc.batch, second.batch)
+    if not _keeps_batch(td):
+        return _combine_pairs(td, other, mine, theirs, fn, kernel)
     results = run_pairs(mine, theirs, fn, kernel)
-    for leaf, result in zip(mine, results, strict=True) if _keeps_batch(td) else ():
+    for leaf, result in zip(mine, results, strict=True):
         if tuple(result.shape[: desc.ndim]) != desc.batch:
             raise _leaves_batch(td, leaf, result)
     return td._rebuild(iter(results))
+
+
+def _combine_pairs(
+    td: W,
+    operand: object,
+    mine: list[Tensor],
+    theirs: list[Tensor],
+    fn: _LeafOp,
+    kernel: Kernel | None,
+) -> W:
+    """Apply a function of two to each leaf and its operand, for members as for their stack."""
+    if _keeps_batch(td):
+        return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
+    lifted = lift_scalars(td, mine, [operand], [theirs])
+    return _of_members(td, lower_scalars(list(run_pairs(mine, theirs, fn, kernel)), lifted))
+
+
+def _of_members(td: W, results: list[Tensor]) -> W:
+    new = td._rebuild(iter(results))
+    check_members_keep_batch(new)
+    return new
 
 
 def _leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:

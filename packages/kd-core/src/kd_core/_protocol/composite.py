@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, cast
 
-import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._protocol.primitives import AbstractContainer
@@ -118,14 +116,3 @@ def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
     for key, entry in entries.items():
         if now.get(key) is not entry:
             level._set_entry(key, entry)
-
-
-def as_for_a_batch(leaf: Tensor, operand: Tensor) -> Tensor:
-    """Return a 0-d operand with the dtype to which it is promoted beside the stacked leaf.
-
-    Beside a stacked leaf, which has a dimension, a 0-d operand does not change the dtype. Beside
-    the 0-d leaf of one member it would, because both have the same rank.
-    """
-    if leaf.ndim or operand.ndim or operand.dtype is torch.bool:  # a mask, which never promotes
-        return operand
-    return operand.to(torch.result_type(leaf.new_empty(1), operand))
