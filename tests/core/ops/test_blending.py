@@ -98,3 +98,13 @@ def test_mod_and_rsub() -> None:
     assert td.mod(4)["a"].tolist() == [1, 1]
     assert td.rsub(1, alpha=2)["a"].tolist() == [7, -9]
     assert torch.rsub(td, 1)["a"].tolist() == [4, -4]  # type: ignore[call-overload]  # a container
+
+
+def test_clamp_takes_a_number_beside_a_container() -> None:
+    td = TensorDict({"a": torch.tensor([-2.0, 0.5, 9.0]), "b": torch.tensor([[3], [4], [5]])}, [3])
+    high = TensorDict({"a": torch.tensor(1.0), "b": torch.tensor([2])})
+    got = td.clamp(0, high)
+    assert (got["a"].tolist(), got["b"].tolist()) == ([0, 0.5, 1], [[2], [2], [2]])
+    assert td.clamp(torch.tensor([3, 3, 3]), 4)["b"].tolist() == [[3], [4], [4]]
+    assert td.clamp_(0, high)["a"].tolist() == [0, 0.5, 1]
+    assert td["b"].tolist() == [[2], [2], [2]]

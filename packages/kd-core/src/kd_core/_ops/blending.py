@@ -56,12 +56,12 @@ class Blending(AbstractContainer):
             out: a container into whose leaves the result is written.
         """
         _check_limits(min, max)
-        return written_to(out, blend(self, torch.clamp, min, max))
+        return written_to(out, blend(self, _clamp, min, max))
 
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
         """Limit every value to a range, in place; return self."""
         _check_limits(min, max)
-        return blend_(self, torch.Tensor.clamp_, min, max)
+        return blend_(self, _clamp_, min, max)
 
     def clamp_min(self, min: Operand, *, default: Default | None = None) -> Self:
         """Raise every value to at least `min`.
@@ -143,6 +143,26 @@ class Blending(AbstractContainer):
     def addcdiv_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
         """Add a quotient in place; return self."""
         return blend_(self, partial(Tensor.addcdiv_, value=value), tensor1, tensor2)
+
+
+def _clamp(leaf: Tensor, low: object, high: object) -> Tensor:
+    if _are_unlike(low, high):
+        leaf, low = torch.clamp(leaf, low, None), None  # type: ignore[call-overload]  # as torch
+    return torch.clamp(leaf, low, high)  # type: ignore[call-overload, no-any-return]  # as torch
+
+
+def _clamp_(leaf: Tensor, low: object, high: object) -> Tensor:
+    if _are_unlike(low, high):
+        leaf, low = leaf.clamp_(low, None), None  # type: ignore[call-overload]  # as torch
+    return leaf.clamp_(low, high)  # type: ignore[call-overload, no-any-return]  # as torch
+
+
+def _are_unlike(low: object, high: object) -> bool:
+    """Return whether one limit is a number and one a tensor, which torch takes one by one only."""
+    one, other = (low, high) if isinstance(high, Tensor) else (high, low)
+    if one is None or isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return False
+    return bool(other.ndim) or other.requires_grad  # else torch reads it as a number
 
 
 def _check_limits(low: object, high: object) -> None:
