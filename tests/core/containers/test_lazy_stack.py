@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+from typing import Any
 
 import numpy
 import pytest
@@ -15,6 +16,7 @@ from kd_core import (
     KeySetMismatch,
     LazyStackedTensorDict,
     Locked,
+    NonTensorData,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
@@ -302,3 +304,23 @@ def test_a_rearranged_stack_is_a_copy() -> None:
     for shaped in (lazy_stack(rows).unsqueeze(0), lazy_stack(rows).transpose(0, 1)):
         shaped["a"].add_(1)
     assert not rows[0]["a"].any()
+
+
+def test_get_at_returns_the_wrapper_of_data() -> None:
+    stack = lazy_stack([TensorDict({"word": "x"}) for _ in range(3)])
+    found: object = stack.get_at("word", slice(2))
+    assert isinstance(found, NonTensorData)
+    assert (found.data, found.batch_size) == ("x", (2,))
+
+
+@pytest.mark.parametrize(
+    "index", [(..., None), (..., 1), (..., torch.tensor([0, 1])), (None, ..., slice(0, 2)), ...]
+)
+def test_an_ellipsis_stands_for_the_batch_and_not_for_that_of_a_nested_stack(index: Any) -> None:
+    rows = [TensorDict({"n": TensorDict({"x": torch.rand(2, 1, 2)}, [2, 1, 2])}, [2, 1])] * 3
+    stack = lazy_stack([row.clone() for row in rows], 2)
+    dense, holder = stack.contiguous(), TensorDict({"s": stack}, [2, 1, 3])
+    assert_close(inner(holder[index], "s").contiguous(), dense[index])
+    holder[index] = 0.0
+    dense[index] = 0.0
+    assert_close(stack.contiguous(), dense)

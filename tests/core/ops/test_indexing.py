@@ -348,3 +348,16 @@ def test_no_rows_are_asked_for() -> None:
 def test_one_row_number_keeps_the_dimension(dtype: torch.dtype) -> None:
     td = TensorDict({"a": torch.ones(3, 2).to(dtype)}, [3])
     assert td.index_select(0, torch.tensor(1))["a"].shape == (1, 2)
+
+
+def test_an_indexed_write_that_one_dtype_lacks_writes_nothing() -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.uint64)}, [2])
+    with pytest.raises(InvalidValue, match=r"uint64.*not implemented"):
+        td[torch.tensor([-1, 1]), True] = TensorDict({"a": torch.zeros(1, 2), "b": td["b"]})
+    assert td["a"].tolist() == [1, 1]
+
+
+def test_one_expanded_leaf_is_refused_by_an_indexed_write_like_several() -> None:
+    td = TensorDict({"a": torch.zeros(1).expand(3)}, [3])
+    with pytest.raises(InvalidValue, match="share memory"):
+        td[torch.tensor([True, False, True])] = 1.0

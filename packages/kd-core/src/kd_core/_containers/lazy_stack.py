@@ -122,7 +122,8 @@ class LazyStackedTensorDict(MemberStorage):
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
         """Read rows of one entry; only batch dimensions are indexed."""
-        return self._selected((key,), self, ())[index][path_of(key)]
+        rows = self._selected((key,), self, ())[index]
+        return cast(Tensor, rows._read(path_of(key)))
 
     def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
         """Select rows of the stack where a condition is true, and rows of `other` elsewhere."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from kd_core._containers.member_entries import ragged
-from kd_core._errors import InvalidValue, one_value_for_all, unknown_keys
+from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
-from kd_core._leaves.loops import kinds_by_key, same_data
-from kd_core._leaves.writes import Write, as_source, writable_source
+from kd_core._leaves.loops import kinds_by_key
+from kd_core._leaves.writes import Write, as_source, check_same_data, unknown_below, writable_source
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -76,10 +76,8 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
             return
     kinds = kinds_by_key(target._entries)
     source = _by_key(kinds, value)
-    unknown = [key for key in source if key not in kinds]
-    if unknown:
-        where = f" below {format_key(path)}" if path else ""
-        raise unknown_keys(unknown, kinds, where)
+    if any(key not in kinds for key in source):
+        raise unknown_below(source, kinds, path)
     for key, new in source.items():
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
@@ -87,7 +85,7 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
         elif isinstance(entry, Tensor):
             writes += target._writes(key, new, where_)
         else:
-            _check_same_data(entry, new, where_)
+            check_same_data(entry, new, where_)
 
 
 def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
@@ -113,10 +111,3 @@ def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
     return {
         key: value for key, kind in kinds.items() if isinstance(kind, (Tensor, AbstractContainer))
     }
-
-
-def _check_same_data(entry: Entry, value: object, path: Path) -> None:
-    old = cast("AbstractContainer", entry)._item()
-    new = value._item() if hasattr(value, "_item") else value
-    if not same_data(old, new):
-        raise one_value_for_all(format_key(path), old, new)

@@ -7,7 +7,7 @@ writes are checked before the first one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
@@ -15,16 +15,27 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.shapes import broadcasts_to
-from kd_core._errors import InvalidArgument, InvalidValue, cannot_broadcast
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    KeySetMismatch,
+    cannot_broadcast,
+    one_value_for_all,
+    unknown_keys,
+)
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies, shares_storage
+from kd_core._leaves.loops import same_data
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._entry import Entries, Entry
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """The path of a leaf, or a function that finds it; called for messages only."""
+
+INCOMPLETE: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
+"""Dtypes that torch writes at some indices only."""
 
 Write: TypeAlias = tuple[Tensor, Tensor, Where]
 """The target (a leaf or rows of it), the source, and the path of the leaf."""
@@ -45,7 +56,7 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
         for target, source, _ in writes:
             write(target, source)
         return
-    if len(writes) > 1:
+    if len(writes) > 1 or write is not _copy:  # `index_put_` writes where elements overlap
         recording = torch.is_grad_enabled()
         for each in writes:
             if _is_doubtful(each[0], each[1], recording):
@@ -211,6 +222,27 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
             source.shape, _name(where), entry.shape, "Use `set` to replace the entry."
         )
     return source
+
+
+def check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
+    """Refuse to write rows of non-tensor data, which is one value for the whole batch.
+
+    Raises:
+        InvalidArgument: if the value differs from that of the entry.
+    """
+    old = entry if isinstance(entry, Tensor) else entry._item()
+    new = value._item() if hasattr(value, "_item") else value
+    if not same_data(old, new):
+        raise one_value_for_all(format_key(path), old, new)
+
+
+def unknown_below(
+    source: Mapping[str, object], entries: Entries, path: tuple[str, ...]
+) -> KeySetMismatch:
+    """Build the error for a source that has keys which the container at a path lacks."""
+    unknown = [str(key) for key in source if key not in entries]
+    where = f" below {format_key(path)}" if path else ""
+    return unknown_keys(unknown, entries, where)
 
 
 def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> Tensor:

@@ -25,16 +25,23 @@ from kd_core._batch.shapes import (
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
-    KeySetMismatch,
     OutOfRange,
     cannot_broadcast,
-    one_value_for_all,
-    unknown_keys,
 )
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
-from kd_core._leaves.loops import find_entry, missing_key, same_data
-from kd_core._leaves.writes import Write, as_source, check_write, commit, copy_pairs, write_all
+from kd_core._leaves.loops import find_entry, missing_key
+from kd_core._leaves.writes import (
+    INCOMPLETE,
+    Write,
+    as_source,
+    check_same_data,
+    check_write,
+    commit,
+    copy_pairs,
+    unknown_below,
+    write_all,
+)
 from kd_core._ops.rows import rows_where, take_rows
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.shapes import Simple
-    from kd_core._entry import Entries, Entry
+    from kd_core._entry import Entry
     from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
@@ -168,7 +175,7 @@ class Indexing(AbstractContainer):
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
         else:
-            _check_same_data(entry, value, path)
+            check_same_data(entry, value, path)
         rows.commit(writes)
         return self
 
@@ -193,10 +200,18 @@ def _taken(container: W, index: object) -> W:
     ndim = desc.ndim
     try:
         return container._map_each(
-            takes(fn, index), lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
+            takes(fn, _for_nested(index, batch)),
+            lambda shape: after + shape[ndim:],
+            (desc, desc.with_batch(after)),
         )
     except IndexError as error:
         raise _beyond(batch, error) from None
+
+
+def _for_nested(index: object, batch: Batch) -> object:
+    """Return an index that is the same for a nested stack, which may have more batch dimensions."""
+    items = index if isinstance(index, tuple) else (index,)
+    return plain_index(index, batch) if any(item is Ellipsis for item in items) else index
 
 
 def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
@@ -339,7 +354,7 @@ class _Rows:
         self.batch_fn = _leading(batch, after)
         self.batch, self.ndim = batch, len(batch)
         self.where = None if _gives_views(index) else plain_index(index, batch)
-        self.index = index
+        self.index = _for_nested(index, batch)
         self.direct: list[Write] = []
         """Writes into members of a stack, which have resolved their rows already."""
 
@@ -358,7 +373,8 @@ class _Rows:
             while source.ndim > len(shape) and source.shape[0] == 1:  # as torch does
                 source = source[0]
             _check_broadcast(source, shape, path)
-        if self.where is not None and source.dtype is not leaf.dtype and not is_compiling():
+        doubtful = source.dtype is not leaf.dtype or leaf.dtype in INCOMPLETE
+        if self.where is not None and doubtful and not is_compiling():
             self._check_dtype(leaf, source, path)
         return target, source, path
 
@@ -469,21 +485,6 @@ def _stage_level(
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, new, (*path, key)))
         elif entry is None:
-            raise _unknown_keys(source, target._entries, path)
+            raise unknown_below(source, target._entries, path)
         else:
-            _check_same_data(entry, new, (*path, key))
-
-
-def _unknown_keys(
-    source: Mapping[str, object], entries: Entries, path: tuple[str, ...]
-) -> KeySetMismatch:
-    unknown = [str(key) for key in source if key not in entries]
-    where = f" below {format_key(path)}" if path else ""
-    return unknown_keys(unknown, entries, where)
-
-
-def _check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
-    old = entry if isinstance(entry, Tensor) else entry._item()
-    new = value._item() if hasattr(value, "_item") else value
-    if not same_data(old, new):
-        raise one_value_for_all(format_key(path), old, new)
+            check_same_data(entry, new, (*path, key))
