@@ -185,3 +185,10 @@ def test_the_transposed_leaf_may_be_an_operand() -> None:
         TensorDict({"a": torch.ones(2, 2), "z": x.T}, [2])
     )
     assert x.tolist() == [[0, 3], [3, 6]]
+
+
+def test_integers_are_divided_by_a_number_of_an_unsigned_dtype() -> None:
+    td = TensorDict({"a": torch.tensor([6, 9], dtype=torch.uint8)}, [2])
+    assert td.floor_divide_(torch.tensor(2, dtype=torch.uint16))["a"].tolist() == [3, 4]
+    with pytest.raises(InvalidValue, match="ZeroDivisionError"):
+        td.floor_divide_(torch.tensor(0, dtype=torch.uint16))

@@ -105,3 +105,9 @@ def test_the_device_of_a_locked_container_stays() -> None:
 def test_members_of_a_stack_share_the_device() -> None:
     stacked = lazy_stack([TensorDict({"a": 0.0}), TensorDict({"a": 1.0})]).auto_device_()
     assert stacked.device == stacked[0].device == torch.device("cpu")
+
+
+def test_data_alone_fits_any_batch_size() -> None:
+    td = TensorDict({"word": "x"}, [3])
+    td.batch_size = torch.Size([5, 2])
+    assert td.batch_size == td.get("word").batch_size == (5, 2)  # type: ignore[union-attr]  # data

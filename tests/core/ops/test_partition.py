@@ -16,7 +16,9 @@ from kd_core import (
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
+    lazy_stack,
 )
+from kd_core.testing import assert_close
 
 BATCH = (5, 3)
 PIECES: list[tuple[str, tuple[Any, ...]]] = [
@@ -249,3 +251,10 @@ def test_where_takes_the_other_of_no_dimensions_as_a_number() -> None:
     got = td.where(torch.tensor([True, False]), torch.tensor(5))
     assert got["a"].tolist() == [1, 5]
     assert got["a"].dtype is torch.int32
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_index_select_keeps_the_dimension_for_one_row_of_a_stack(dim: int) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.rand(3)}, [3]) for _ in range(2)])
+    found = stack.index_select(dim, torch.tensor(1))
+    assert_close(found, stack.contiguous().index_select(dim, torch.tensor(1)))

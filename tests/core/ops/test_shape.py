@@ -242,3 +242,22 @@ def test_empty_leaves_are_reshaped_inside_of_vmap(shape: tuple[int, ...]) -> Non
     expected = torch.empty(3, 4).reshape(3, *shape).shape
     assert out.batch_size == expected
     assert out["a"].shape == (*expected, 0)
+
+
+@pytest.mark.parametrize("name", ["permute", "repeat", "tile", "flip"])
+def test_numbers_of_dimensions_are_missing_for_a_batch_of_none_only(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"`{name}` expected .* got no argument"):
+        getattr(TensorDict({"a": torch.zeros(1)}, [1]), name)()
+    assert getattr(TensorDict({"a": torch.zeros(1)}), name)().batch_size == ()
+
+
+@pytest.mark.parametrize("name", ["view", "reshape"])
+def test_the_sizes_of_a_batch_of_none_are_none(name: str) -> None:
+    before = TensorDict({"a": torch.zeros(2)})
+    after = getattr(before.reshape(-1), name)(*before.batch_size)
+    assert (after.batch_size, after["a"].shape) == ((), (2,))
+
+
+def test_leaves_without_rows_are_reshaped_under_vmap() -> None:
+    td = TensorDict({"a": torch.zeros(0, 2), "b": torch.zeros(0, 2, 3)}, [0])
+    assert torch.vmap(lambda part: part.reshape(-1))(td).batch_size == (0, 1)

@@ -219,6 +219,19 @@ def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
     return as_ints(sizes)
 
 
+def one_per_dim(numbers: Sequence[int | Sequence[int]], batch: Batch, name: str) -> Batch:
+    """Return dimensions, or counts of dimensions, as `sizes_of` does; refuse a call without any.
+
+    A batch of () is the exception: `td.permute(*range(td.ndim))` is a call without argument there.
+    """
+    if not numbers and batch:
+        raise InvalidArgument(
+            f"`{name}` expected a number for each batch dimension, got no argument. Pass `()` to "
+            "give none."
+        )
+    return sizes_of(numbers)
+
+
 def numel(batch: Batch) -> int:
     """Return the product of the sizes."""
     count = 1

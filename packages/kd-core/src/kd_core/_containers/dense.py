@@ -215,7 +215,12 @@ class Dense(TensorDictBase):
     def _with_descriptor(self, desc: Descriptor) -> Self:
         if desc.batch == self._desc.batch and desc.device == self._desc.device:
             return self._like(dict(self._entries), desc)
-        entries = {key: as_entry(key, value, desc) for key, value in self._entries.items()}
+        entries = {
+            key: as_entry(key, value, desc)
+            if isinstance(value, (Tensor, TensorDictBase))
+            else value._with_descriptor(desc)  # data fits any batch size
+            for key, value in self._entries.items()
+        }
         return self._like(entries, desc)
 
     def __reduce__(self) -> tuple[object, ...]:

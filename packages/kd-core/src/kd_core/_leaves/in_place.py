@@ -244,7 +244,8 @@ def _stand_in(value: object, divisor: bool = False) -> object:
     if not isinstance(value, Tensor):
         return value
     one = torch.ones((1,) if value.ndim else (), dtype=value.dtype, device=value.device)
-    return one.logical_and_(value.all()) if divisor else one
+    # Not `logical_and_`, which does not promote a bool beside torch.uint16.
+    return one.mul_(value.all().to(value.dtype)) if divisor else one
 
 
 def _enlarges(entries: Entries, leaf: Tensor, operand: Tensor) -> ShapeMismatch:

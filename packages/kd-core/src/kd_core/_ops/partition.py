@@ -115,7 +115,7 @@ class Partition(AbstractContainer):
                 "Use `gather`, or `td[index]`."
             )
         new = (*batch[:at], index.numel(), *batch[at + 1 :])
-        where = (*(slice(None),) * at, index)
+        where = (*(slice(None),) * at, index.reshape(-1))  # one row is a dimension of size 1
         return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
     def gather(self, dim: int, index: Tensor) -> Self:

@@ -23,6 +23,7 @@ from kd_core._batch.shapes import (
     expanded,
     infer_sizes,
     numel,
+    one_per_dim,
     sizes_of,
     wrap_dim,
     wrap_dims,
@@ -87,11 +88,11 @@ class Shape(AbstractContainer):
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """Return a view whose batch has the shape of another container or tensor."""
-        return self.view(*_shape_like(other))
+        return self.view(_shape_like(other))
 
     def reshape_as(self, other: AbstractContainer | Tensor) -> Self:
         """Reshape the batch dimensions to the shape of another container or tensor."""
-        return self.reshape(*_shape_like(other))
+        return self.reshape(_shape_like(other))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
         """Merge neighbouring batch dimensions into one.
@@ -213,7 +214,7 @@ class Shape(AbstractContainer):
 
     def expand_as(self, other: AbstractContainer | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
-        return self.expand(*_shape_like(other))
+        return self.expand(_shape_like(other))
 
     def repeat(self, *repeats: int | Sequence[int]) -> Self:
         """Copy the batch several times along its dimensions, as `torch.Tensor.repeat` does.
@@ -228,7 +229,8 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.tensor([1, 2])}, [2]).repeat(2)["a"]
             tensor([1, 2, 1, 2])
         """
-        counts, ndim = sizes_of(repeats), self._desc.ndim
+        ndim = self._desc.ndim
+        counts = one_per_dim(repeats, self._desc.batch, "repeat")
         if len(counts) < ndim:
             raise InvalidValue(
                 f"`repeat` expected a count for each of the {ndim} batch dimensions, got {counts}. "
@@ -238,7 +240,7 @@ class Shape(AbstractContainer):
 
     def tile(self, *dims: int | Sequence[int]) -> Self:
         """Copy the batch several times, like `repeat`; missing counts in front are 1."""
-        counts = sizes_of(dims)
+        counts = one_per_dim(dims, self._desc.batch, "tile")
         missing = self._desc.ndim - len(counts)
         return map_by(_repeat(self._desc.batch, (1,) * missing + counts), self)
 
@@ -304,7 +306,10 @@ def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
 
     def leaf_of_rows(leaf: Tensor) -> Tensor:
         if leaf.ndim == ndim + 1:
-            return call(leaf, *single)
+            try:
+                return call(leaf, *single)
+            except RuntimeError:
+                pass  # -1 is ambiguous too where vmap maps over no rows
         return call(leaf, (*new, *leaf.shape[ndim:]))
 
     # -1 is ambiguous without elements, and comparing a traced size with 0 would add a guard.
@@ -355,7 +360,7 @@ def _unsqueeze(batch: Batch, dim: int) -> Plan:
 
 @cached
 def _permute(batch: Batch, dims: Sizes) -> Plan:
-    given = sizes_of(dims)
+    given = one_per_dim(dims, batch, "permute")
     order = wrap_dims(given, len(batch))
     if len(order) != len(batch):
         raise InvalidValue(
@@ -469,7 +474,7 @@ def _roll(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) 
 
 @cached
 def _flip(batch: Batch, dims: Sizes) -> Plan:
-    along = wrap_dims(sizes_of(dims), len(batch))
+    along = wrap_dims(one_per_dim(dims, batch, "flip"), len(batch))
     return plan(batch, lambda leaf: leaf.flip(along), batch)
 
 
