@@ -305,6 +305,18 @@ def augmented(rng: Random, s: Subject, name: str) -> Call:
     )
 
 
+def clamped(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function of both limits, where one may be a number and the other a tensor."""
+
+    def both(leaf: Tensor, low: object, high: object) -> Tensor:
+        try:
+            return fn(leaf, low, high)
+        except TypeError:
+            return fn(fn(leaf, low, None), None, high)
+
+    return both
+
+
 @operation(
     "clamp",
     "clamp_",
@@ -332,6 +344,8 @@ def blend(rng: Random, s: Subject, name: str) -> Call:
         missing = Operand(None, lambda plain, path, leaf: None, "None")
         operands = rng.choice([[first, missing], [missing, second], [missing, missing]])
     fn = getattr(Tensor, name)
+    if name in ("clamp", "clamp_"):
+        fn = clamped(fn)
 
     def theirs(plain: Plain) -> object:
         real = [operand for operand in operands if operand.ours is not None]

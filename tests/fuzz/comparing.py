@@ -16,7 +16,7 @@ from tests.fuzz.subjects import (
 )
 from torch import Tensor
 
-from kd_core import LazyStackedTensorDict, TensorDictBase
+from kd_core import LazyStackedTensorDict, NonTensorData, TensorDictBase
 
 TOLERANCE = {
     torch.float16: 4e-3,
@@ -81,6 +81,9 @@ def differ(got: object, want: object, exact: bool = True) -> str | None:
         if not isinstance(got, dict) or list(got) != list(want):
             return f"{got!r} instead of {want!r}"
         return next(filter(None, (differ(got[key], want[key], exact) for key in want)), None)
+    if isinstance(want, Data):
+        same = isinstance(got, NonTensorData) and got.data == want.value
+        return None if same else f"{got!r} instead of a wrapper of {want.value!r}"
     return None if type(got) is type(want) and got == want else f"{got!r} instead of {want!r}"
 
 

@@ -201,7 +201,8 @@ def get_rows_of_one(rng: Random, s: Subject, name: str) -> Call:
             result = cast("Plain", moved(inner, lambda rows: indexed(rows, index)))
             result.batch = (*result.batch, *found.batch[len(plain.batch) :])
             return result
-        return indexed(numbered(plain.batch), index) is None or found.value  # type: ignore[attr-defined]  # data
+        indexed(numbered(plain.batch), index)  # it raises where the index is wrong
+        return found
 
     return Call(
         name,

@@ -329,14 +329,14 @@ def mapped(rng: Random, s: Subject, name: str) -> Call:
         return in_order(read(mapped(td)))
 
     def theirs(tree: Plain) -> object:
-        if not ndim or not -ndim <= at < ndim:
-            raise Refusal("no such dimension")
-        dim_in, dim_out = at % ndim, out % ndim
-        moved = tuple(torch.zeros(tree.batch).movedim(dim_in, dim_out).shape)
+        # Torch counts dimensions on each leaf, so that only those from the front are of the batch.
+        if not 0 <= at < ndim or out < 0:
+            raise Refusal("not a dimension of the batch")
+        moved = tuple(torch.zeros(tree.batch).movedim(at, out).shape)
         cut = which == "sum"
         return in_order(
             tree.map(
-                lambda leaf: by_leaf(which, leaf, ndim).movedim(dim_in, dim_out),
+                lambda leaf: by_leaf(which, leaf, ndim).movedim(at, out),
                 lambda batch: moved if cut else (*moved, *batch[ndim:]),
             )
         )

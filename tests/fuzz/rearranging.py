@@ -25,6 +25,10 @@ VIEWS = {
     *("movedim", "moveaxis", "expand", "expand_as", "split", "chunk", "tensor_split", "unbind"),
     *("narrow", "unflatten", "__iter__"),
 }
+# Without an argument these take the sizes or dimensions of a batch of (), as in
+# `td.reshape(*td.batch_size)`: the first always, because the batch may have had others before.
+SIZED = {"view", "reshape", "expand"}
+NUMBERED = {"permute", "repeat", "tile", "flip"}
 COPIES = {"repeat", "tile", "repeat_interleave", "roll", "flip", "index_select", "gather"}
 
 
@@ -79,6 +83,8 @@ def rows_call(rng: Random, name: str, args: Args, options: Options, function: bo
     def move(rows: Tensor) -> object:
         if name == "roll":
             return rolled(rows, *args)
+        if not (args or options) and (name in SIZED or (name in NUMBERED and not rows.ndim)):
+            return getattr(rows, name)(())
         if use:
             return getattr(torch, name)(rows, *args, **options)
         return getattr(rows, name)(*args, **options)

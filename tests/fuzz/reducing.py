@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from tests.fuzz.checking import Call, Refusal
 from tests.fuzz.registry import dim, dims, given, lax, operation
-from tests.fuzz.subjects import Batch, Plain, Subject
+from tests.fuzz.subjects import UNSIGNED, Batch, Plain, Subject
 from torch import Tensor
 
 from kd_core import TensorDictBase
@@ -85,6 +85,7 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         exact=False,
         lax=lax(args),
         unchecked=name == "prod" and not finite,  # its gradient is one or another of no number
+        may_refuse=lambda plain: together and promoted_in_some_orders(plain),
     )
 
 
@@ -94,6 +95,12 @@ def shouted(plain: Plain) -> Plain:
     for key, value in plain.entries.items():
         new.entries[key.upper()] = shouted(value) if isinstance(value, Plain) else value
     return new
+
+
+def promoted_in_some_orders(plain: Plain) -> bool:
+    """Whether `torch.cat` takes leaves of these dtypes in one order and refuses them in another."""
+    dtypes = {leaf.dtype for leaf in plain.tensors()}
+    return len(dtypes) > 1 and not dtypes.isdisjoint(UNSIGNED)
 
 
 def reduced_together(plain: Plain, name: str, at: object, options: dict[str, object]) -> Tensor:

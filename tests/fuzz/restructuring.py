@@ -26,11 +26,10 @@ from tests.fuzz.trees import (
     split,
     take_out,
     unflattened,
-    unwrapped,
     walk,
 )
 
-from kd_core import NonTensorData, TensorDict, TensorDictBase
+from kd_core import TensorDict, TensorDictBase
 
 
 def key_of(rng: Random, path: Path) -> object:
@@ -110,9 +109,9 @@ def store(rng: Random, s: Subject, name: str) -> Call:
         if name == "setdefault":
             found = find(tree, path)
             if found is not None:
-                return unwrapped(found)
+                return found
             put(tree, path, entry)
-            return unwrapped(entry)
+            return entry
         if name == "create_nested":
             level = level_of(tree, path, make=True)
             level.entries[path[-1]] = Plain(level.batch)
@@ -133,11 +132,6 @@ def store(rng: Random, s: Subject, name: str) -> Call:
     return changes(name, f"td.{name}({key!r}, {type(value).__name__})", ours, change, s)
 
 
-def data_of(entry: object) -> object:
-    """Return the value of a wrapper of data, anything else as it is."""
-    return entry.data if isinstance(entry, NonTensorData) else entry
-
-
 @operation("pop", "popitem", "del_", "__delitem__")
 def remove(rng: Random, s: Subject, name: str) -> Call:
     path = some_path(rng, s)
@@ -151,10 +145,10 @@ def remove(rng: Random, s: Subject, name: str) -> Call:
             raise Refusal("empty")
         if name == "popitem":
             last, value = tree.entries.popitem()
-            return (last, unwrapped(value))
+            return (last, value)
         found = take_out(tree, path)
         if name == "pop":
-            return unwrapped(found)
+            return found
         return ITSELF if name == "del_" else None
 
     def ours(td: TensorDictBase) -> object:
@@ -162,10 +156,9 @@ def remove(rng: Random, s: Subject, name: str) -> Call:
             del td[key]  # type: ignore[arg-type]  # any spelling
             return None
         if name == "popitem":
-            last, value = td.popitem()
-            return (last, data_of(value))
+            return td.popitem()
         if name == "pop":
-            return data_of(td.pop(cast("str", key), *([7] if default else [])))
+            return td.pop(cast("str", key), *([7] if default else []))
         return getattr(td, name)(key)
 
     return changes(name, f"td.{name}({key!r}, default={default})", ours, change, s)
