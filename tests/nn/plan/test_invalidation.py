@@ -296,3 +296,39 @@ def test_intermediate_values_live_until_they_are_last_read() -> None:
         alive.clear()
         call()
         assert max(alive) == 1
+
+
+def write_past_the_attribute(model: TensorDictModule, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(model.__dict__, "_out_keys", ("z",))
+
+
+def replace_a_property(model: TensorDictModule, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TensorDictModuleBase, "_own_out_keys", lambda self: ("z",))
+
+
+def replace_a_function_of_torch(model: TensorDictModule, patch: pytest.MonkeyPatch) -> None:
+    before = nn.Module.__getattr__
+
+    def read(module: nn.Module, name: str) -> object:
+        found = before(module, name)
+        return found * 2 if isinstance(found, Tensor) else found
+
+    patch.setattr(nn.Module, "__getattr__", read)
+
+
+@pytest.mark.parametrize(
+    "change", [write_past_the_attribute, replace_a_property, replace_a_function_of_torch]
+)
+def test_changes_that_the_guide_lists_are_seen_by_a_new_plan_only(
+    change: Callable[[TensorDictModule, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = nn.Linear(2, 2, bias=False)
+    model = TensorDictModule(linear, ["x"], ["y"])
+    warm(model)
+    expected = linear(X)
+    with monkeypatch.context() as patch:
+        change(model, patch)
+        assert torch.equal(model(TensorDict(x=X))["y"], expected)
+        model.strict = False  # any assignment: seen
+        result = model(TensorDict(x=X))
+    assert "y" not in result or not torch.equal(result["y"], expected)
