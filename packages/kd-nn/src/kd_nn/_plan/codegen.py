@@ -70,6 +70,7 @@ class Calls:
         self.checks_batch = False
         self._holders: dict[Path, str] = {}
         self._dying = last_reads(program)
+        self._moved: set[int] = set()
 
     def write_holders(self, depth: int) -> None:
         """Write that the dicts in which the steps are found get names: each is looked up once."""
@@ -109,6 +110,10 @@ class Calls:
             text.name("_like", TensorDict())
             return
         text.add(depth, f"_like = {container}")
+        read = {slot for call in self.program.calls for slot in call.reads}
+        self._moved = read.difference(slot for _, slot in self.program.inputs)
+        if self._moved:
+            text.add(depth, "_device = _like.device")
         outputs = {slot for _, slot in self.program.outputs}
         self.checks_batch = any(not outputs.issuperset(_made(call)) for call in self.program.calls)
         if self.checks_batch:
@@ -142,6 +147,7 @@ class Calls:
         """Write that outputs are what a container would hold, as when steps are interpreted.
 
         Plain tensors that become visible are checked when they are stored; those that do not, here.
+        Those that a later step reads are moved here to the device of the container.
         """
         visible = {slot for _, slot in self.program.outputs}
         for key, slot in zip(keyed(call.step).out_keys_source, call.writes, strict=True):
@@ -150,6 +156,8 @@ class Calls:
             test = f"_v{slot}.__class__ is not _Tensor"
             if slot not in visible and self.checks_batch:
                 test += f" or _v{slot}.shape[:_rank] != _batch"
+            if slot in self._moved:
+                test += f" or _device is not None and _v{slot}.device != _device"
             self.text.add(depth, f"if {test}:")
             self.text.add(depth + 1, f"_v{slot} = _fitted(_like, {key!r}, _v{slot})")
 
