@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn import (
     EnsembleModule,
     NormalParamExtractor,
-    TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
-    TensorDictSequential,
     WrapModule,
     dispatch,
 )
+from kd_nn import TensorDictModule as Mod
+from kd_nn import TensorDictSequential as Seq
 
 X: Final = torch.arange(6.0).reshape(2, 3) / 6
-Mod, Seq = TensorDictModule, TensorDictSequential
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Model:
         batch_size: The batch size of that container.
         planned: Whether calls with tensors run a plan, so that a comparison means something.
         by_tensors: Whether it can be called with tensors.
+        device: The device of that container.
     """
 
     build: Callable[[], nn.Module]
@@ -44,6 +44,7 @@ class Model:
     batch_size: tuple[int, ...] = (2,)
     planned: bool = True
     by_tensors: bool = True
+    device: str | None = None
 
     def make(self) -> nn.Module:
         """Return the model with the same weights each time."""
@@ -52,7 +53,7 @@ class Model:
 
     def container(self) -> TensorDict:
         """Return a container of fresh tensors; those of floating point require gradients."""
-        return TensorDict(_fresh(self.entries), self.batch_size)
+        return TensorDict(_fresh(self.entries), self.batch_size, device=self.device)
 
 
 def _fresh(entries: Mapping[str, object]) -> dict[str, object]:
@@ -181,7 +182,7 @@ def shared() -> Seq:
 
 
 def attention() -> Seq:
-    query = {"query": "x", "key": "x", "value": ("memory", "v")}
+    query: dict[str, NestedKey] = {"query": "x", "key": "x", "value": ("memory", "v")}
     return Seq(
         Mod(nn.MultiheadAttention(4, 2, batch_first=True), query, ["h", "_"]),
         Mod(nn.LayerNorm(4), ["h"], ["y"]),
@@ -226,11 +227,26 @@ def dead_input(depth: int) -> Seq:
 
 def dead_input_that_is_written_later() -> Seq:
     dead = Mod(torch.exp, ["z"], ["b"])
-    later = Mod(torch.neg, ["x"], ["z"])
-    return Seq(dead, later, Mod(split, ["z"], ["y", "_"])).select_out_keys("y")
+    return Seq(dead, Mod(torch.neg, ["x"], ["z"]), Mod(split, ["z"], ["y", "_"])).select_out_keys(
+        "y"
+    )
 
 
 LABELLED: Final = {"x": X, "label": "cat"}
+
+
+def strays() -> Seq:
+    """Return a model whose first step leaves the device; the next one is told where it runs."""
+
+    def stray(x: Tensor) -> Tensor:
+        return torch.zeros(x.shape, device="cpu")
+
+    def where(h: Tensor) -> Tensor:
+        return torch.zeros(2, 4 if h.is_meta else 5, device="meta")
+
+    return Seq(Mod(stray, ["x"], ["h"]), Mod(where, ["h"], ["y"]))
+
+
 UNUSED: Final = {"x": X, "z": -X}
 GOAL: Final = {"x": X, "goal": {"by": X * 2, "other": X}}
 
@@ -324,6 +340,8 @@ MODELS: Final[dict[str, Model]] = {
             Mod(torch.neg, "x", "a", inplace=False), Mod(split, "a", ["b", "c"], inplace="empty")
         )
     ),
+    "container with a device": Model(tutorial, device="cpu"),
+    "output on another device": Model(strays, {"x": X.to("meta")}, device="meta"),
     "wrapper": Model(wrapped_sequence, planned=False),
     "function of a container": Model(
         lambda: Seq(

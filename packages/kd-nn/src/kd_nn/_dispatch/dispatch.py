@@ -138,13 +138,11 @@ class Dispatched(Generic[M]):
             return describe(module)
 
         bound = names.bind(args, kwargs, who)
-        names.require(bound, _optional_keys(module), who)
+        names.require(bound, optional_keys(module), who)
         if not extras:
             run = getattr(type(module), "run_on_values", None)
             if run is not None and type(module).forward is self:
-                outputs = run(module, bound)
-                if outputs is not None:
-                    return _bare(outputs)
+                return _bare(run(module, bound))
         batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
         result = self.function(module, container_of(bound, batch_size), **extras)
         return self._pick(module, result)
@@ -167,7 +165,7 @@ class Dispatched(Generic[M]):
         return CallNames(keys, self.separator)
 
     def _function_for(self, module: nn.Module) -> Callable[..., object]:
-        optional = _optional_keys(module) if hasattr(type(module), "optional_in_keys") else ()
+        optional = optional_keys(module) if hasattr(type(module), "optional_in_keys") else ()
         return self._function_of(keys_of(module, self.source), optional)
 
     def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
@@ -303,7 +301,8 @@ def describe(module: object) -> str:
     return f"`{inner if isinstance(inner, str) else type(module).__name__}`"
 
 
-def _optional_keys(module: nn.Module) -> Keys:
+def optional_keys(module: nn.Module) -> Keys:
+    """Return those of its `in_keys` that a call of the module may leave out."""
     if isinstance(getattr(type(module), "optional_in_keys", None), property):
         return tuple(cast("list[NestedKey]", module.optional_in_keys))
     return ()

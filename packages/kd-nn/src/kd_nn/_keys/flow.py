@@ -7,7 +7,7 @@ writes equals, holds or is held by a key that the other reads: writing `n` feeds
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Optional, Self
+from typing import Optional, Self, TypeAlias
 
 from kd_core import NestedKey
 from kd_core.extending import is_prefix
@@ -19,6 +19,9 @@ from kd_nn._keys.specs import (
     unique,
     without_covered,
 )
+
+Needs: TypeAlias = dict[NestedKey, bool]
+"""What is read from outside: each key, and whether it must be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class KeyNode:
         partly: Containers of which it makes a part itself and may read the rest from outside.
         inner: The flow of its own steps, if a part of them may run.
         may_skip: Whether it may be left out as a whole, for want of inputs.
+        optional: Those of the keys it reads that it can do without.
 
     Example:
         >>> KeyNode("0", "Linear", ("x",), ("hidden",), parameters=16).writes
@@ -52,6 +56,7 @@ class KeyNode:
     partly: Keys = ()
     inner: Optional["KeyFlow"] = field(default=None, repr=False)
     may_skip: bool = False
+    optional: Keys = ()
 
     @property
     def may_read(self) -> Keys:
@@ -65,17 +70,19 @@ class KeyNode:
             return not self.writes
         return any(node.has_effects for node in self.inner.nodes)
 
-    def reads_for(self, out_keys: Keys) -> Keys:
+    def needs(self, out_keys: Keys) -> Needs:
         """Return what it reads when only some of its keys are needed.
 
         Args:
             out_keys: Those of its `writes` that are needed.
         """
         if self.inner is None:
-            return self.may_read
-        needed = tuple(self.inner.trace_back(out_keys)[1])
+            found = dict.fromkeys(self.partly, False)
+            found |= {key: key not in self.optional for key in self.reads}
+        else:
+            found = self.inner.trace_back(out_keys)[1]
         # Whether it runs at all depends on all that it reads.
-        return (*needed, *self.reads) if self.may_skip else needed
+        return dict.fromkeys([*found, *self.reads], False) if self.may_skip else found
 
 
 @dataclass(frozen=True)
@@ -192,13 +199,13 @@ class KeyFlow:
         """
         return self.trace_back(out_keys)[0]
 
-    def trace_back(self, out_keys: Iterable[NestedKey]) -> tuple[dict[int, Keys], Keys]:
+    def trace_back(self, out_keys: Iterable[NestedKey]) -> tuple[dict[int, Keys], Needs]:
         """Return the steps that `out_keys` need, as `live_writes`, and what they need from outside.
 
         Args:
             out_keys: Keys that some steps write.
         """
-        live = dict.fromkeys(out_keys)
+        live = dict.fromkeys(out_keys, False)
         kept: dict[int, Keys] = {}
         for idx in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[idx]
@@ -206,9 +213,10 @@ class KeyFlow:
             if written or node.has_effects:
                 kept[idx] = written
                 if not node.may_skip:
-                    live = {key: None for key in live if not is_covered(key, written)}
-                live.update(dict.fromkeys(node.reads_for(written)))
-        return kept, tuple(live)
+                    live = {k: must for k, must in live.items() if not is_covered(k, written)}
+                for key, must in node.needs(written).items():
+                    live[key] = live.get(key, False) or must
+        return kept, live
 
     def writes_before(self, idx: int) -> Keys:
         """Return what the steps before the one at `idx` write."""

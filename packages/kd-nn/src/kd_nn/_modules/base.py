@@ -5,7 +5,6 @@ back as fresh lists. Assigning to anything that decides how a module runs (its k
 a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast, overload
 
 import torch
@@ -13,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch.dispatch import ForwardSignature, Named, Value, describe
+from kd_nn._dispatch.dispatch import (
+    ForwardSignature,
+    Named,
+    Value,
+    describe,
+    optional_keys,
+)
 from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
 from kd_nn._keys.flow import KeyNode
 from kd_nn._keys.graph import KeyGraph
@@ -249,23 +254,6 @@ class TensorDictModuleBase(Flagged):
         """
         raise NotImplementedError(f"{describe(self)} has no form on bare values.")
 
-    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
-        """Compute the visible outputs from values by key.
-
-        Args:
-            values: The inputs; those of `optional_in_keys` may be absent.
-
-        Returns:
-            One value per key of `out_keys` that is not discarded, or None if the module must be
-            given a container.
-        """
-        keys = self.in_keys
-        if not self.has_value_form or any(key not in values for key in keys):
-            return None
-        outputs = self.forward_values(*[values[key] for key in keys])
-        by_key = dict(zip(self.out_keys_source, outputs, strict=True))
-        return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
-
     def reset_parameters_recursive(
         self, parameters: TensorDictBase | None = None
     ) -> TensorDictBase | None:
@@ -404,6 +392,7 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
         tuple(key for key in writes if key != DISCARD),
         count,
         partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),
+        optional=optional_keys(step) if inner is None else (),
         inner=inner,
         may_skip=may_skip or (inner is None and getattr(step, "may_skip", False) is True),
     )

@@ -201,11 +201,18 @@ class TensorDictModule(TensorDictModuleBase):
             )
         return values
 
-    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
-        """Compute the visible outputs from values by key; see the base class."""
-        if not self.strict:
-            values = {key: values.get(key) for key in self.spec.keys}
-        return super().run_on_values(values)
+    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...]:
+        """Compute the visible outputs of a call with tensors, without a container.
+
+        Args:
+            values: The inputs by key; without `strict` some may be absent.
+
+        Returns:
+            One value per key of `out_keys` that is not discarded.
+        """
+        outputs = self.forward_values(*[values.get(key) for key in self.spec.keys])
+        by_key = dict(zip(self._own_out_keys(), outputs, strict=True))
+        return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Return an attribute of the module, else of what it wraps."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from kd_core.extending import is_prefix
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import Keys
@@ -81,7 +82,7 @@ class Resolved:
         live: The steps that the visible outputs need, and which of their keys.
         dependencies: What all this was made from.
         traced: The functions that dynamo inlines, if every step can be called on values.
-        optional: Those of `in_keys` that no step requires; None until it is asked for.
+        optional: Those of `in_keys` that no live step requires.
     """
 
     graph: KeyGraph
@@ -89,8 +90,8 @@ class Resolved:
     out_keys: Keys
     live: dict[int, Keys]
     dependencies: Dependencies
+    optional: Keys
     traced: Traced | None = None
-    optional: Keys | None = None
 
     @classmethod
     def of(cls, sequence: StepList) -> "Resolved":
@@ -98,19 +99,21 @@ class Resolved:
         dependencies = Dependencies.of(sequence)
         tolerant = sequence.__dict__.get("partial_tolerant") is True
         nodes = tuple(key_node(name, step, tolerant) for name, step in sequence.named_steps())
-        graph = KeyGraph(nodes)
-        selected = sequence.__dict__.get("_selected")
-        if selected is not None:
-            graph = KeyGraph(nodes, selected).restrict(graph.needed_for(selected))
-        live = graph.live_writes(graph.outputs)
-        found = cls(graph, graph.inputs, graph.writes, live, dependencies)
+        graph = KeyGraph(nodes, sequence.__dict__.get("_selected"))
+        live, needs = graph.trace_back(graph.outputs)
+        if graph.out_keys is not None:
+            graph = graph.restrict(tuple(live))
+        required = [key for key, must in needs.items() if must]
+        inputs = graph.inputs
+        optional = tuple(key for key in inputs if not any(is_prefix(key, r) for r in required))
+        found = cls(graph, inputs, graph.writes, live, dependencies, optional)
         # The function is made of text, which dynamo cannot trace; a container is passed instead.
         if not torch.compiler.is_dynamo_compiling():
             found._make_traced(sequence)
         return found
 
     def _make_traced(self, sequence: StepList) -> None:
-        program = resolve(sequence, self.in_keys, self.graph.outputs)
+        program = resolve(sequence, self.graph, self.in_keys, self.graph.outputs)
         if program is None:
             return
         hooks = watch_function([(), *self.dependencies.paths])

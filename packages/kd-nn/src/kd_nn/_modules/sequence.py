@@ -7,7 +7,7 @@ with a working copy of the container. Both leave the caller's container alone if
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -21,7 +21,6 @@ from kd_core import (
     format_key,
     is_tensor_collection,
 )
-from kd_core.extending import is_prefix
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
@@ -35,7 +34,7 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
 from kd_nn._modules.interpreter import members_of, run_members, run_steps, take_wanted
 from kd_nn._modules.resolved import Resolved
-from kd_nn._modules.steps import Modules, StepList, required_keys, store_steps
+from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.eager import BUSY
 
 
@@ -97,17 +96,8 @@ class TensorDictSequential(StepList):
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
-        """The `in_keys` that a call with tensors may leave out: no step insists on them."""
-        if self.partial_tolerant:
-            return self.in_keys
-        resolved = self._resolve()
-        if resolved.optional is None:
-            steps = self.named_steps()
-            needed = [key for idx in resolved.live for key in required_keys(steps[idx][1])]
-            resolved.optional = tuple(
-                key for key in resolved.in_keys if not any(is_prefix(key, r) for r in needed)
-            )
-        return list(resolved.optional)
+        """The `in_keys` that a call with tensors may leave out: no step that runs insists."""
+        return list(self._resolve().optional)
 
     @property
     def partly_read(self) -> list[NestedKey]:
@@ -164,10 +154,6 @@ class TensorDictSequential(StepList):
         live = resolved.graph.live_writes(every)
         made = run_steps(self, container_of(given), TensorDict(), live, every)
         return tuple(entry(made, key) for key in every)
-
-    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...] | None:
-        """Return None: without a plan, steps are interpreted on a container."""
-        return None
 
     def select_subsequence(
         self,

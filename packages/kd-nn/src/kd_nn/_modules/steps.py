@@ -15,7 +15,7 @@ from kd_core import InvalidArgument, KeyNotFound
 from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe
 from kd_nn._errors import NotKeyed
-from kd_nn._keys.specs import Keys, parse_keys
+from kd_nn._keys.specs import parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -194,13 +194,6 @@ def check_name(name: object) -> str:
             f"a step is named by a str without a dot, as sub-modules are, got {name!r}."
         )
     return plain_str(name)
-
-
-def required_keys(step: nn.Module) -> Keys:
-    """Return the `in_keys` of a step, less those that it can do without."""
-    keys = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # checked before
-    optional = getattr(step, "optional_in_keys", ())
-    return tuple(key for key in keys if key not in optional)
 
 
 def check_keyed(name: str, step: object) -> None:

@@ -26,7 +26,7 @@ from kd_nn._keys.specs import InKeySpec
 from kd_nn._plan.codegen import Calls, OutputNote, Text, plain_module
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, Watch
 from kd_nn._plan.invalidation import Flagged, flags_of, running_classes
-from kd_nn._plan.program import Program, keyed, resolve, runs_on_values
+from kd_nn._plan.program import Program, is_sequence, keyed, resolve, runs_on_values
 
 
 class Outcome:
@@ -86,7 +86,7 @@ def _has_flag(module: nn.Module) -> TypeGuard[Flagged]:
 def _plan_of(module: nn.Module) -> Plan:
     keys = keyed(module)
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != "_")
-    program = resolve(module, in_keys, out_keys)
+    program = resolve(module, keys.key_graph(), in_keys, out_keys)
     if program is None:
         return NO_PLAN
     inplace = module.__dict__.get("inplace", True)
@@ -272,7 +272,7 @@ class FastCalls(Calls):
     def _watch(self, module: nn.Module, name: str) -> None:
         """Write the tests of the hooks of a keyed module, and of the change flags inside it."""
         inside = flags_of(module)
-        flags = inside[:1] if hasattr(type(module), "named_steps") else inside
+        flags = inside[:1] if is_sequence(module) else inside
         for idx, flag in enumerate(flags):
             self.checks.append(self.text.name(f"{name}_changed{idx}", flag))
         self._watch_class(type(module))

@@ -1,18 +1,19 @@
 """The program of a keyed module: its steps as calls between numbered values.
 
 A sequence is resolved once. Nested sequences are flattened, every value gets a slot (so a key that
-is overwritten has two), and calls that no wanted output needs are dropped. What may run that way is
-decided here: steps that can be called on bare values, with keys that do not hold one another.
+is overwritten has two), and steps that the key graph tells are not needed have no call. What may
+run that way is decided here: steps that can be called on bare values, with keys that do not hold
+one another.
 For anything else `resolve` returns None, and the sequence passes a container from step to step.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from torch import nn
 
 from kd_core import NestedKey
+from kd_nn._keys.flow import KeyFlow
 from kd_nn._keys.specs import DISCARD, Keys, strictly_overlaps
 from kd_nn._plan.invalidation import is_patched
 
@@ -24,10 +25,17 @@ class Keyed(Protocol):
     out_keys: list[NestedKey]
     out_keys_source: list[NestedKey]
 
+    def key_graph(self) -> KeyFlow:
+        """Return which step reads and writes which keys."""
+
 
 def keyed(step: nn.Module) -> Keyed:
     """Return the same module, typed as one with keys."""
     return cast("Keyed", step)
+
+
+class _Sequence(Protocol):
+    def named_steps(self) -> list[tuple[str, nn.Module]]: ...
 
 
 Path = tuple[str, ...]
@@ -112,33 +120,41 @@ class _Resolver:
         scope[key] = self.slot()
         return scope[key]
 
-    def enter(self, root: nn.Module, scope: Scope) -> None:
+    def enter(self, root: nn.Module, flow: KeyFlow, wanted: Keys, scope: Scope) -> None:
         """Visit the root: its own keys are not asked for, since they follow from this."""
         if not runs_on_values(root):
             raise Unresolvable
-        members = getattr(type(root), "named_steps", None)
-        if members is None:
+        if not is_sequence(root):
             self._call(root, (), (), scope)
             return
         self.is_sequence = True
-        for idx, (name, member) in enumerate(members(root)):
-            self.visit(member, (name,), (str(idx),), scope)
+        self._visit_steps(root, flow, wanted, (), (), scope)
 
-    def visit(self, step: nn.Module, path: Path, index: Path, scope: Scope) -> None:
-        if not runs_on_values(step):
-            raise Unresolvable
-        members = getattr(type(step), "named_steps", None)
-        if members is None:
-            self._call(step, path, index, scope)
-            return
-        if self.tolerant or step.__dict__.get("partial_tolerant"):
-            raise Unresolvable
+    def _visit_steps(
+        self, root: nn.Module, flow: KeyFlow, wanted: Keys, path: Path, index: Path, scope: Scope
+    ) -> None:
+        """Visit the steps of a sequence; those that are not needed for the changes inside."""
+        live = flow.live_writes(wanted)
+        steps = cast("_Sequence", root).named_steps()
+        for idx, ((name, step), node) in enumerate(zip(steps, flow.nodes, strict=False)):
+            if not runs_on_values(step):
+                raise Unresolvable
+            place = (*path, name), (*index, str(idx))
+            if is_sequence(step):
+                if self.tolerant or node.inner is None or step.__dict__.get("partial_tolerant"):
+                    raise Unresolvable
+                self._visit_inside(step, node.inner, live.get(idx, ()), *place, scope)
+            elif idx in live:
+                self._call(step, *place, scope)
+
+    def _visit_inside(
+        self, step: nn.Module, flow: KeyFlow, wanted: Keys, path: Path, index: Path, scope: Scope
+    ) -> None:
         self.containers.append(step)
         inner = dict(scope)
-        for idx, (name, member) in enumerate(members(step)):
-            self.visit(member, (*path, name), (*index, str(idx)), inner)
-        for key in keyed(step).out_keys:
-            if strictly_overlaps(key, scope):
+        self._visit_steps(step, flow, wanted, path, index, inner)
+        for key in wanted:
+            if key not in inner or strictly_overlaps(key, scope):
                 raise Unresolvable
             scope[key] = inner[key]
 
@@ -152,51 +168,39 @@ class _Resolver:
         self.calls.append(Call(step, path, (".".join(index), ".".join(path)), reads, writes))
 
 
-def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
+def resolve(root: nn.Module, flow: KeyFlow, in_keys: Keys, out_keys: Keys) -> Program | None:
     """Return the program of a keyed module, or None if it has none.
 
     Args:
         root: A keyed module, alone or a sequence.
+        flow: Its key graph, which tells the steps that are needed.
         in_keys: Its keys, in the order in which values are to be given.
         out_keys: Its visible keys, in the order in which values are to be returned.
 
     Returns:
-        Its calls, less those that feed only outputs which are not selected.
+        The calls of the steps that its visible keys need.
     """
     resolver = _Resolver(root.__dict__.get("partial_tolerant") is True)
     scope: Scope = {}
     try:
-        resolver.enter(root, scope)
+        resolver.enter(root, flow, out_keys, scope)
     except Unresolvable:
         return None
     written = {slot for call in resolver.calls for slot in call.writes}
     if any(scope.get(key) not in written for key in out_keys):
         return None
     outputs = tuple((key, scope[key]) for key in out_keys)
-    calls = _needed(resolver.calls, (slot for _, slot in outputs))
-    used = {slot for call in calls for slot in call.reads}
+    used = {slot for call in resolver.calls for slot in call.reads}
     ordered = [*in_keys, *(key for key in resolver.inputs if key not in in_keys)]
     inputs = ((key, resolver.inputs[key]) for key in ordered if key in resolver.inputs)
     return Program(
         tuple((key, slot) for key, slot in inputs if slot in used or resolver.tolerant),
-        tuple(calls),
+        tuple(resolver.calls),
         outputs,
         resolver.tolerant,
         resolver.is_sequence,
         tuple(resolver.containers),
     )
-
-
-def _needed(calls: list[Call], wanted: Iterable[int]) -> list[Call]:
-    """Keep the calls that a wanted slot needs, and those that write nothing: they have effects."""
-    live = set(wanted)
-    kept: list[Call] = []
-    for call in reversed(calls):
-        written = {slot for slot in call.writes if slot is not None}
-        if not written or not live.isdisjoint(written):
-            kept.append(call)
-            live.update(call.reads)
-    return kept[::-1]
 
 
 def runs_on_values(step: object) -> bool:
@@ -217,9 +221,14 @@ def runs_on_values(step: object) -> bool:
     )
 
 
+def is_sequence(step: nn.Module) -> bool:
+    """Return whether a module holds steps that run one after the other."""
+    return hasattr(type(step), "named_steps")
+
+
 def runs_in_part(step: nn.Module) -> bool:
     """Return whether a step is a sequence that can run a part of its steps."""
-    return hasattr(type(step), "named_steps") and runs_on_values(step)
+    return is_sequence(step) and runs_on_values(step)
 
 
 def is_watched(module: nn.Module) -> bool:
