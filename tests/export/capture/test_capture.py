@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_export import NotExportable, export
+from kd_export import KeyMismatch, NotExportable, export
 from kd_nn import TensorDictModule
 
 
@@ -49,3 +49,34 @@ def test_a_lazy_layer_is_to_be_called_first() -> None:
         export(module, {"x": torch.ones(4, 3)})
     module.module(torch.ones(4, 3))
     assert export(module, {"x": torch.ones(4, 3)})({"x": torch.ones(2, 3)})["y"].shape == (2, 2)
+
+
+class ByDynamo(nn.Module):
+    """Ask for what only one way of capturing knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_dynamo_compiling() and torch.compiler.is_exporting():
+            raise ValueError("python cannot")
+        return x + 1
+
+
+def test_what_python_refuses_is_tried_by_dynamo() -> None:
+    module = TensorDictModule(ByDynamo(), in_keys=["x"], out_keys=["y"])
+    program = export(module, {"x": torch.ones(2, 3)})
+    assert bool((program({"x": torch.ones(4, 3)})["y"] == 2).all())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_results_of_a_graph_among_the_attributes_are_copied() -> None:
+    """The old weight norm keeps its weight as the result of its last call."""
+    net = nn.utils.weight_norm(nn.Linear(3, 2))
+    net(torch.ones(1, 3))
+    module = TensorDictModule(net, in_keys=["x"], out_keys=["y"])
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(export(module, {"x": x})({"x": x})["y"], net(x).detach())
+
+
+def test_an_input_that_is_left_out_is_named() -> None:
+    module = TensorDictModule(lambda x, mask: x * mask, in_keys=["x", "mask"], out_keys=["y"])
+    with pytest.raises(KeyMismatch, match=r"`mask` not found in the example.*leave it out of its"):
+        export(module, {"x": torch.ones(2, 3)})

@@ -34,7 +34,7 @@ class Toy:
         self.programs[schema.weights] = program
         path.write_text(schema.to_json(), encoding="utf-8")
 
-    def load(self, file: BinaryIO, schema: Schema) -> Runner:
+    def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
         return run_program(self.programs[json.loads(file.read())["weights"]], schema)
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:

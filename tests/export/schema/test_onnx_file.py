@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
-from tests.export.models import case
+from tests.export.models import Keyed, case
+from torch import nn
 
 import kd_export
 from kd_export import ExportError, UntrustedArtifact
 from kd_export._schema.onnx_file import (
     SCHEMA_PROPERTY,
     add_schema,
-    check_self_contained,
+    check_external,
     read_onnx_schema,
     weights_digest,
 )
@@ -136,7 +138,7 @@ def test_weights_in_other_files_are_refused(
 def test_a_node_of_compiled_code_is_refused() -> None:
     graph = helper.make_graph([helper.make_node("EPContext", [], ["y"])], "g", [], [])
     with pytest.raises(UntrustedArtifact, match="weights or code in another file"):
-        check_self_contained(helper.make_model(graph).SerializeToString())
+        check_external(helper.make_model(graph).SerializeToString())
 
 
 def test_endless_depth_is_damage() -> None:
@@ -145,7 +147,7 @@ def test_endless_depth_is_damage() -> None:
         for number in (6, 5, 1):  # a graph in an attribute of a node of a graph
             graph = bytes([number << 3 | 2]) + length_of(graph) + graph
     with pytest.raises(ExportError, match="nested too deeply"):
-        check_self_contained(b"\x3a" + length_of(graph) + graph)
+        check_external(b"\x3a" + length_of(graph) + graph)
 
 
 def length_of(content: bytes) -> bytes:
@@ -167,4 +169,72 @@ def test_a_model_in_the_format_of_onnxruntime_is_not_read(path: Path) -> None:
     from kd_export._backends.onnx import backend
 
     with pytest.raises(ExportError, match=r"not a whole ONNX model|cannot load the file"):
-        backend.load(io.BytesIO(data), schema)
+        backend.load(io.BytesIO(data), schema, path)
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose weights are beside it, as those of 2 GiB are."""
+    monkeypatch.setattr("kd_export._backends.onnx.LARGEST_INSIDE", 100)
+    (tmp_path / "in").mkdir()
+    model = Keyed(nn.Linear(30, 20), ["x"], ["y"])
+    kd_export.save(model, tmp_path / "in" / "model.onnx", {"x": torch.randn(2, 30)})
+    return tmp_path / "in" / "model.onnx"
+
+
+def test_large_weights_are_beside_the_file(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [path.name for path in sorted(large.parent.iterdir())] == [
+        "model.onnx",
+        "model.onnx.data",
+    ]
+    monkeypatch.chdir(large.parent.parent)
+    assert kd_export.verify(large).ok
+    assert kd_export.verify("in/model.onnx").ok
+
+
+def test_large_weights_are_in_the_digest(large: Path) -> None:
+    data = large.with_name("model.onnx.data")
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(kd_export.VerifyError, match=r"weights in `model\.onnx` are not those"):
+        kd_export.open(large)
+
+
+def test_large_weights_that_are_missing_or_cut_are_named(large: Path) -> None:
+    data = large.with_name("model.onnx.data")
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(UntrustedArtifact, match=r"bytes at .* of `model\.onnx\.data`, which has"):
+        kd_export.open(large)
+    data.unlink()
+    with pytest.raises(UntrustedArtifact, match="which has 0"):
+        kd_export.open(large)
+    data.mkdir()
+    with pytest.raises(ExportError, match="is not a regular file"):
+        kd_export.open(large)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("location", "../model.onnx.data"),
+        ("location", "/etc/passwd"),
+        ("offset", "-1"),
+        ("offset", "99999999999999999999999"),
+        ("length", "1"),
+        ("basepath", "/"),
+    ],
+)
+def test_no_other_place_is_read(large: Path, key: str, value: str) -> None:
+    model = onnx.load(large, load_external_data=False)
+    (tensor,) = (t for t in model.graph.initializer if t.external_data)
+    entries = {entry.key: entry.value for entry in tensor.external_data} | {key: value}
+    del tensor.external_data[:]
+    for name, text in entries.items():
+        tensor.external_data.add(key=name, value=text)
+    large.write_bytes(model.SerializeToString())
+    with pytest.raises(UntrustedArtifact):
+        kd_export.open(large)
+
+
+def test_a_file_beside_that_no_tensor_names_is_not_read(path: Path) -> None:
+    path.with_name("model.onnx.data").write_bytes(b"stale")
+    assert kd_export.verify(path).ok

@@ -7,6 +7,7 @@ import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def forged(files: dict[str, bytes], path: str, old: str, new: str) -> bytes:
     return packed(files | {path: text.replace(old, new).encode()})
 
 
-def disarmed(data: bytes) -> tuple[io.BytesIO, list[str]]:
+def disarmed(data: bytes) -> tuple[BinaryIO, list[str]]:
     return disarm(io.BytesIO(data))
 
 
@@ -111,7 +112,7 @@ def test_samples_and_guards_are_dropped(files: dict[str, bytes]) -> None:
             files | {MODEL: json.dumps(model).encode(), "data/sample_inputs/model.pt": b"pickled"}
         )
     )
-    with zipfile.ZipFile(kept) as archive:
+    with kept, zipfile.ZipFile(kept) as archive:
         assert archive.read("model/data/sample_inputs/model.pt") == b""
         assert not json.loads(archive.read(f"model/{MODEL}")).get("guards_code")
 

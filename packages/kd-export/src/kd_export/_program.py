@@ -118,7 +118,7 @@ class KeyedProgram:
         with replacing(path) as temporary:
             backend.write(self.exported_program, schema, temporary)
             with open_regular(temporary) as file:
-                session = load(backend, file, path)
+                session = load(backend, file, temporary)
             report = Report(str(path), tuple(compare_trials(session, tried, Tolerance(rtol, atol))))
             if not report.ok:
                 raise VerifyError(

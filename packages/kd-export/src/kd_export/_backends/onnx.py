@@ -1,30 +1,29 @@
 """``.onnx``: run by onnxruntime with numpy, where there is neither torch nor kd_core.
 
-Writing needs torch and onnxscript, and imports them when called. What torch's exporter leaves to
-mend: a name that is both an input and an output makes an invalid file, so an output updated in
-place gets another name inside the file; the name of an inner value may be that of an input; and
-the metadata of nodes, with source paths and stack traces, makes small files three times bigger.
+Writing needs torch and onnxscript (see `onnx_translation`), and imports them when called. A name
+that is both an input and an output makes an invalid file, so an output updated in place gets
+another name inside the file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
-import re
+import mmap
+import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._errors import DtypeMismatch, ExportError, NotExportable
+from kd_export._errors import DtypeMismatch, ExportError
 from kd_export._running.backend import Direct, Runner, require
+from kd_export._schema.files import open_regular
 from kd_export._schema.onnx_file import (
-    add_schema,
-    check_self_contained,
+    check_external,
+    companion,
     read_onnx_schema,
+    schema_field,
     weights_digest,
 )
 from kd_export._schema.schema import Entry, Number, Schema, check_fit
@@ -33,12 +32,14 @@ from kd_export._schema.wire import unused_name
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx_ir as ir
     from numpy.typing import NDArray
     from torch import Tensor
     from torch.export import ExportedProgram
 
     Array = NDArray[np.generic]
+
+LARGEST_INSIDE = 3 << 29
+"""Bytes of weights that the file itself holds: a protobuf message ends at 2 GiB."""
 
 _EXTRA = "onnx"
 
@@ -62,64 +63,64 @@ class OnnxBackend:
         )
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
-        """Translate the program, name its tensors and axes, and write it with the schema."""
+        """Translate the program, name its tensors and axes, and write it with the schema.
+
+        Weights of 1.5 GiB and more are written to a second file, named after the first.
+        """
         require("onnx", _EXTRA)
         require("onnxscript", _EXTRA)
-        import torch
+        from kd_export._backends.onnx_translation import translated, write_model
 
-        _refuse_complex(schema)
-        try:
-            with _quiet():
-                # Without names: older versions take a name that a weight has too for that weight.
-                translated = torch.onnx.export(program, dynamo=True, verbose=False)
-        except Exception as error:
-            first = str(error).strip().splitlines()[0]
-            raise NotExportable(
-                f"the program cannot be translated to ONNX: {first}",
-                got=type(error).__name__,
-                hint="Save it as `.pt2`, or replace the operator that the error above names.",
-            ) from error
-        assert translated is not None
-        _tidy(translated.model, schema)
-        with _quiet():
-            translated.save(str(path), external_data=False)
-        model = path.read_bytes()
-        schema = replace(schema, weights=weights_digest(model))
-        path.write_bytes(add_schema(model, schema.to_json()))
+        data = path.with_name(companion(path.name))
+        write_model(translated(program, schema), path, data, LARGEST_INSIDE)
+        with _bytes_of(path) as model, _bytes_of(data) as weights:
+            schema = replace(schema, weights=weights_digest(model, weights))
+        with path.open("ab") as file:
+            file.write(schema_field(schema.to_json()))
 
-    def load(self, file: BinaryIO, schema: Schema) -> OnnxRunner:
-        """Start an onnxruntime session on the file's bytes."""
+    def load(self, file: BinaryIO, schema: Schema, path: Path) -> OnnxRunner:
+        """Start an onnxruntime session on the file's bytes, and on those of the file beside it."""
         runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
-        data = file.read()
-        check_self_contained(data)
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        try:
-            session = runtime.InferenceSession(
-                data,
-                options,
-                providers=runtime.get_available_providers(),
-                enable_fallback=0,  # a second try with fewer providers prints the first error
-            )
-        except Exception as error:
-            raise ExportError(
-                f"onnxruntime cannot load the file: {error}", got=type(error).__name__
-            ) from error
+        model, beside = file.read(), companion(path.name)
+        with _bytes_of(path.with_name(beside)) as weights:
+            used = check_external(model, beside, len(weights))
+            if used and len(weights):
+                options.add_external_initializers_from_files_in_memory(
+                    [beside], [weights], [len(weights)]
+                )
+            session = _started(runtime, model, options)
+            digest = weights_digest(model, weights if used else b"")
         parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
         named = _named(schema)
         check_fit(
             tuple(tuple(map(_described, entries)) for entries in (named.inputs, named.outputs)),
             tuple(tuple(map(_found, found, entries)) for entries, found in parts),
         )
-        return OnnxRunner(session, named)
+        return OnnxRunner(session, named, digest)
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
-        """Compute the digest of all that the file holds but the schema."""
-        return weights_digest(file.read())
+        """Return the digest of all that was loaded but the schema."""
+        return cast("OnnxRunner", runner).digest
 
 
 backend = OnnxBackend()
+
+
+def _started(runtime: _Runtime, model: bytes, options: _Options) -> _Session:
+    try:
+        return runtime.InferenceSession(
+            model,
+            options,
+            providers=runtime.get_available_providers(),
+            enable_fallback=0,  # a second try with fewer providers prints the first error
+        )
+    except Exception as error:
+        raise ExportError(
+            f"onnxruntime cannot load the file: {error}", got=type(error).__name__
+        ) from error
 
 
 class OnnxRunner:
@@ -127,7 +128,8 @@ class OnnxRunner:
 
     direct: Direct | None = None
 
-    def __init__(self, session: _Session, schema: Schema) -> None:
+    def __init__(self, session: _Session, schema: Schema, digest: str) -> None:
+        self.digest = digest
         self._session = session
         self._inputs = [entry.name for entry in schema.inputs]
         self._outputs = [entry.name for entry in schema.outputs]
@@ -214,6 +216,9 @@ class _Options(Protocol):
     log_severity_level: int
 
     def add_session_config_entry(self, key: str, value: str) -> None: ...
+    def add_external_initializers_from_files_in_memory(
+        self, names: list[str], buffers: list[memoryview], lengths: list[int]
+    ) -> None: ...
 
 
 class _Runtime(Protocol):
@@ -263,81 +268,16 @@ def _version(package: str) -> str:
     return str(getattr(require(package, _EXTRA), "__version__", "unknown"))
 
 
-def _refuse_complex(schema: Schema) -> None:
-    for entry in (*schema.inputs, *schema.outputs):
-        if entry.dtype.startswith("complex"):
-            raise NotExportable(
-                f"`{entry.wire}` is {entry.dtype}, and ONNX files carry no complex numbers.",
-                key=entry.key,
-                got=entry.dtype,
-                hint="Let the module take and give `torch.view_as_real(x)`, or save it as `.pt2`.",
-            )
-
-
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the progress lines of the exporter and the warnings of its parts."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _tidy(model: ir.Model, schema: Schema) -> None:
-    """Drop what a file should not tell, give values and axes their names."""
-    graph = model.graph
-    _name_border(graph.inputs, schema.inputs)
-    _name_border(graph.outputs, schema.outputs)
-    axes = _symbols(graph, schema)
-    border = {*graph.inputs, *graph.outputs}
-    used = {entry.name for entry in (*schema.inputs, *schema.outputs)}
-    for node in graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-    for value in _values(graph):
-        value.metadata_props.clear()
-        if value.shape is not None:
-            _rename_axes(value.shape, axes)
-        if value not in border and value.name is not None:
-            value.name = unused_name(value.name, used)
-            used.add(value.name)
-    graph.metadata_props.clear()
-    model.metadata_props.clear()
-
-
-def _name_border(values: Sequence[ir.Value], entries: Sequence[Entry]) -> None:
-    for value, entry in zip(values, entries, strict=True):
-        value.name = entry.name
-
-
-def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:
-    """Map the symbols of the translated inputs (``s77``) to axis names."""
-    return {
-        str(size.value): name
-        for value, entry in zip(graph.inputs, schema.inputs, strict=True)
-        for size, name in zip(value.shape or (), entry.shape, strict=True)
-        if isinstance(name, str) and not isinstance(size, int)
-    }
-
-
-def _rename_axes(shape: ir.Shape, axes: dict[str, str]) -> None:
-    for dim, size in enumerate(shape):
-        if not isinstance(size, int):
-            shape[dim] = _renamed(str(size.value), axes)
-
-
-def _renamed(expression: str, axes: dict[str, str]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda word: axes.get(word[0], word[0]), expression)
-
-
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    """List all values of a graph: initialisers, inputs, results of nodes."""
-    results = [value for node in graph for value in node.outputs]
-    return [*graph.initializers.values(), *graph.inputs, *results]
+def _bytes_of(path: Path) -> Iterator[memoryview]:
+    """Map a regular file; one that does not exist has no bytes."""
+    if not os.path.lexists(path):
+        yield memoryview(b"")
+        return
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            yield memoryview(b"")
+            return
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with mapped, memoryview(mapped) as view:
+            yield view

@@ -58,7 +58,7 @@ class Pt2Backend:
         with _stripped(program):
             torch.export.save(program, path, extra_files={SCHEMA_FILE: schema.to_json()})
 
-    def load(self, file: BinaryIO, schema: Schema) -> TorchRunner:
+    def load(self, file: BinaryIO, schema: Schema, path: Path) -> TorchRunner:
         """Check the archive, load it, and write its graph as one function."""
         import torch
 
@@ -70,7 +70,8 @@ class Pt2Backend:
             with warnings.catch_warnings():
                 # torch 2.10 says so of every file that it loads.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-                program = torch.export.load(archive)
+                with archive:
+                    program = torch.export.load(archive)
             check_fit(_described(schema), _borders(program))
             return run_program(program, schema)
         except ExportError:

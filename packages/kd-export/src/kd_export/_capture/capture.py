@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +22,11 @@ from torch.export import ExportedProgram
 from kd_core import KdError, TensorDictBase
 from kd_export._capture.dynamic_shapes import Dynamic, DynamicShapes, Name, resolve, widen
 from kd_export._capture.example import bounds, prepare, read_example
+from kd_export._capture.explaining import check_dynamic, explained, input_values
 from kd_export._capture.fixups import mend
 from kd_export._capture.reference import Reference, frozen_modes
 from kd_export._capture.signature import Example, FlatModule, Word
-from kd_export._errors import (
-    ExportError,
-    Key,
-    NotExportable,
-    Specialized,
-)
+from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
 from kd_export._schema.wire import wire_name
@@ -84,25 +79,40 @@ def capture(
 def _trace(
     flat: FlatModule, tensors: Mapping[Key, Tensor], shapes: DynamicShapes, strict: bool
 ) -> ExportedProgram:
-    """Run `torch.export.export`, and explain its errors in the words of keys."""
-    arguments = flat.arguments
-    kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
-    dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
+    """Run `torch.export.export`, and explain its errors in the words of keys.
+
+    What python refuses is tried once more by dynamo, as `torch.onnx.export` does.
+    """
     try:
-        with warnings.catch_warnings(), _quiet():
-            warnings.simplefilter("ignore")
-            if strict:  # dynamo cannot follow what a module caches on its first call
-                flat.run([tensor.clone() for tensor in tensors.values()])
-            program = torch.export.export(
-                flat, (), kwargs, dynamic_shapes=dims if shapes.axes else None, strict=strict
-            )
+        program = _captured(flat, tensors, shapes, strict)
     except (ExportError, KdError):
         raise
     except Exception as error:
-        raise _explained(error, flat, shapes) from error
-    _check_dynamic(program, flat, shapes)
+        failure = explained(error, flat, shapes)
+        if strict or isinstance(failure, Specialized):
+            raise failure from error
+        try:
+            program = _captured(flat, tensors, shapes, strict=True)
+        except Exception:
+            raise failure from error
+    check_dynamic(program, flat, shapes)
     _own_names(program)
     return program
+
+
+def _captured(
+    flat: FlatModule, tensors: Mapping[Key, Tensor], shapes: DynamicShapes, strict: bool
+) -> ExportedProgram:
+    arguments = flat.arguments
+    kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
+    dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        if strict:  # dynamo cannot follow what a module caches on its first call
+            flat.run([tensor.clone() for tensor in tensors.values()])
+        return torch.export.export(
+            flat, (), kwargs, dynamic_shapes=dims if shapes.axes else None, strict=strict
+        )
 
 
 @contextlib.contextmanager
@@ -131,85 +141,13 @@ def _own_names(program: ExportedProgram) -> None:
             held[name.removeprefix(_PREFIX)] = held.pop(name)
 
 
-def _explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> ExportError:
-    text = str(error)
-    frozen = re.search(r"specialized it to be a constant \((\d+)\)", text)
-    unequal = "Constraints violated" in text or frozen is not None
-    if shapes.axes and unequal:
-        return _specialized(text, flat, shapes, None if frozen is None else int(frozen[1]))
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    place = _place(text)
-    if "data-dependent" in text.lower():
-        return NotExportable(
-            f"`{type(flat.module).__name__}` decides by the values of a tensor{place}, which a "
-            "program of one graph cannot do.",
-            got=first.strip(),
-            hint="Compute both ways and choose with `torch.where`, or use `torch.cond`.",
-        )
-    return NotExportable(
-        f"`{type(flat.module).__name__}` cannot be captured{place}: {first.strip().rstrip('.')}.",
-        got=type(error).__name__,
-        hint="The error above this one shows the place in the module.",
-    )
-
-
-def _place(text: str) -> str:
-    """Return where in the user's code torch says that it happened: the innermost line it names."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)\n\s+(\S.*)', text)
-    if not found:
-        return ""
-    file, line, function, code = found[-1]
-    return f" at `{code.strip()}` (`{function}`, {Path(file).name}:{line})"
-
-
-def _specialized(
-    text: str, flat: FlatModule, shapes: DynamicShapes, size: int | None
-) -> Specialized:
-    """Name the key, dimension and axis of a dimension that did not stay dynamic."""
-    key, dim = next((k, d) for k, dims in shapes.names.items() for d in dims)
-    for candidate in flat.inputs:
-        found = re.search(
-            rf"\b{re.escape(flat.arguments[candidate])}'?\]?\.(?:size\(\)|shape)\[(\d+)\]", text
-        )
-        if found is not None:
-            key, dim = candidate, int(found[1])
-            break
-    axis = shapes.names.get(key, {}).get(dim, "")
-    fixed = "only some of its sizes" if size is None else f"the size {size}"
-    return Specialized(
-        f"the module allows {fixed} of dimension {dim} of `{wire_name(key)}` (axis `{axis}`).",
-        key=key,
-        expected=str(shapes.axes.get(axis, "dynamic")),
-        got=size,
-        hint="Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
-        "give the axis a range it can serve, or fix the shape with `dynamic=None`.",
-    )
-
-
-def _check_dynamic(program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes) -> None:
-    """Check that each dimension asked to be dynamic is."""
-    for key, value in zip(flat.inputs, _input_values(program), strict=True):
-        for dim in shapes.names.get(key, {}):
-            if not isinstance(value.shape[dim], torch.SymInt):
-                raise _specialized("", flat, shapes, int(value.shape[dim]))
-
-
-def _input_values(program: ExportedProgram) -> list[Tensor]:
-    users = set(program.graph_signature.user_inputs)
-    return [
-        node.meta["val"]
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in users
-    ]
-
-
 def _axis_names(
     program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes
 ) -> dict[str, str]:
     """Map torch's symbols (``s77``) to axis names."""
     return {
         str(value.shape[dim]): name
-        for key, value in zip(flat.inputs, _input_values(program), strict=True)
+        for key, value in zip(flat.inputs, input_values(program), strict=True)
         for dim, name in shapes.names.get(key, {}).items()
     }
 

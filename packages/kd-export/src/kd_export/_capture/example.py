@@ -38,13 +38,26 @@ def prepare(
     chosen_out = _chosen(outputs, out_keys, "output", all_needed=False)
     _refuse_lazy(module)
     try:
-        frozen = copy.deepcopy(module).cpu().eval()
+        frozen = copy.deepcopy(module, _copies(module)).cpu().eval()
     except (RuntimeError, TypeError) as error:
         raise NotExportable(
             f"the module cannot be copied: {error}",
             hint="Let it hold parameters and buffers only, no results of a graph or open handles.",
         ) from error
     return frozen, chosen_in, list(dict.fromkeys(chosen_out))
+
+
+def _copies(module: nn.Module) -> dict[int, object]:
+    """Copy the results of a graph that modules keep as attributes: torch refuses to deep-copy them.
+
+    Old `weight_norm` keeps its weight so, and computes it anew in each call.
+    """
+    return {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
 
 
 def _refuse_lazy(module: nn.Module) -> None:
@@ -118,7 +131,10 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
                 f"{quoted(map(wire_name, entries))}.",
                 key=key,
                 expected=tuple(map(wire_name, in_keys)),
-                hint=None if close is None else f"Did you mean `{close}`?",
+                hint="Give it a value there. If the module can do without it, leave it out of its "
+                "`in_keys`."
+                if close is None
+                else f"Did you mean `{close}`?",
             )
     return {key: _tensor(key, entries[key]) for key in in_keys}
 

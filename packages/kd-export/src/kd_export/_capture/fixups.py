@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputSpec, TensorArgument
 
 from kd_export._errors import NotExportable
+from kd_export._running.places import place_of
 
 _DROPOUTS = (
     torch.ops.aten.dropout.default,
@@ -97,23 +98,12 @@ def _refuse_random(graph: fx.Graph) -> None:
         idle = idle or any(_argument(node, name) == 0.0 for name in _RATES)
         if not idle:
             raise NotExportable(
-                f"the module draws random numbers (`{target}`{_place(node)}).",
+                f"the module draws random numbers (`{target}`{place_of(node)}).",
                 expected="a deterministic module",
                 got=str(target),
                 hint="Export a deterministic result with `mode='deterministic'`, or declare the "
                 "draw with `mode='random'`.",
             )
-
-
-def _place(node: fx.Node) -> str:
-    """Name the sub-module that an operator was called in."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    path, kind = list(stack.values())[-1]
-    path = path.removeprefix("module").lstrip(".")
-    name = kind if isinstance(kind, str) else kind.__qualname__
-    return f" in `{path or name.rsplit('.', 1)[-1]}`"
 
 
 def _refuse_state(program: ExportedProgram) -> Iterator[str]:
@@ -123,7 +113,8 @@ def _refuse_state(program: ExportedProgram) -> Iterator[str]:
         spec = kept.get(written.name)
         if spec is not None:
             raise NotExportable(
-                f"the call changes `{spec.target}` of the module (`{node.target}`{_place(node)}).",
+                f"the call changes `{spec.target}` of the module "
+                f"(`{node.target}`{place_of(node)}).",
                 expected="a module without state",
                 got=spec.target,
                 hint="Give the state as an input key and the new state as an output key.",

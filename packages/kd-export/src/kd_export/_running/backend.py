@@ -89,8 +89,12 @@ class Backend(Protocol):
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Write a program and its schema."""
 
-    def load(self, file: BinaryIO, schema: Schema) -> Runner:
-        """Build a runner from an open file; it may be a copy without a name."""
+    def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
+        """Build a runner from an open file.
+
+        The file may be a private copy; ``path`` says where it came from, for a format that keeps
+        a second file beside the first.
+        """
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Compute the digest that the schema holds in ``weights`` from what was loaded.

@@ -88,7 +88,7 @@ def load(backend: Backend, file: BinaryIO, path: Path) -> Session:
     """
     schema = backend.read_schema(file)
     file.seek(0)
-    runner = backend.load(file, schema)
+    runner = backend.load(file, schema, path)
     file.seek(0)
     found = backend.weights(file, runner)
     if found is not None and found != schema.weights:

@@ -20,6 +20,9 @@ from kd_export._running.straight_line import StraightLine
 from kd_export._schema.schema import Entry, Number, Schema
 from kd_export._schema.vectors import Drawn
 
+CHUNK = 1 << 24
+"""Bytes that are hashed at once: ctypes has no array of 2 GiB."""
+
 
 class TorchRunner:
     """Run a program as a straight-line function."""
@@ -111,7 +114,9 @@ def digest_of(held: Mapping[str, object]) -> str:
         if isinstance(tensor, Tensor):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             whole = tensor.detach().cpu().contiguous()
-            digest.update((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))
+            for start in range(0, whole.nbytes, CHUNK):
+                size = min(CHUNK, whole.nbytes - start)
+                digest.update((ctypes.c_char * size).from_address(whole.data_ptr() + start))
     return digest.hexdigest()
 
 

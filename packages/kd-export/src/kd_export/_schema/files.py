@@ -59,15 +59,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The target is replaced in one step after the bytes have reached the disk. When the block
     raises, the target is left as it was. The temporary file has the target's own name, in a folder
-    of its own, because torch writes the name of the file into the archive.
+    of its own, because torch writes the name of the file into the archive. Other files in that
+    folder are moved too.
     """
     with _folder_beside(path) as folder:
         temporary = Path(folder) / path.name
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
+        others = [file for file in Path(folder).iterdir() if file != temporary]
+        for written in (*others, temporary):  # the target last: it names the others
+            with written.open("rb") as file:
+                os.fsync(file.fileno())
+            written.chmod(0o666 & ~_umask())
+            written.replace(path.with_name(written.name))
 
 
 def _folder_beside(path: Path) -> tempfile.TemporaryDirectory[str]:

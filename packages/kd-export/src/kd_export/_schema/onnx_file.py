@@ -1,14 +1,16 @@
 """Reading the protobuf message that an ``.onnx`` file is, without onnx and without executing it.
 
 The wire format is the one of the Protocol Buffers encoding guide, the numbers of the fields are
-those of ``onnx.proto``. A model may keep its weights in other files, which onnxruntime would look
-for in the working directory when it is given bytes: kd_export writes no such model and refuses it.
+those of ``onnx.proto``. A model may keep its weights in other files. kd_export writes one such
+file, for weights that a message cannot hold, beside the model and named after it; a model that
+names any other place is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -42,7 +44,16 @@ _MESSAGES: dict[str, dict[int, str]] = {
     },
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-_EXTERNAL_DATA, _DATA_LOCATION, _OPERATOR = 13, 14, 4
+_DIMS, _DATA_TYPE, _EXTERNAL_DATA, _DATA_LOCATION, _OPERATOR = 1, 2, 13, 14, 4
+# Bits of one number, by the data type of a tensor.
+_BITS = {
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20), 8),
+    **dict.fromkeys((4, 5, 10, 16), 16),
+    **dict.fromkeys((1, 6, 12), 32),
+    **dict.fromkeys((7, 11, 13, 14), 64),
+    **dict.fromkeys((21, 22, 23), 4),
+    15: 128,
+}
 _CONTEXT_NODE = b"EPContext"
 
 
@@ -79,69 +90,132 @@ def _schema_in(file: BinaryIO, start: int, end: int) -> str | None:
 
 def add_schema(model: bytes, text: str) -> bytes:
     """Append the schema to a model as a property: a message may grow at its end."""
+    return model + schema_field(text)
+
+
+def schema_field(text: str) -> bytes:
+    """Build the bytes that add the schema to the end of a model."""
     name, content = SCHEMA_PROPERTY.encode(), text.encode()
     check_schema_size(len(content))
     pair = _field(1, name) + _field(2, content)
-    return model + _field(_METADATA_PROPS, pair)
+    return _field(_METADATA_PROPS, pair)
 
 
-def weights_digest(model: bytes) -> str:
+def companion(name: str) -> str:
+    """Return the one name that a file of weights beside a model may have.
+
+    >>> companion("policy.onnx")
+    'policy.onnx.data'
+    """
+    return f"{name}.data"
+
+
+def weights_digest(model: bytes | memoryview, beside: bytes | memoryview = b"") -> str:
     """Compute the SHA-256 of a model, weights included, without its schema."""
-    view, file = memoryview(model), io.BytesIO(model)
+    view = memoryview(model)
     digest = hashlib.sha256()
     end = 0
     for number, start, size in _fields_in(view, 0, len(view)):
         begin, end = end, start + size
-        if number != _METADATA_PROPS or _schema_in(file, start, end) is None:
+        inside = io.BytesIO(view[start:end]) if number == _METADATA_PROPS else None
+        if inside is None or _schema_in(inside, 0, size) is None:
             digest.update(view[begin:end])
+    digest.update(beside)
     return digest.hexdigest()
 
 
-def check_self_contained(model: bytes) -> None:
-    """Refuse a model that keeps weights in other files.
+def check_external(model: bytes, name: str = "", size: int = 0) -> bool:
+    """Refuse a model that keeps data in other files than the one beside it.
+
+    Args:
+        model: The bytes of the model.
+        name: The only file that may hold weights.
+        size: How many bytes that file has.
+
+    Returns:
+        Whether the model keeps weights there.
 
     Raises:
-        UntrustedArtifact: It does.
+        UntrustedArtifact: It names another file, or the file has not the bytes of the tensors.
         ExportError: It is not a whole model.
     """
+    found = False
     try:
-        for walked, (kind, number, content) in enumerate(_walk(memoryview(model))):
+        for walked, (kind, number, content, whole) in enumerate(_walk(memoryview(model))):
             if walked > _MOST_WALKED:
                 raise EOFError("it has too many fields")
-            _check_inside(kind, number, content)
+            if _is_outside(kind, number, content):
+                _check_place(whole, name, size)
+                found = True
     except EOFError as error:
         raise ExportError(
             f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
         ) from error
+    return found
 
 
-def _walk(view: memoryview) -> Iterator[tuple[str, int, memoryview]]:
-    """Iterate over the fields of all messages that may lead to a tensor."""
+def _walk(view: memoryview) -> Iterator[tuple[str, int, memoryview, memoryview]]:
+    """Iterate over the fields of all messages that may lead to a tensor, each with its message."""
     pending = [("model", 0, len(view), 0)]
     while pending:
         kind, start, end, depth = pending.pop()
         if depth > _DEEPEST:
             raise EOFError("it is nested too deeply")
         for number, begin, size in _fields_in(view, start, end):
-            yield kind, number, view[begin : begin + size]
+            yield kind, number, view[begin : begin + size], view[start:end]
             inner = _MESSAGES.get(kind, {}).get(number)
             if inner is not None:
                 pending.append((inner, begin, begin + size, depth + 1))
 
 
-def _check_inside(kind: str, number: int, content: memoryview) -> None:
-    """Refuse a tensor whose data, and a node whose program, is in another file."""
+def _is_outside(kind: str, number: int, content: memoryview) -> bool:
+    """Decide whether a field says that data, or the program of a node, is in another file."""
     if kind == "tensor":
-        outside = number == _EXTERNAL_DATA or (number == _DATA_LOCATION and any(content))
-    else:
-        outside = kind == "node" and number == _OPERATOR and content == _CONTEXT_NODE
-    if outside:
+        return number == _EXTERNAL_DATA or (number == _DATA_LOCATION and any(content))
+    if kind == "node" and number == _OPERATOR and content == _CONTEXT_NODE:
+        raise _outside("compiled code")
+    return False
+
+
+def _check_place(tensor: memoryview, name: str, size: int) -> None:
+    """Refuse a tensor whose data is not a part of the file beside the model, of its own length."""
+    dims, kind, place = [], 0, {}
+    for number, begin, length in _fields_in(tensor, 0, len(tensor)):
+        content = tensor[begin : begin + length]
+        if len(dims) + len(place) > _MOST_IN_PAIR * 4:
+            raise _outside("a tensor of too many parts")
+        if number == _DIMS:
+            position = 0
+            while position < length:
+                dim, position = _varint(content, position)
+                dims.append(dim)
+        elif number == _DATA_TYPE:
+            kind, _ = _varint(content, 0)
+        elif number == _EXTERNAL_DATA:
+            parts = {n: bytes(content[b : b + s]) for n, b, s in _fields_in(content, 0, length)}
+            place[parts.get(1, b"")] = parts.get(2, b"")
+    offset, length = (place.pop(word, b"x") for word in (b"offset", b"length"))
+    fits = offset.isdigit() and length.isdigit() and len(offset) < 20 and len(length) < 20
+    if place != {b"location": name.encode()} or not name or not fits:
+        raise _outside(str(place.get(b"location", b""))[2:-1])
+    whole = (math.prod(dims) * _BITS.get(kind, 0) + 7) // 8
+    if int(length) != whole or int(offset) + whole > size:
         raise UntrustedArtifact(
-            "the model keeps weights or code in another file.",
-            expected="all data inside the file",
-            got="external data",
-            hint="Ask for a file that `kd_export.save` wrote: it holds all it needs.",
+            f"a tensor of {whole:,} bytes is said to be the {int(length):,} bytes at "
+            f"{int(offset):,} of `{name}`, which has {size:,}.",
+            expected=whole,
+            got=int(length),
+            hint="The file beside the model is missing or cut, or the model is forged.",
         )
+
+
+def _outside(what: str) -> UntrustedArtifact:
+    return UntrustedArtifact(
+        f"the model keeps weights or code in another file: {what[:80]}.",
+        expected="all data inside the file, or in the one file beside it",
+        got=what[:1000],
+        hint="Ask for a file that `kd_export.save` wrote, and for the `.onnx.data` beside it.",
+    )
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -10,10 +10,11 @@ extra files, guards, metadata.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Collection
 from typing import BinaryIO
@@ -39,10 +40,13 @@ _LARGEST_SPREAD = 1 << 26
 _WIDEST = 16
 """Bytes of the widest number, complex128."""
 _MOST_DIMS = 64
+_CHUNK = 1 << 20
 
 
-def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[io.BytesIO, list[str]]:
+def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list[str]]:
     """Check a ``.pt2`` file and write it anew without what need not be loaded.
+
+    The new archive is a temporary file, so that weights are in memory once: where torch puts them.
 
     Args:
         file: The file, open for reading.
@@ -55,7 +59,7 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[io.BytesIO, li
         UntrustedArtifact: It holds what is not part of an exported program, or would run code.
         ExportError: It is not a whole archive.
     """
-    result = io.BytesIO()
+    result = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     with open_zip(file) as source, zipfile.ZipFile(result, "w") as target:
         files = _files(source)
         operators: list[str] = []
@@ -71,6 +75,10 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[io.BytesIO, li
             elif name in _FORMAT_FILES.split() and info.file_size > _LARGEST_FORMAT_FILE:
                 raise _foreign(info.filename)
             elif name.startswith("extra/"):
+                continue
+            elif _TENSORS.fullmatch(name):
+                with source.open(info) as tensor, target.open(f"model/{name}", "w") as copy:
+                    shutil.copyfileobj(tensor, copy, _CHUNK)
                 continue
             else:
                 content = b"" if name == _SAMPLES else source.read(info)

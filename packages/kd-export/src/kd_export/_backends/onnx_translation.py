@@ -1,0 +1,160 @@
+"""From an exported program to a tidy ONNX model.
+
+What torch's exporter leaves to mend: the name of an inner value may be that of an input, unknown
+sizes all get one name, the metadata of nodes, with source paths and stack traces, makes small
+files three times bigger, and its errors hide their cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from kd_export._errors import NotExportable
+from kd_export._running.places import line_of, place_of
+from kd_export._schema.schema import Entry, Schema
+from kd_export._schema.wire import unused_name
+
+
+def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
+    """Translate a program; its inputs, outputs and axes are named as the schema says.
+
+    Raises:
+        NotExportable: ONNX has no words for a part of it.
+    """
+    _refuse_complex(schema)
+    try:
+        with _quiet(), torch.no_grad():
+            # Without names: older versions take a name that a weight has too for that weight.
+            result = torch.onnx.export(program, dynamo=True, verbose=False)
+    except Exception as error:
+        raise _explained(error) from error
+    assert result is not None
+    _tidy(result.model, schema)
+    return result.model
+
+
+def write_model(model: ir.Model, path: Path, data: Path, largest_inside: int) -> None:
+    """Write a model, and its weights beside it where they are too large for the file."""
+    size = sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    )
+    with _quiet():
+        ir.save(model, path, external_data=None if size < largest_inside else data.name)
+
+
+def _explained(error: BaseException) -> NotExportable:
+    """Name the cause, the operator and the line of the user's module."""
+    chain, nodes = [error], []
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for one in chain:
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            node = frame.f_locals.get("node")
+            if isinstance(node, fx.Node) and node.op == "call_function":
+                nodes.append(node)
+    cause = re.sub(r"\x1b\[\d*m", "", str(chain[-1])).strip() or type(chain[-1]).__name__
+    where, operator = "", type(error).__name__
+    if nodes:
+        operator = str(nodes[-1].target)
+        line = line_of(nodes[-1].meta.get("stack_trace") or "")
+        where = f" `{operator}`{place_of(nodes[-1])}{line}"
+    return NotExportable(
+        f"ONNX cannot express{where or ' the program'}: {cause.splitlines()[0].rstrip('.')}.",
+        got=operator,
+        hint="Save it as `.pt2`, or replace that operator in the module.",
+    )
+
+
+def _refuse_complex(schema: Schema) -> None:
+    for entry in (*schema.inputs, *schema.outputs):
+        if entry.dtype.startswith("complex"):
+            raise NotExportable(
+                f"`{entry.wire}` is {entry.dtype}, and ONNX files carry no complex numbers.",
+                key=entry.key,
+                got=entry.dtype,
+                hint="Let the module take and give `torch.view_as_real(x)`, or save it as `.pt2`.",
+            )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress the progress lines of the exporter and the warnings of its parts."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _tidy(model: ir.Model, schema: Schema) -> None:
+    """Drop what a file should not tell, give values and axes their names."""
+    graph = model.graph
+    _name_border(graph.inputs, schema.inputs)
+    _name_border(graph.outputs, schema.outputs)
+    axes = _symbols(graph, schema)
+    border = {*graph.inputs, *graph.outputs}
+    used = {entry.name for entry in (*schema.inputs, *schema.outputs)}
+    for node in graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in _values(graph):
+        value.metadata_props.clear()
+        if value.shape is not None:
+            _rename_axes(value.shape, axes)
+        if value not in border and value.name is not None:
+            value.name = unused_name(value.name, used)
+            used.add(value.name)
+    graph.metadata_props.clear()
+    model.metadata_props.clear()
+
+
+def _name_border(values: Sequence[ir.Value], entries: Sequence[Entry]) -> None:
+    for value, entry in zip(values, entries, strict=True):
+        value.name = entry.name
+
+
+def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:
+    """Map the symbols of the translated inputs (``s77``) to axis names."""
+    return {
+        str(size.value): name
+        for value, entry in zip(graph.inputs, schema.inputs, strict=True)
+        for size, name in zip(value.shape or (), entry.shape, strict=True)
+        if isinstance(name, str) and not isinstance(size, int)
+    }
+
+
+def _rename_axes(shape: ir.Shape, axes: dict[str, str]) -> None:
+    for dim, size in enumerate(shape):
+        # A size that torch does not know stays without a name: two of one name would be equal.
+        if not isinstance(size, int) and size.value is not None:
+            shape[dim] = _renamed(str(size.value), axes)
+
+
+def _renamed(expression: str, axes: dict[str, str]) -> str:
+    return re.sub(r"[A-Za-z_]\w*", lambda word: axes.get(word[0], word[0]), expression)
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    """List all values of a graph: initialisers, inputs, results of nodes."""
+    results = [value for node in graph for value in node.outputs]
+    return [*graph.initializers.values(), *graph.inputs, *results]

@@ -1,0 +1,130 @@
+"""Errors of a capture, in the words of keys, axes and the user's own modules."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from kd_export._capture.dynamic_shapes import DynamicShapes
+from kd_export._capture.signature import FlatModule
+from kd_export._errors import ExportError, NotExportable, Specialized
+from kd_export._running.places import line_of
+from kd_export._schema.schema import Axis
+from kd_export._schema.wire import wire_name
+
+
+def explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> ExportError:
+    text = str(error)
+    frozen = re.search(r"specialized it to be a constant \((\d+)\)", text)
+    unequal = "Constraints violated" in text or frozen is not None
+    if shapes.axes and unequal:
+        return specialized(text, flat, shapes, None if frozen is None else int(frozen[1]))
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    name, place = _module_of(error, flat), line_of(text)
+    if "data-dependent" in text.lower():
+        return NotExportable(
+            f"{name} decides by the values of a tensor{place}, which a "
+            "program of one graph cannot do.",
+            got=first.strip(),
+            hint="Compute both ways and choose with `torch.where`, or use `torch.cond`.",
+        )
+    return NotExportable(
+        f"{name} cannot be captured{place}: {first.strip().rstrip('.')}.",
+        got=type(error).__name__,
+        hint="The error above this one shows the place in the module.",
+    )
+
+
+def specialized(
+    text: str, flat: FlatModule, shapes: DynamicShapes, size: int | None
+) -> Specialized:
+    """Name the key, dimension and axis of a dimension that did not stay dynamic."""
+    key, dim = next((k, d) for k, dims in shapes.names.items() for d in dims)
+    for candidate in flat.inputs:
+        found = re.search(
+            rf"\b{re.escape(flat.arguments[candidate])}'?\]?\.(?:size\(\)|shape)\[(\d+)\]", text
+        )
+        if found is not None:
+            key, dim = candidate, int(found[1])
+            break
+    axis = shapes.names.get(key, {}).get(dim, "")
+    fixed = "only some of its sizes" if size is None else f"the size {size}"
+    return Specialized(
+        f"the module allows {fixed} of dimension {dim} of `{wire_name(key)}` (axis `{axis}`).",
+        key=key,
+        expected=str(shapes.axes.get(axis, "dynamic")),
+        got=size,
+        hint=_remedy(text, shapes),
+    )
+
+
+def _remedy(text: str, shapes: DynamicShapes) -> str:
+    """Return the argument that works, if torch names the sizes that the module serves."""
+    axes, names = dict(shapes.axes), {key: dict(dims) for key, dims in shapes.names.items()}
+    for name in shapes.axes:
+        found = re.search(rf"^\s*{name} = (?:Dim\('{name}'(.*)\)|(\d+))\s*$", text, re.MULTILINE)
+        if found is None:
+            continue
+        if found[2] is not None:
+            del axes[name]
+            names = {k: {d: n for d, n in ds.items() if n != name} for k, ds in names.items()}
+            continue
+        limits = {word: int(number) for word, number in re.findall(r"(min|max)=(\d+)", found[1])}
+        axes[name] = Axis(limits.get("min", axes[name].min), limits.get("max", axes[name].max))
+    if axes == dict(shapes.axes):
+        return (
+            "Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
+            "give the axis a range it can serve, or fix the shape with `dynamic=None`."
+        )
+    dims = {k: ds for k, ds in names.items() if ds}
+    words = [
+        f"{k[0] if len(k) == 1 else k!r}: {ds}" if len(k) > 1 else f"{k[0]!r}: {ds}"
+        for k, ds in dims.items()
+    ]
+    words += [f"{name!r}: {(axis.min, axis.max)}" for name, axis in axes.items()]
+    return f"Pass `dynamic={{{', '.join(words)}}}`." if dims else "Pass `dynamic=None`."
+
+
+def _module_of(error: BaseException, flat: FlatModule) -> str:
+    """Name the innermost module of the user in which an error was raised."""
+    names = {id(part): path for path, part in flat.module.named_modules()}
+    found = flat.module
+    for place in _frames(error):
+        owner = place.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            found = owner
+    path = names[id(found)]
+    return f"`{type(found).__name__}`" + (f" (`{path}`)" if path else "")
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """List the frames of an error and of those that led to it, the first one's last."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    for one in chain:
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            yield frame
+
+
+def check_dynamic(program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes) -> None:
+    """Check that each dimension asked to be dynamic is."""
+    for key, value in zip(flat.inputs, input_values(program), strict=True):
+        for dim in shapes.names.get(key, {}):
+            if not isinstance(value.shape[dim], torch.SymInt):
+                raise specialized("", flat, shapes, int(value.shape[dim]))
+
+
+def input_values(program: ExportedProgram) -> list[Tensor]:
+    users = set(program.graph_signature.user_inputs)
+    return [
+        node.meta["val"]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in users
+    ]

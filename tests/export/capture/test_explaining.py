@@ -1,0 +1,89 @@
+"""Errors of a capture name the user's own modules and the argument that works."""
+
+import ast
+from collections.abc import Mapping
+
+import pytest
+import torch
+from tests.export.models import Keyed
+from torch import Tensor, nn
+
+from kd_export import NotExportable, Specialized, export
+from kd_nn import TensorDictModule, TensorDictSequential
+
+
+class Positions(nn.Module):
+    """Serve sequences of at most 512 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(512, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[: x.shape[1]]
+
+
+class Four(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], 4, 4)[:, :, : x.shape[1]].sum(-1)
+
+
+class Half(nn.Module):
+    """Serve an even number of rows only: torch names no range for that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, -1)
+
+
+X = torch.randn(3, 5, 4)
+REMEDIES: list[tuple[nn.Module, Mapping[str, object], str]] = [
+    (Positions(), {"x": {0: "batch", 1: "seq"}}, "'seq': (1, 512)"),
+    (Positions(), {"x": {0: "batch", 1: "seq"}, "seq": (1, 4096)}, "'seq': (1, 512)"),
+]
+
+
+@pytest.mark.parametrize(("net", "dynamic", "part"), REMEDIES)
+def test_the_argument_in_the_message_works(
+    net: nn.Module, dynamic: Mapping[str, object], part: str
+) -> None:
+    module = Keyed(net, ["x"], ["y"])
+    with pytest.raises(Specialized, match=r"dimension 1 of `x` \(axis `seq`\)") as raised:
+        export(module, {"x": X}, dynamic=dynamic)  # type: ignore[arg-type]  # of several types
+    assert raised.value.hint is not None
+    pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
+    assert part in raised.value.hint
+    schema = export(module, {"x": X}, dynamic=pasted).schema
+    assert schema.axes["seq"].max == 512
+
+
+def test_a_nested_key_is_written_as_it_is_pasted() -> None:
+    module = TensorDictModule(Positions(), in_keys=[("in", "x")], out_keys=["y"])
+    example = {("in", "x"): X}
+    with pytest.raises(Specialized) as raised:
+        export(module, example, dynamic={("in", "x"): {0: "batch", 1: "seq"}})
+    assert raised.value.hint is not None
+    pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
+    assert export(module, example, dynamic=pasted).schema.axes["seq"].max == 512
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_the_wrapped_class_is_named_and_its_place() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), Branching())
+    module = TensorDictModule(net, in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"^`Branching` \(`module\.1`\) decides by the values"):
+        export(module, {"x": torch.ones(2, 3)})
+
+
+def test_the_step_of_a_sequence_is_named() -> None:
+    module = TensorDictSequential(
+        TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=["h"]),
+        TensorDictModule(nn.Linear(3, 4), in_keys=["h"], out_keys=["y"]),
+    )
+    with pytest.raises(
+        NotExportable, match=r"^`Linear` \(`module\.1\.module`\) cannot be captured"
+    ):
+        export(module, {"x": torch.ones(2, 3)})
