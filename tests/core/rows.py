@@ -28,9 +28,17 @@ def container(batch: tuple[int, ...] = BATCH) -> TensorDict:
             "inner": inner,
             "empty": {},
             "word": "text",
+            "name": names(_leaf(batch)),
         },
         batch,
     )
+
+
+def names(rows: Tensor) -> object:
+    """One value for each row: its number as a string."""
+    if rows.ndim:
+        return [names(row) for row in rows.unbind(0)]
+    return str(int(rows))
 
 
 def _leaf(batch: tuple[int, ...], *trailing: int) -> Tensor:
@@ -59,6 +67,7 @@ def assert_rows(got: TensorDictBase, source: TensorDictBase, rows: Tensor) -> No
     word = cast("object", got.get("word"))
     assert isinstance(word, NonTensorData)
     assert word.batch_size == rows.shape
+    assert got.get_non_tensor("name") == names(rows)
 
 
 def _assert_entries(

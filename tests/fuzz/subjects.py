@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kd_core import (
     LazyStackedTensorDict,
+    MetaData,
     NonTensorData,
     TensorClass,
     TensorDict,
@@ -305,7 +306,7 @@ def build(node: Node) -> TensorDictBase:
         if isinstance(value, Node):
             entries[key] = build(value)
         elif isinstance(value, Data):
-            entries[key] = NonTensorData(value.value, node.batch)
+            entries[key] = MetaData(value.value, node.batch)  # stays one value in stacks of rows
         else:
             entries[key] = value
     if node.declared:

@@ -106,20 +106,17 @@ def test_it_compiles_as_one_graph_for_any_batch(join: Any) -> None:
         torch.testing.assert_close(got.to_dict(), expected.to_dict())
 
 
-def test_equal_data_stays_one_value() -> None:
-    one, other = (TensorDict({"names": {"x", "y"}, "a": 1}) for _ in range(2))
-    assert stack([one, other])["names"] == {"x", "y"}
+def test_equal_data_of_batches_stays_one_value() -> None:
+    one, other = (TensorDict({"names": {"x", "y"}, "a": [1]}, [1]) for _ in range(2))
+    assert stack([one, other]).get_non_tensor("names") == {"x", "y"}
 
 
-@BOTH
 @pytest.mark.parametrize("other", ["text", torch.nn.Identity(), None])
-def test_data_that_differs_is_an_error(join: Any, other: object) -> None:
+def test_data_that_differs_becomes_one_value_per_row(other: object) -> None:
     one = TensorDict({"in": {"word": "word"}, "a": torch.ones(1)}, [1])
     differing = TensorDict({"in": {"word": other}, "a": torch.ones(1)}, [1])
-    with pytest.raises(
-        InvalidValue, match=r"in.*word.*'word' in container 0 and .* in container 2"
-    ):
-        join([one, one, differing])
+    assert cat([one, differing]).get_non_tensor(("in", "word")) == ["word", other]
+    assert stack([one, differing]).get_non_tensor(("in", "word")) == [["word"], [other]]
 
 
 @BOTH

@@ -86,7 +86,7 @@ def test_pad_sequence_without_a_batch_pads_each_leaf_to_its_own_longest() -> Non
     assert got["n", "obs"][0].tolist() == [[1, 1], [-1, -1], [-1, -1]]
     assert got["note"].tolist() == [[1, 1, 1], [1, 1, -1]]
     assert got["id"].tolist() == [1, 3]
-    assert got.get_non_tensor("task") == "reach"
+    assert got.get_non_tensor("task") == ["reach", "reach"]
     assert got["real", "n", "obs"].tolist() == [[True, False, False], [True] * 3]
     assert got["real", "note"].tolist() == [[True] * 3, [True, True, False]]
     assert got["real", "id"].tolist() == [True, True]

@@ -1,5 +1,6 @@
 """What is particular to lazy stacks: members that differ, and rows that go to them."""
 
+import copy
 import functools
 import pickle
 from typing import Any
@@ -102,11 +103,14 @@ def test_entries_of_different_kinds_are_refused() -> None:
         lazy_stack(rows)["a"]
 
 
-def test_data_is_one_value_or_none() -> None:
+def test_data_of_rows_is_one_value_per_row() -> None:
     rows = [TensorDict({"word": "x", "other": i}) for i in "ab"]
-    assert lazy_stack(rows)["word"] == "x"
-    with pytest.raises(InvalidValue, match="`other` must be equal in all members"):
-        lazy_stack(rows)["other"]
+    assert lazy_stack(rows).get_non_tensor("word") == ["x", "x"]
+    assert lazy_stack(rows).get_non_tensor("other") == ["a", "b"]
+    assert lazy_stack(rows)[1:].get_non_tensor("other") == ["b"]
+    batches = [TensorDict({"word": "x", "other": i}, [2]) for i in "ab"]
+    assert lazy_stack(batches, 1).get_non_tensor("word") == "x"
+    assert lazy_stack(batches, 1).get_non_tensor("other") == [["a", "b"]] * 2
 
 
 def test_rows_of_the_stacked_dimension_are_the_members() -> None:
@@ -273,7 +277,8 @@ def test_a_member_is_a_container() -> None:
 
 
 def test_equal_arrays_are_one_value() -> None:
-    rows = [TensorDict({"names": numpy.array(["a", "b"])}) for _ in range(2)]
+    names = NonTensorData(numpy.array(["a", "b"]), [1])
+    rows = [TensorDict({"names": copy.deepcopy(names)}, [1]) for _ in range(2)]
     assert LazyStackedTensorDict(*rows)["names"].tolist() == ["a", "b"]
     assert stack_dense(rows)["names"].tolist() == ["a", "b"]
 

@@ -1,19 +1,26 @@
 """Data that is no tensor is carried along, one value for the whole batch."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from kd_core import (
     InvalidArgument,
-    InvalidValue,
     KeyNotFound,
     KeySetMismatch,
+    MetaData,
     NonTensorData,
+    NonTensorDataBase,
+    NonTensorStack,
     TensorDict,
     TensorDictBase,
+    cat,
+    is_non_tensor,
     stack,
 )
 
@@ -101,7 +108,7 @@ def test_a_wrapper_is_stored_as_it_is() -> None:
 
 def test_the_value_is_kept_by_reference() -> None:
     words = ["a", "b"]
-    assert make(words)[0]["n", "word"] is words  # type: ignore[comparison-overlap]  # data, not a tensor
+    assert make(NonTensorData(words))[0].get_non_tensor(("n", "word")) is words
 
 
 def test_a_wrapper_is_its_value_and_its_batch_size() -> None:
@@ -147,12 +154,61 @@ def test_data_and_a_leaf_do_not_match() -> None:
         make() + other
 
 
-@pytest.mark.parametrize(
-    "value", [["x", "y"], ("x", "y"), [torch.zeros(2), torch.zeros(3)], numpy.array(["x", "y"])]
-)
-def test_one_value_per_row_is_refused(value: object) -> None:
-    with pytest.raises(InvalidValue, match=r"`s` must be .* got a `\w+` of 2 .* `NonTensorData`"):
-        TensorDict({"s": value}, [2])
-    td = TensorDict({"s": NonTensorData(value, [2]), "t": ["x", "y", "z"]}, [2])
-    assert td["s"] is value
-    assert td.set_non_tensor("u", value)[0]["u"] is value
+@pytest.mark.parametrize("value", [numpy.str_("x"), "xy", {"x": 1}.items(), len])
+def test_what_is_not_a_list_is_one_value(value: object) -> None:
+    td = TensorDict({"s": value}, [2])
+    assert td.get_non_tensor("s") is value
+    assert td[0].get_non_tensor("s") is value
+
+
+def test_values_of_one_row_do_not_collapse_when_stacked() -> None:
+    rows = [TensorDict({"word": "to"}) for _ in range(2)]
+    assert stack(rows).get_non_tensor("word") == ["to", "to"]
+    assert stack(rows)[1].get_non_tensor("word") == "to"
+    assert rows[0][None].get_non_tensor("word") == ["to"]
+    assert rows[0].expand(2).get_non_tensor("word") == ["to", "to"]
+
+
+def test_the_value_of_a_batch_stays_one_value() -> None:
+    td = make()
+    assert stack(td.unbind(0)).get_non_tensor(("n", "word")) == "reach"
+    assert cat(td.split(2)).get_non_tensor(("n", "word")) == "reach"
+    row = td[0, 0]
+    for copy_ in (pickle.loads(pickle.dumps(row)), copy.deepcopy(row), tree_map(torch.clone, row)):
+        assert stack([copy_, row]).get_non_tensor(("n", "word")) == "reach"
+
+
+def test_values_of_batches_that_differ_become_one_per_row() -> None:
+    both = cat([make("a"), make("b")])
+    assert both.get_non_tensor(("n", "word")) == [["a"] * 2] * 3 + [["b"] * 2] * 3
+    assert stack([make("a")[0], make("b")[0]]).get_non_tensor(("n", "word")) == [
+        ["a"] * 2,
+        ["b"] * 2,
+    ]
+
+
+def test_metadata_describes_rows_too() -> None:
+    rows = [TensorDict({"unit": MetaData("m")}) for _ in range(2)]
+    unit: object = stack(rows).get("unit")
+    assert isinstance(unit, MetaData)
+    assert unit.batch_size == (2,)
+    assert unit.data == "m"
+    assert isinstance(pickle.loads(pickle.dumps(unit)), MetaData)
+    other = TensorDict({"unit": MetaData("s")})
+    assert stack([rows[0], other]).get_non_tensor("unit") == ["m", "s"]
+    assert repr(unit) == "MetaData(data='m', batch_size=torch.Size([2]))"
+
+
+def test_a_wrapper_is_known_and_spread_over_rows() -> None:
+    wrapper = NonTensorData("x", [2])
+    assert is_non_tensor(wrapper)
+    assert not is_non_tensor("x")
+    assert isinstance(wrapper, NonTensorDataBase)
+    assert wrapper.shape == (2,)
+    assert wrapper.maybe_to_stack() == NonTensorStack("x", "x")
+    assert NonTensorData("x").maybe_to_stack() == NonTensorData("x")
+
+
+def test_a_wrapper_given_to_set_non_tensor_is_not_wrapped_again() -> None:
+    td = TensorDict(batch_size=[2]).set_non_tensor("s", NonTensorStack("a", "b"))
+    assert td[1].get_non_tensor("s") == "b"

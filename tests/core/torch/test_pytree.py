@@ -9,7 +9,7 @@ from tests.core.kinds import inner
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from kd_core import InvalidValue, TensorDict, lazy_stack
+from kd_core import InvalidValue, NonTensorData, TensorDict, lazy_stack
 
 
 def nested(batch: int = 3) -> TensorDict:
@@ -176,7 +176,9 @@ def test_a_subclass_comes_back_as_itself() -> None:
 
 
 def test_a_structure_survives_being_written_down() -> None:
-    td = TensorDict({"a": torch.zeros(3), "n": {"opts": [1, "x", None, 2]}}, [3], device="cpu")
+    td = TensorDict(
+        {"a": torch.zeros(3), "n": {"opts": NonTensorData([1, "x", None, 2])}}, [3], device="cpu"
+    )
     spec = pytree.tree_structure(td)
     loaded = pytree.treespec_loads(pytree.treespec_dumps(spec))
     assert loaded == spec
@@ -186,7 +188,7 @@ def test_a_structure_survives_being_written_down() -> None:
     assert rebuilt["n"].batch_size == (3,)
 
 
-@pytest.mark.parametrize("value", [object(), ("x", "y"), {"x"}])
+@pytest.mark.parametrize("value", [object(), NonTensorData(("x", "y")), {"x"}])
 def test_data_that_cannot_be_written_down_is_named(value: object) -> None:
     spec = pytree.tree_structure(TensorDict({"a": torch.zeros(3), "odd": value}, [3]))
     with pytest.raises(InvalidValue, match=r"entry `odd` of a saved .* `exclude` it"):

@@ -15,7 +15,11 @@ from kd_core._containers.factories import make_tensordict as make_tensordict
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
 from kd_core._containers.lazy_stack import maybe_dense_stack as maybe_dense_stack
+from kd_core._containers.non_tensor import MetaData as MetaData
 from kd_core._containers.non_tensor import NonTensorData as NonTensorData
+from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
+from kd_core._containers.non_tensor import is_non_tensor as is_non_tensor
+from kd_core._containers.non_tensor_stack import NonTensorStack as NonTensorStack
 from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict

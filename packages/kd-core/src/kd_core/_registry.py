@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._entry import Node
@@ -22,6 +22,12 @@ nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node
 
 wrap_data: Callable[[object, Descriptor], Node]
 """Wrap non-tensor data; set by `_non_tensor`."""
+
+wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
+"""Wrap values and the position of each row's value; set by `_non_tensor_stack`."""
+
+wrap_list: Callable[[list[object], Descriptor], Node]
+"""Wrap the values of all rows, in one list; set by `_non_tensor_stack`."""
 
 params_of: Callable[[nn.Module], Node]
 """Build a container of a module's parameters that is a module itself; set by a sibling package."""

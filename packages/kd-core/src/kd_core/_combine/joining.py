@@ -3,7 +3,8 @@
 Decisions:
 
 - All containers must have the same keys, in any order, and batch sizes that fit.
-- A non-tensor entry is one value for the whole batch, so it must be equal in all containers.
+- A non-tensor entry with one value for the whole batch stays one if it is equal in all containers.
+  Other non-tensor entries become one value per row.
 - The first container determines the kind of the result.
 
 The leaves of one key are passed to torch without a check. Only if torch raises an error, the leaves
@@ -25,7 +26,8 @@ from torch.compiler import is_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.descriptor import Descriptor, describe
-from kd_core._containers.non_tensor import NonTensorData, wrap_data
+from kd_core._containers.non_tensor import NonTensorDataBase
+from kd_core._containers.non_tensor_stack import NonTensorStack, join_data
 from kd_core._errors import (
     DeviceMismatch,
     InvalidArgument,
@@ -265,21 +267,13 @@ def batches_differ(first: Batch, other: Batch, number: int, name: str, path: Pat
     )
 
 
-def _join_data(how: Join, nodes: Column, path: Path) -> NonTensorData:
-    """Return the non-tensor entry that all containers hold."""
-    first = nodes[0]
-    if not isinstance(first, NonTensorData):
+def _join_data(how: Join, nodes: Column, path: Path) -> Entry:
+    """Join non-tensor entries: the value of all, or one value per row."""
+    data = [node for node in nodes if isinstance(node, NonTensorDataBase)]
+    if len(data) < len(nodes):
         _explain(how, nodes, path, None)
-    for number, node in enumerate(nodes):
-        if not isinstance(node, NonTensorData):
-            _explain(how, nodes, path, None)
-        if not same_data(node.data, first.data):
-            raise InvalidValue(
-                f"non-tensor entry {format_key(path)} must be equal in all containers, got "
-                f"{first.data!r} in container 0 and {node.data!r} in container {number}. Make them "
-                "equal, or `exclude` the entry."
-            )
-    return wrap_data(first.data, _joined_descriptor(how, nodes, path, None))
+    desc = _joined_descriptor(how, nodes, path, None)
+    return cast("Entry", join_data(data, how.call, how.dim, desc))
 
 
 def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> NoReturn:
@@ -324,7 +318,7 @@ def _stage_out(
 ) -> None:
     """Check that the result fits `out`, and record the writes."""
     if not isinstance(out, TensorDictBase):
-        _check_data_out(_join_data(how, nodes, path), out, path)
+        _stage_data_out(cast("NonTensorDataBase", _join_data(how, nodes, path)), out, path, staged)
         return
     containers = cast("Sequence[TensorDictBase]", nodes)
     desc = _joined_descriptor(how, nodes, path, None)
@@ -357,10 +351,12 @@ def _stage_out(
             _stage_out(how, column, target, (*path, key), staged)
 
 
-def _check_data_out(data: NonTensorData, out: Entry, path: Path) -> None:
-    if not isinstance(out, NonTensorData) or not same_data(out.data, data.data):
+def _stage_data_out(data: NonTensorDataBase, out: Entry, path: Path, staged: _Staged) -> None:
+    if isinstance(out, NonTensorStack) and out._desc.batch == data._desc.batch:
+        staged.copies.append((*out._encode(data, data._desc.batch, path), path))
+    elif not isinstance(out, NonTensorDataBase) or not same_data(out._item(), data._item()):
         raise InvalidValue(
-            f"entry {format_key(path)} of `out` must hold {data.data!r}, the value of the "
+            f"entry {format_key(path)} of `out` must hold {data._item()!r}, the value of the "
             "containers."
         )
 

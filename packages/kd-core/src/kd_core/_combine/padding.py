@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import cached, plan
+from kd_core._batch.caching import cached
 from kd_core._batch.shapes import as_ints, wrap_dim
 from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
-from kd_core._containers.non_tensor import NonTensorData
+from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key
+from kd_core._protocol.computing import Padded
 from kd_core._protocol.primitives import map_by, same_batch
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
     def pad_leaf(leaf: Tensor) -> Tensor:
         return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - len(batch)) + backwards, value)
 
-    return map_by(plan(batch, pad_leaf, new), container)
+    return map_by((pad_leaf, new, Padded(new, len(batch))), container)
 
 
 def pad_sequence(
@@ -138,7 +139,7 @@ def _pad_leaves(sequences: Sequence[C], dim: int, value: float, return_mask: boo
 
 def _leaves_alone(masks: C) -> C:
     """Drop what is not a tensor from a container of masks."""
-    data = [key for key, value in masks._entries.items() if isinstance(value, NonTensorData)]
+    data = [key for key, value in masks._entries.items() if isinstance(value, NonTensorDataBase)]
     return masks.exclude(*data)
 
 

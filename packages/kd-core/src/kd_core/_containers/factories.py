@@ -38,8 +38,11 @@ def make_tensordict(
         >>> make_tensordict(a=torch.zeros(3, 4), b=torch.ones(3), auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    td = TensorDict(source, batch_size, device, **cast("dict[str, Any]", entries))
-    return td.auto_batch_size_() if batch_size is None and auto_batch_size else td
+    named = cast("dict[str, Any]", entries)
+    td = TensorDict(source, batch_size, device, **named)
+    if batch_size is not None or not auto_batch_size:
+        return td
+    return TensorDict(source, td.auto_batch_size_().batch_size, device, **named)
 
 
 def from_module(

@@ -134,6 +134,12 @@ class LazyStackedTensorDict(MemberStorage):
         shapes = [side.shape if isinstance(side, Tensor) else side._desc.batch for side in sides]
         if condition.dtype is not torch.bool or any(tuple(shape) != batch for shape in shapes):
             return super().where(condition, other)
+        if isinstance(other, AbstractContainer):
+            rows = self._rows_of_operand(cast("Entry", other))
+            parts = zip(self._members, condition.unbind(self._dim), rows, strict=True)
+            return self._of(
+                [member.where(mask, cast("AbstractContainer", row)) for member, mask, row in parts]
+            )
         return blend(self, _chosen, condition, other)
 
     def contiguous(self) -> Self:

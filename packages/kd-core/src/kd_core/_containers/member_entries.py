@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
+from kd_core._batch.descriptor import describe
+from kd_core._containers.non_tensor_stack import join_data
 from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
 from kd_core._keys import format_key
-from kd_core._leaves.loops import same_data
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from kd_core._containers.non_tensor import NonTensorDataBase
     from kd_core._entry import Entry
     from kd_core._protocol.composite import Composite
 
@@ -64,9 +65,11 @@ class StackedEntries(Mapping[str, "Entry"]):
         for key in self:
             rows = [member._entries[key] for member in stack._members]
             nodes = all(isinstance(row, AbstractContainer) for row in rows)
-            entry = (
-                _stacked_nodes(stack, cast("list[AbstractContainer]", rows)) if nodes else rows[0]
-            )
+            entry = rows[0]
+            if nodes:
+                entry = _stacked_nodes(stack, cast("list[AbstractContainer]", rows))
+            elif not any(isinstance(row, (Tensor, AbstractContainer)) for row in rows):
+                entry = _stacked(stack, key, rows)
             found.append((key, entry))
         return found
 
@@ -118,14 +121,11 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
             f"entry {format_key(key)} must be of one kind in all members, got a {kinds}. Read it "
             f"from each member, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
-    values = [cast("AbstractContainer", entry)._item() for entry in found]
-    if not all(same_data(value, values[0]) for value in values):
-        raise InvalidValue(
-            f"non-tensor entry {format_key(key)} must be equal in all members, got different "
-            f"values. Read it from each member, as in `[member[{key!r}] for member in "
-            f"td.unbind({stack._dim})]`."
-        )
-    return _registry.wrap_data(values[0], stack._desc.unlocked())
+    nodes = cast("list[NonTensorDataBase]", found)
+    batch = nodes[0]._desc.batch
+    batch = (*batch[: stack._dim], len(nodes), *batch[stack._dim :])
+    desc = describe(batch, stack._desc.device)
+    return cast("Entry", join_data(nodes, torch.stack, stack._dim, desc))
 
 
 def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:

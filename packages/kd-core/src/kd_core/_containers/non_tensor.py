@@ -1,30 +1,123 @@
-"""`NonTensorData`: a non-tensor entry of a container, one value for the whole batch."""
+"""Non-tensor entries of a container: the base of all, and one value for the whole batch.
+
+A value that is stored in a container without batch dimensions belongs to that one row. It becomes
+one value per row (`NonTensorStack`) where an operation adds batch dimensions or stacks rows, so
+rows of equal values never collapse. A value that is stored in a batch belongs to all of its rows,
+and stays one value.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._batch.descriptor import Descriptor, describe_on
+from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._protocol.computing import Reduced
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry, Memo, PartsMemo
+    from typing import Self, TypeGuard
+
+    from kd_core._entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
-class NonTensorData:
+class NonTensorDataBase:
+    """The base class of non-tensor entries: `NonTensorData`, `MetaData` and `NonTensorStack`.
+
+    `td["key"]` returns the value, `td.get("key")` the wrapper.
+
+    Example:
+        >>> from kd_core import NonTensorDataBase, TensorDict
+        >>> isinstance(TensorDict({"task": "reach"}).get("task"), NonTensorDataBase)
+        True
+    """
+
+    __slots__ = ("_desc",)
+
+    _desc: Descriptor
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size of the container that it belongs to."""
+        return torch.Size(self._desc.batch)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size."""
+        return torch.Size(self._desc.batch)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the container that it belongs to."""
+        return self._desc.device
+
+    def tolist(self) -> object:
+        """Return the value of each row, as nested lists of shape `batch_size`."""
+        raise NotImplementedError
+
+    def maybe_to_stack(self) -> NonTensorDataBase:
+        """Return the same values, one for each row; without batch dimensions, the entry itself.
+
+        Example:
+            >>> from kd_core import NonTensorData
+            >>> NonTensorData("reach", [2]).maybe_to_stack()
+            NonTensorStack(['reach', 'reach'], batch_size=torch.Size([2]), device=None)
+        """
+        raise NotImplementedError
+
+    def _item(self) -> object:
+        return self.tolist()
+
+    def _constant(self) -> object:
+        """Return what a pytree stores in its structure to rebuild the entry."""
+        return self
+
+    def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
+        """Rebuild the entry from what `_constant` returned, with the batch of a rebuilt parent.
+
+        Args:
+            desc: the descriptor of the parent.
+            ndim: how many batch dimensions the parent had when it was taken apart.
+        """
+        return self._with_descriptor(desc)
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        raise NotImplementedError
+
+    def _collect(self, leaves: list[Tensor]) -> None:
+        pass
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        if not isinstance(other, NonTensorDataBase):
+            raise KeySetMismatch(
+                f"entry {format_key(path)} must be a non-tensor entry in both containers, got a "
+                f"`{type(other).__name__}` in the second."
+            )
+
+    def _below(self) -> tuple[()]:
+        return ()
+
+    def _hold(self, count: int) -> None:
+        pass  # it does not have a structure to lock
+
+
+class NonTensorData(NonTensorDataBase):
     """A non-tensor entry: one value for the whole batch.
 
     `td["key"]` returns the value, `td.get("key")` this wrapper. Operations of the container pass it
     through: indexing and reshaping change only its batch size, arithmetic does not change it.
+    Without batch dimensions it is the value of one row: stacking such rows makes a
+    `NonTensorStack`, one value per row.
 
     Args:
         data: the value; kept by reference.
@@ -39,26 +132,22 @@ class NonTensorData:
         ('reach', 'reach', NonTensorData(data='reach', batch_size=torch.Size([3])))
     """
 
-    __slots__ = ("_desc", "data")
+    __slots__ = ("_of_batch", "data")
 
     data: object
-    _desc: Descriptor
+    _of_batch: bool
+    """Whether the value belongs to all rows of a batch, not to one row."""
 
     def __init__(
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
         self.data = data
         self._desc = describe_on(batch_of(batch_size), device)
+        self._of_batch = self._always_of_batch() or self._desc.ndim > 0
 
-    @property
-    def batch_size(self) -> torch.Size:
-        """The batch size of the container that it belongs to."""
-        return torch.Size(self._desc.batch)
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device of the container that it belongs to."""
-        return self._desc.device
+    @classmethod
+    def _always_of_batch(cls) -> bool:
+        return False
 
     def tolist(self) -> object:
         """Return the value once for each row, as nested lists of shape `batch_size`."""
@@ -67,54 +156,72 @@ class NonTensorData:
             value = [value for _ in range(size)]
         return value
 
+    def maybe_to_stack(self) -> NonTensorDataBase:
+        """Return the value once for each row; without batch dimensions, the entry itself."""
+        return cast("NonTensorDataBase", self._spread(self._desc)) if self._desc.ndim else self
+
     def _item(self) -> object:
-        return self.data
+        data = self.data
+        return data._item() if isinstance(data, NonTensorDataBase) else data
 
-    def _map_each(
-        self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
-    ) -> NonTensorData:
+    def _constant(self) -> object:
+        if isinstance(self.data, NonTensorDataBase):  # see `NonTensorStack._restored`
+            return self.data
+        if type(self) is NonTensorData and self._of_batch is (self._desc.ndim > 0):
+            return self.data
+        return self
+
+    def _spread(self, desc: Descriptor) -> Node:
+        """Return the value once for each row of a batch."""
+        return _registry.wrap_rows([self.data], torch.zeros((), dtype=torch.int64), desc)
+
+    def _under(self, desc: Descriptor) -> Self:
+        """Return the value under another batch size that an operation made of the present one."""
+        if desc.ndim and not self._of_batch:
+            return cast("Self", self._spread(desc))
+        new = object.__new__(self.__class__)
+        new.data = self.data
+        new._desc = desc._unlocked
+        new._of_batch = self._of_batch
+        return new
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         desc = self._desc
-        new = desc.unlocked() if batch is None else desc.with_batch(batch(desc.batch))
-        return wrap_data(self.data, new)
+        if batch is None:
+            return self._under(desc if memo is None or memo[0] is not desc else memo[1])
+        if isinstance(batch, Reduced) and not self._of_batch:
+            return self._shallow()
+        return self._under(desc.with_batch(batch(desc.batch)))
 
-    def _shallow(self) -> NonTensorData:
-        return wrap_data(self.data, self._desc)
+    def _shallow(self) -> Self:
+        return self._under(self._desc)
 
     def _map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
-    ) -> Sequence[NonTensorData]:
+    ) -> Sequence[Self]:
         desc = self._desc
-        return [wrap_data(self.data, desc.with_batch(batch(desc.batch))) for batch in batches]
+        return [self._under(desc.with_batch(batch(desc.batch))) for batch in batches]
 
-    def _collect(self, leaves: list[Tensor]) -> None:
-        pass
-
-    def _rebuild(self, leaves: Iterator[Tensor]) -> NonTensorData:
-        return wrap_data(self.data, self._desc.unlocked())
-
-    def _collect_pair(
-        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
-    ) -> None:
-        if not isinstance(other, NonTensorData):
-            raise KeySetMismatch(
-                f"entry {format_key(path)} must be a non-tensor entry in both containers, got a "
-                f"`{type(other).__name__}` in the second."
-            )
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        return self._under(self._desc)
 
     def _zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
-    ) -> NonTensorData:
+    ) -> Self:
         self._collect_pair(other, [], [], path)
-        return wrap_data(self.data, self._desc)
+        if getattr(fn, "selects_rows", False) and not self._is_same(other):
+            return cast("Self", self._spread(self._desc)._zip_each(other, fn, path))
+        return self._under(self._desc)
 
-    def _with_descriptor(self, desc: Descriptor) -> NonTensorData:
-        return wrap_data(self.data, desc)
+    def _is_same(self, other: Entry) -> bool:
+        return isinstance(other, NonTensorData) and same_data(self.data, other.data)
 
-    def _below(self) -> tuple[()]:
-        return ()
-
-    def _hold(self, count: int) -> None:
-        pass  # it does not have a structure to lock
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        new = object.__new__(self.__class__)
+        new.data = self.data
+        new._desc = desc._unlocked
+        new._of_batch = self._of_batch or desc.ndim > 0
+        return new
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorData):
@@ -124,18 +231,66 @@ class NonTensorData:
     __hash__ = None  # type: ignore[assignment]  # the value may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
-        return NonTensorData, (self.data, self._desc.batch, self._desc.device)
+        desc = self._desc
+        if self._of_batch and not desc.ndim and not self._always_of_batch():
+            return restore_row_of_batch, (self.data, desc.device)
+        return type(self), (self.data, desc.batch, desc.device)
 
     def __repr__(self) -> str:
-        return f"NonTensorData(data={self.data!r}, batch_size={self.batch_size})"
+        return f"{type(self).__name__}(data={self.data!r}, batch_size={self.batch_size})"
+
+
+class MetaData(NonTensorData):
+    """A non-tensor entry that describes the whole container, whatever its batch size.
+
+    In a container without batch dimensions too it is one value for all rows: stacking containers
+    with equal values keeps one value. Different values become one per row.
+
+    Args:
+        data: the value; kept by reference.
+        batch_size: the batch size of the container that it belongs to.
+        device: the device of the container.
+
+    Example:
+        >>> from kd_core import MetaData, TensorDict, stack
+        >>> rows = [TensorDict({"unit": MetaData("m"), "name": "x"}) for _ in range(2)]
+        >>> stack(rows)["unit"], stack(rows)["name"]
+        ('m', ['x', 'x'])
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def _always_of_batch(cls) -> bool:
+        return True
+
+
+def restore_row_of_batch(data: object, device: torch.device | None) -> NonTensorData:
+    """Rebuild the entry of one row that holds the value of its whole batch; called by pickle."""
+    node = wrap_data(data, describe((), device))
+    node._of_batch = True
+    return node
 
 
 def wrap_data(data: object, desc: Descriptor) -> NonTensorData:
     """Wrap a value with an existing descriptor."""
     node = object.__new__(NonTensorData)
     node.data = data
-    node._desc = desc.unlocked()
+    node._desc = desc._unlocked
+    node._of_batch = desc.ndim > 0
     return node
+
+
+def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
+    """Return whether a value is the wrapper of a non-tensor entry.
+
+    Example:
+        >>> from kd_core import TensorDict, is_non_tensor
+        >>> td = TensorDict({"word": "reach"})
+        >>> is_non_tensor(td.get("word")), is_non_tensor(td["word"])
+        (True, False)
+    """
+    return isinstance(value, NonTensorDataBase)
 
 
 _registry.register("wrap_data", wrap_data)

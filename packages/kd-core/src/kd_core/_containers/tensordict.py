@@ -162,8 +162,10 @@ class TensorDict(Dense):
                 for level in levels:
                     level._desc = desc
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
-        made = cls(source, None, device)  # type: ignore[arg-type]  # as above
-        return made.auto_batch_size_(batch_dims)
+        made = cls(source, None, device).auto_batch_size_(batch_dims)  # type: ignore[arg-type]  # as above
+        if not made._desc.ndim:
+            return made
+        return cls(source, made.batch_size, device)  # type: ignore[arg-type]  # lists are rows now
 
     @overload
     @classmethod

@@ -212,7 +212,10 @@ class Access(AbstractContainer):
             >>> td["sizes"], td[0]["sizes"]
             ([1, 2], [1, 2])
         """
-        self._store(path_of(key), _registry.wrap_data(value, self._desc.unlocked()))
+        if hasattr(value, "_constant"):  # a wrapper
+            self._store(path_of(key), value)
+        else:
+            self._store(path_of(key), _registry.wrap_data(value, self._desc.unlocked()))
         return self
 
     def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> object:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._ops.reducing import batch_dims_of, reduced, without
-from kd_core._protocol.primitives import AbstractContainer, same_batch
+from kd_core._protocol.computing import SAME_SHAPE
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -168,12 +169,12 @@ class Extrema(AbstractContainer):
             tensor([1., 2., 3.])
         """
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumsum(leaf, axis), same_batch)
+        return self._map_each(lambda leaf: torch.cumsum(leaf, axis), SAME_SHAPE)
 
     def cumprod(self, dim: int) -> Self:
         """Return the cumulative products along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumprod(leaf, axis), same_batch)
+        return self._map_each(lambda leaf: torch.cumprod(leaf, axis), SAME_SHAPE)
 
     @overload
     def cummax(self, dim: int, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
@@ -194,7 +195,7 @@ class Extrema(AbstractContainer):
             (tensor([1, 3, 3]), tensor([0, 1, 1]))
         """
         (axis,) = batch_dims_of(self, dim)
-        found = _pairs(self, lambda leaf: torch.cummax(leaf, axis), same_batch)
+        found = _pairs(self, lambda leaf: torch.cummax(leaf, axis), SAME_SHAPE)
         return found if return_indices else found.values
 
     @overload
@@ -204,7 +205,7 @@ class Extrema(AbstractContainer):
     def cummin(self, dim: int, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
         (axis,) = batch_dims_of(self, dim)
-        found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), same_batch)
+        found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), SAME_SHAPE)
         return found if return_indices else found.values
 
 

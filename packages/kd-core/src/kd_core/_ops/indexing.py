@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.shapes import Simple
-    from kd_core._entry import Entry
+    from kd_core._entry import Entry, Node
     from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
@@ -175,7 +175,7 @@ class Indexing(AbstractContainer):
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
         else:
-            check_same_data(entry, value, path)
+            rows.stage_data(entry, value, path, writes)
         rows.commit(writes)
         return self
 
@@ -378,6 +378,17 @@ class _Rows:
             self._check_dtype(leaf, source, path)
         return target, source, path
 
+    def stage_data(
+        self, entry: Entry, value: object, path: tuple[str, ...], writes: list[Write]
+    ) -> None:
+        """Check and record a write of one value per row; other data may not change."""
+        if not hasattr(entry, "_encode"):
+            check_same_data(entry, value, path)
+            return
+        shape = self.batch_fn(cast("Node", entry)._desc.batch)
+        positions, source = entry._encode(value, shape, path)
+        writes.append(self.stage(positions, source, path))
+
     def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
         """Refuse a dtype that torch does not convert at this index, by a try on a copy."""
         with torch.no_grad():
@@ -487,4 +498,4 @@ def _stage_level(
         elif entry is None:
             raise unknown_below(source, target._entries, path)
         else:
-            check_same_data(entry, new, (*path, key))
+            rows.stage_data(entry, new, (*path, key), writes)

@@ -21,7 +21,8 @@ from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_len
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
 from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import AbstractContainer, map_by, same_batch
+from kd_core._protocol.computing import SAME_SHAPE
+from kd_core._protocol.primitives import AbstractContainer, map_by
 
 if TYPE_CHECKING:
     from typing import Self
@@ -211,13 +212,26 @@ class Partition(AbstractContainer):
                     f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
                     "`where`."
                 )
-            return self._zip_each(
-                cast("Entry", other), lambda leaf, new: torch.where(chosen(leaf), leaf, new)
-            )
+            return self._zip_each(cast("Entry", other), _Selection(chosen))
         if not isinstance(other, Tensor) or not other.ndim:
-            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), same_batch)
+            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), SAME_SHAPE)
         new = _spread(other, batch, "a tensor")
-        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), same_batch)
+        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), SAME_SHAPE)
+
+
+class _Selection:
+    """A function of two leaves that takes each row from one of them."""
+
+    __slots__ = ("_chosen",)
+
+    selects_rows = True
+    """Read by nodes with one value per row, which other functions of two leaves do not change."""
+
+    def __init__(self, chosen: LeafFn) -> None:
+        self._chosen = chosen
+
+    def __call__(self, leaf: Tensor, new: Tensor) -> Tensor:
+        return torch.where(self._chosen(leaf), leaf, new)
 
 
 class PartsPlan(NamedTuple):

@@ -16,11 +16,11 @@ from torch import Tensor
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.renaming import renamed
+from kd_core._protocol.computing import Reduced
 from kd_core._protocol.primitives import AbstractContainer, same_batch
 
 if TYPE_CHECKING:
     from kd_core._ops.renaming import KeyFn
-    from kd_core._types import Batch, BatchFn
 
 W = TypeVar("W", bound=AbstractContainer)
 SomeDim: TypeAlias = 'int | Sequence[int] | Literal["feature"]'
@@ -56,15 +56,14 @@ def reduced(
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
-        return td._map_each(fn, _no_batch)
+        return td._map_each(fn, Reduced(first=0))
     if isinstance(dim, str):
         ndim = feature_start(td, dim)
-        return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), _first(ndim))
+        over = Reduced(first=ndim)
+        return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), over)
     if not keepdim and type(dim) is int:
         axis = wrap_dim(dim, td._desc.ndim)
-        return td._map_each(
-            lambda leaf: fn(leaf, axis), lambda batch: batch[:axis] + batch[axis + 1 :]
-        )
+        return td._map_each(lambda leaf: fn(leaf, axis), Reduced((axis,)))
     dims = batch_dims_of(td, dim)
     return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
 
@@ -104,19 +103,9 @@ def feature_start(td: AbstractContainer, dim: str) -> int:
     return td._desc.ndim
 
 
-def without(dims: tuple[int, ...], keepdim: bool) -> BatchFn:
+def without(dims: tuple[int, ...], keepdim: bool) -> Reduced:
     """Return the batch shape after a reduction of some dimensions."""
-    if keepdim:
-        return lambda batch: tuple(1 if i in dims else size for i, size in enumerate(batch))
-    return lambda batch: tuple(size for i, size in enumerate(batch) if i not in dims)
-
-
-def _no_batch(batch: Batch) -> Batch:
-    return ()
-
-
-def _first(ndim: int) -> BatchFn:
-    return lambda batch: batch[:ndim]
+    return Reduced(dims, keepdim)
 
 
 def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tensor:

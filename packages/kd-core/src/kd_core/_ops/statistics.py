@@ -12,7 +12,8 @@ from torch import Tensor
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._ops.reducing import batch_dims_of, feature_start, reduced, without
 from kd_core._ops.renaming import renamed
-from kd_core._protocol.primitives import AbstractContainer, same_batch
+from kd_core._protocol.computing import SAME_SHAPE
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -112,7 +113,7 @@ def _along(td: S, fn: partial[Tensor], dim: object) -> S:
     """Apply a function that keeps shapes along one dimension."""
     if not isinstance(dim, str):
         (axis,) = batch_dims_of(td, cast("int", dim))
-        return td._map_each(lambda leaf: fn(leaf, axis), same_batch)
+        return td._map_each(lambda leaf: fn(leaf, axis), SAME_SHAPE)
     ndim = feature_start(td, dim)
 
     def over_features(leaf: Tensor) -> Tensor:
@@ -120,7 +121,7 @@ def _along(td: S, fn: partial[Tensor], dim: object) -> S:
             return fn(leaf.unsqueeze(-1), ndim).squeeze(-1)
         return fn(leaf.flatten(ndim), ndim).reshape(leaf.shape)
 
-    return td._map_each(over_features, same_batch)
+    return td._map_each(over_features, SAME_SHAPE)
 
 
 def _quantile(

@@ -101,6 +101,9 @@ class AbstractContainer:
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
         entry = self._entries[key]
+        if hasattr(entry, "_encode"):  # non-tensor data, one value per row
+            batch = cast("Node", entry)._desc.batch
+            return [(*entry._encode(value, batch, path), path)]
         return [(cast(Tensor, entry), writable_source(path, entry, value), path)]
 
     def _item(self) -> object:

@@ -1,14 +1,14 @@
 """Validation of the values that are stored in a container.
 
 A tensor that fits is stored as it is; a mapping becomes a nested container; numbers, lists of
-numbers and arrays of any library become tensors; everything else becomes non-tensor data, one value
-for the whole batch. Knows tensors, numbers, arrays and the registry; must not know a container
-class.
+numbers and arrays of any library become tensors; another list with an item for each row becomes one
+value per row; everything else becomes non-tensor data, one value for the whole batch. Knows
+tensors, numbers, arrays and the registry; must not know a container class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidKey, InvalidValue, KeyCollision, batch_does_not_fit, given_twice
+from kd_core._errors import (
+    InvalidKey,
+    InvalidValue,
+    KeyCollision,
+    ShapeMismatch,
+    batch_does_not_fit,
+    given_twice,
+)
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.loops import leaf_fits
@@ -24,7 +31,7 @@ from kd_core._leaves.loops import leaf_fits
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._entry import Entry, Node
-    from kd_core._types import NestedKey
+    from kd_core._types import Batch, NestedKey
 
 _NUMBERS = (bool, int, float, complex)
 MAX_DEPTH = 64
@@ -47,9 +54,12 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         return mapping_as_entry(key, value, desc, path)
     converted = _as_tensor(key, value, path)
     if converted is None:
-        if desc.batch and _holds_rows(value, desc.batch[0]):
-            raise _no_rows(key, value, desc, path)
-        return _registry.wrap_data(value, desc)
+        rows = _rows_of(value) if desc.batch else None
+        if rows is None:
+            return _registry.wrap_data(value, desc)
+        return _registry.wrap_list(
+            values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), desc
+        )
     return _tensor_as_entry(key, converted, desc, path)
 
 
@@ -160,19 +170,43 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
         ) from None
 
 
-def _holds_rows(value: object, rows: int) -> bool:
-    """Return whether a value that is not a tensor has one item for each row."""
+def _rows_of(value: object) -> Sequence[object] | None:
+    """Return a value that has an item for each row: a list, a tuple, or an array of objects."""
     if isinstance(value, (list, tuple)):
-        return len(value) == rows
-    return type(value).__module__ == "numpy" and getattr(value, "shape", ())[:1] == (rows,)
+        return None if hasattr(value, "_fields") else value  # a named tuple is one value
+    plain: object = value.tolist() if type(value).__module__ == "numpy" else None  # type: ignore[attr-defined]  # arrays and scalars have it
+    return plain if isinstance(plain, list) else None
 
 
-def _no_rows(key: str, value: object, desc: Descriptor, path: tuple[str, ...]) -> InvalidValue:
-    return InvalidValue(
-        f"entry {format_key((*path, key))} must be a tensor or one value for the whole batch, got "
-        f"a `{type(value).__name__}` of {desc.batch[0]} values, one for each row of batch_size "
-        f"{desc.batch}. Pass numbers or a tensor, or wrap it in `NonTensorData` to store it as one "
-        "value for all rows."
+def values_of_rows(values: object, batch: Batch, where: str) -> list[object]:
+    """Return the values of nested lists of shape `batch` in one list.
+
+    Args:
+        values: the nested lists.
+        batch: the shape; only its dimensions are lists of rows, further lists are values.
+        where: what is checked, for the message.
+
+    Raises:
+        ShapeMismatch: if a list does not have one item for each row.
+    """
+    level = [values]
+    for dim, size in enumerate(batch):
+        below: list[object] = []
+        for each in level:
+            if not isinstance(each, (list, tuple)) or len(each) != size:
+                raise _rows_differ(where, batch, each, dim)
+            below.extend(each)
+        level = below
+    return level
+
+
+def _rows_differ(where: str, batch: Batch, found: object, dim: int) -> ShapeMismatch:
+    count = f"{len(found)}" if isinstance(found, (list, tuple)) else "a single one"
+    at = f" in dimension {dim}" if len(batch) > 1 else ""
+    return ShapeMismatch(
+        f"{where} must have one value for each row of batch_size {batch}, got {count} where "
+        f"{batch[dim]} are expected{at}. Wrap it in `NonTensorData` to store it as one value that "
+        "every row has."
     )
 
 

@@ -12,7 +12,8 @@ from kd_core import _registry
 from kd_core._batch.descriptor import restore_descriptor
 from kd_core._containers.dense import restore_dense
 from kd_core._containers.lazy_stack import restore_stack
-from kd_core._containers.non_tensor import NonTensorData
+from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
+from kd_core._containers.non_tensor_stack import restore_rows
 
 
 def _allow(cls: type) -> None:
@@ -21,6 +22,14 @@ def _allow(cls: type) -> None:
 
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
 torch.serialization.add_safe_globals(
-    [restore_dense, restore_stack, restore_descriptor, NonTensorData],
+    [
+        restore_dense,
+        restore_stack,
+        restore_descriptor,
+        restore_row_of_batch,
+        restore_rows,
+        NonTensorData,
+        MetaData,
+    ]
 )
 _registry.on_new_kind(_allow)

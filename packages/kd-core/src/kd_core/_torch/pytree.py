@@ -32,6 +32,7 @@ from torch.utils import _pytree
 from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._containers.dense import Dense
+from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidValue
 from kd_core._protocol.primitives import AbstractContainer
@@ -161,7 +162,7 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
             if shape is not None:
                 lead, extra = len(names), len(shape) - desc.ndim
         else:
-            data.append((key, cast("Node", value)._item()))
+            data.append((key, cast("NonTensorDataBase", value)._constant()))
             continue
         names.append(key)
         inner.append(below)
@@ -232,7 +233,7 @@ def _put_together(
         if _is_hollow(cast("AbstractContainer", entries[key])):
             entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim)
     for key, constant in data:
-        entries[key] = _registry.wrap_data(constant, desc)
+        entries[key] = _data(constant, desc, ndim)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
 
 
@@ -266,7 +267,24 @@ def _agreed(
 def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
     """Return a container without leaves with the batch of its new parent."""
     # Comparing it with the old batch would specialise a size that is symbolic in an export.
-    return hollow._map_each(_leaf, lambda own: batch + own[ndim:])
+    own = hollow._desc
+    desc = own.with_batch(batch + own.batch[ndim:])
+    entries: dict[str, Entry] = {}
+    for key, value in hollow._entries.items():
+        if isinstance(value, AbstractContainer):
+            entries[key] = cast("Entry", _fitted(value, batch, ndim))
+        elif isinstance(value, NonTensorDataBase):
+            entries[key] = _data(value._constant(), desc, own.ndim)
+        else:
+            entries[key] = value  # put in place of a tensor
+    return hollow._like(entries, desc)
+
+
+def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
+    """Rebuild a non-tensor entry from what the structure holds of it."""
+    if isinstance(constant, NonTensorDataBase):
+        return cast("Entry", constant._restored(desc, ndim))
+    return wrap_data(constant, desc)
 
 
 def _is_hollow(container: AbstractContainer) -> bool:
@@ -276,10 +294,6 @@ def _is_hollow(container: AbstractContainer) -> bool:
         if _is_child(value) and not (isinstance(value, AbstractContainer) and _is_hollow(value)):
             return False
     return True
-
-
-def _leaf(leaf: Tensor) -> Tensor:
-    return leaf
 
 
 def _shared(batch: Batch, value: object) -> Batch:

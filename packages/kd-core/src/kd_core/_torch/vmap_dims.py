@@ -16,7 +16,10 @@ from torch._functorch import vmap
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
+from kd_core._containers.non_tensor import NonTensorDataBase
+from kd_core._containers.non_tensor_stack import NonTensorStack
 from kd_core._errors import InvalidValue
+from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -67,6 +70,20 @@ def check_mapped_dims(container: AbstractContainer, depth: int = 2) -> None:
     for dim in _dims_for(container, values[mapping.dims], values[mapping.tree]):
         if dim.__class__ is int and not 0 <= dim < count:
             raise _not_of_the_batch(mapping.dims, dim, container._desc.batch, count)
+        if dim.__class__ is int and dim:
+            _refuse_rows(container, mapping.dims, dim)
+
+
+def _refuse_rows(container: AbstractContainer, name: str, dim: int) -> None:
+    """Refuse data with one value per row, which `vmap` cannot map, where its rows would move."""
+    for key, value in container._entries.items():
+        if isinstance(value, AbstractContainer):
+            _refuse_rows(value, name, dim)
+        elif isinstance(value, NonTensorDataBase) and isinstance(value._constant(), NonTensorStack):
+            raise InvalidValue(
+                f"non-tensor entry {format_key(key)} has one value per row, so `{name}` of `vmap` "
+                f"must be 0, got {dim}. `exclude` the entry, or `transpose` the container first."
+            )
 
 
 def _dims_for(container: AbstractContainer, dims: object, tree: object) -> Iterable[int]:

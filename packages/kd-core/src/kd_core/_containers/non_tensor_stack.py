@@ -1,0 +1,411 @@
+"""`NonTensorStack`: a non-tensor entry with one value per row.
+
+It holds its values in a list, the *pool*, and a tensor of the batch size with the position of each
+row's value in the pool; trailing dimensions of it are lists of values. An operation that moves rows
+is applied to the positions as to any leaf, so rows stay aligned with the tensors. A write to rows
+is a write to the positions.
+
+A pool belongs to one storage of positions: views share both, copies have a pool of their own. So a
+pool that many writes have filled can be compacted in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core import _registry
+from kd_core._batch.descriptor import describe, describe_on
+from kd_core._batch.shapes import batch_of, wrap_dim
+from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, wrap_data
+from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
+from kd_core._keys import format_key
+from kd_core._leaves.loops import same_data
+from kd_core._protocol.computing import Padded, Reduced
+from kd_core._protocol.validation import values_of_rows
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._entry import Entry, Memo, Node, PartsMemo
+    from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
+
+_SPARE: Final = 64
+"""How many unused values a pool may hold beyond three times its rows before it is compacted."""
+
+_SHOWN: Final = 20
+"""How many values `repr` shows before it leaves out the rest."""
+
+
+class NonTensorStack(NonTensorDataBase):
+    """A non-tensor entry: one value for each row of the batch.
+
+    `td["key"]` returns the values as nested lists of shape `batch_size`, `td.get("key")` this
+    wrapper. Indexing, splitting, joining, repeating and reshaping a container move the values with
+    their rows. Equal values stay one per row. Reductions collect the values of the rows they
+    reduce in lists; other arithmetic does not change them.
+
+    Args:
+        *values: one value for each row. If all are wrappers, they are stacked.
+        stack_dim: the position of the new batch dimension, if wrappers are stacked.
+        device: the device of the container.
+
+    Raises:
+        ShapeMismatch: if wrappers of different batch sizes are stacked.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import NonTensorStack, TensorDict
+        >>> td = TensorDict({"x": torch.arange(3), "word": ["to", "be", "to"]}, [3])
+        >>> td["word"], td[1]["word"], td[td["x"] != 1]["word"]
+        (['to', 'be', 'to'], 'be', ['to', 'to'])
+        >>> td.get("word") == NonTensorStack("to", "be", "to")
+        True
+    """
+
+    __slots__ = ("_pool", "_positions")
+
+    _pool: list[object]
+    _positions: Tensor
+
+    def __init__(
+        self, *values: object, stack_dim: int = 0, device: DeviceLike | None = None
+    ) -> None:
+        nodes = [value for value in values if isinstance(value, NonTensorDataBase)]
+        if nodes and len(nodes) == len(values):
+            at = wrap_dim(stack_dim, nodes[0]._desc.ndim + 1)
+            for number, node in enumerate(nodes):
+                if node._desc.batch != nodes[0]._desc.batch:
+                    raise ShapeMismatch(
+                        f"batch sizes must be equal, got {shape_text(nodes[0]._desc.batch)} in "
+                        f"value 0 and {shape_text(node._desc.batch)} in value {number} of "
+                        "`NonTensorStack`."
+                    )
+            self._pool, self._positions = _joined(nodes, torch.stack, at)
+        else:
+            self._pool = list(values)
+            self._positions = _count(len(values))
+        self._desc = describe_on(tuple(self._positions.shape), device)
+
+    @classmethod
+    def from_list(
+        cls,
+        values: Sequence[object],
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+    ) -> NonTensorStack:
+        """Build the entry from nested lists.
+
+        Args:
+            values: one value for each row, as nested lists of shape `batch_size`.
+            batch_size: the batch size; `None`: one dimension, with one row for each item.
+            device: the device of the container.
+
+        Raises:
+            ShapeMismatch: if the lists do not have this shape.
+
+        Example:
+            >>> from kd_core import NonTensorStack
+            >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], [2, 2]).batch_size
+            torch.Size([2, 2])
+        """
+        batch = (len(values),) if batch_size is None else batch_of(batch_size)
+        return restore_rows(values_of_rows(values, batch, "the list"), batch, device)
+
+    @classmethod
+    def from_nontensordata(cls, non_tensor: NonTensorDataBase) -> NonTensorDataBase:
+        """Return the values of an entry, one for each row; see `maybe_to_stack`."""
+        return non_tensor.maybe_to_stack()
+
+    @property
+    def data(self) -> object:
+        """The values as nested lists of shape `batch_size`."""
+        return self.tolist()
+
+    def __len__(self) -> int:
+        return self._desc.batch[0] if self._desc.ndim else 0
+
+    def __iter__(self) -> Iterator[object]:
+        values = self.tolist()
+        return iter(values if isinstance(values, list) else (values,))
+
+    def __getitem__(self, index: object) -> object:
+        """Return the value of one row, or the entry of several rows."""
+        rows = self._positions[index]  # type: ignore[index]  # torch checks it
+        found = self._with(rows, describe(tuple(rows.shape), self._desc.device))
+        node = cast("NonTensorDataBase", found)
+        return node if isinstance(node, NonTensorStack) else node._item()
+
+    def tolist(self) -> object:
+        """Return the values as nested lists of shape `batch_size`."""
+        return _nested(self._positions.tolist(), self._pool)
+
+    def maybe_to_stack(self) -> NonTensorStack:
+        """Return the entry itself."""
+        return self
+
+    def _with(self, positions: Tensor, desc: Descriptor) -> Self:
+        """Return the entry of other positions in the pool."""
+        if not desc.ndim and not is_compiling():
+            row = wrap_data(_nested(positions.tolist(), self._pool), desc)
+            return cast("Self", row)
+        new = object.__new__(type(self))
+        new._pool, new._positions, new._desc = self._pool, positions, desc._unlocked
+        if not is_compiling() and not _share(positions, self._positions):
+            new._pool, new._positions = _own(self._pool, positions)
+        return new
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        desc = self._desc
+        if batch is None:
+            return self._copy(desc if memo is None or memo[0] is not desc else memo[1])
+        new = desc.with_batch(batch(desc.batch))
+        if isinstance(batch, Reduced):
+            return self._collected(batch.gone(desc.ndim), new)
+        if isinstance(batch, Padded):
+            return cast("Self", _padded(self, fn, new))
+        return self._with(_moved(self, fn), new)
+
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
+    ) -> Sequence[Self]:
+        desc = self._desc
+        parts = fn(self._positions)
+        return [
+            self._with(part, desc.with_batch(batch(desc.batch)))
+            for part, batch in zip(parts, batches, strict=True)
+        ]
+
+    def _collected(self, gone: tuple[int, ...], desc: Descriptor) -> Self:
+        """Return the values of reduced rows, in one list for each remaining row."""
+        if not gone:
+            return self._copy(desc)
+        kept = [dim for dim in range(self._positions.ndim) if dim not in gone]
+        moved = self._positions.permute(*kept, *gone)
+        lists = moved.reshape(*desc.batch, *moved.shape[len(kept) :])
+        return self._with(lists.clone(), desc)
+
+    def _copy(self, desc: Descriptor) -> Self:
+        return self._with(self._positions.clone(), desc)
+
+    def _shallow(self) -> Self:
+        return self._with(self._positions, self._desc)
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        return self._copy(self._desc)
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self:
+        self._collect_pair(other, [], [], path)
+        if not getattr(fn, "selects_rows", False):
+            return self._copy(self._desc)
+        nodes: list[NonTensorDataBase] = [self, cast("NonTensorDataBase", other)]
+        pool, (mine, theirs) = _pooled(nodes)
+        return cast("Self", wrap_rows(pool, fn(mine, theirs), self._desc))
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        shape = self._desc.batch
+        if shape[: desc.ndim] != desc.batch:
+            raise batch_does_not_fit("of non-tensor data", desc.batch, shape)
+        new = object.__new__(type(self))
+        new._pool, new._positions = self._pool, self._positions
+        new._desc = desc._unlocked if desc.ndim == len(shape) else desc.with_batch(shape)
+        return new
+
+    def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
+        # Under `vmap`, which maps its first dimension, it is not split, and fits again outside.
+        if self._desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
+            return self._with_descriptor(desc)
+        whole = object.__new__(NonTensorData)
+        whole.data, whole._desc, whole._of_batch = self, desc._unlocked, True
+        return whole
+
+    def _encode(self, value: object, shape: Batch, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Add values to the pool; return the positions of all rows, and those of the values.
+
+        Args:
+            value: a wrapper, nested lists with one value for each row, or one value for all.
+            shape: the shape of the rows that are written.
+            path: the path of the entry, for messages.
+        """
+        node = value if isinstance(value, NonTensorDataBase) else None
+        if isinstance(node, NonTensorStack):
+            values, batch = _flat(node), node._desc.batch
+        elif node is not None or not shape or not isinstance(value, (list, tuple)):
+            values, batch = [value if node is None else node._item()], ()
+        else:
+            values, batch = values_of_rows(value, shape, format_key(path)), shape
+        _compact(self)
+        if self._positions.ndim > self._desc.ndim:  # its values are lists
+            self._pool = _flat(self)
+            self._positions = _count(len(self._pool)).reshape(self._desc.batch)
+        start = len(self._pool)
+        self._pool.extend(values)
+        return self._positions, (_count(len(values)) + start).reshape(batch)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NonTensorStack):
+            return NotImplemented
+        if self._desc.batch != other._desc.batch:
+            return False
+        pairs = zip(_flat(self), _flat(other), strict=True)
+        return all(same_data(mine, theirs) for mine, theirs in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_rows, (_flat(self), self._desc.batch, self._desc.device)
+
+    def __repr__(self) -> str:
+        desc = self._desc
+        if self._positions.numel() <= _SHOWN or self._positions.ndim > desc.ndim:
+            shown = repr(self.tolist())
+        else:
+            first = self._positions.reshape(-1)[:_SHOWN].tolist()
+            rest = self._positions.numel() - _SHOWN
+            values = ", ".join(repr(self._pool[position]) for position in first)
+            shown = f"[{values}, ... ({rest} more)]"
+        return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
+
+
+def _moved(node: NonTensorStack, fn: LeafFn) -> Tensor:
+    """Apply a function that moves rows to the positions."""
+    try:
+        return fn(node._positions)
+    except RuntimeError:  # its index is on another device, or it needs a contiguous leaf
+        device = node._desc.device or torch.accelerator.current_accelerator() or "cpu"
+        return fn(node._positions.contiguous().to(device)).cpu()
+
+
+def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:
+    """Return the values with `None` for the rows that were added."""
+    moved, marked = fn(node._positions), fn(node._positions + len(node._pool))
+    added = moved == marked
+    padded = torch.where(added, len(node._pool), moved)
+    return wrap_rows([*node._pool, None], padded, desc)
+
+
+def _compact(node: NonTensorStack) -> None:
+    """Drop the values that no position refers to, if there are many."""
+    pool, storage = node._pool, node._positions.untyped_storage()
+    rows = storage.nbytes() // 8
+    if len(pool) <= 3 * rows + _SPARE or is_compiling():
+        return
+    everywhere = torch.empty(0, dtype=torch.int64).set_(storage, 0, (rows,), (1,))
+    used, positions = torch.unique(everywhere, return_inverse=True)
+    pool[:] = [pool[position] for position in used.tolist()]
+    everywhere.copy_(positions)
+
+
+def _count(rows: int) -> Tensor:
+    return torch.arange(rows, device="cpu")
+
+
+def _nested(positions: object, pool: list[object]) -> object:
+    if not isinstance(positions, list):
+        return pool[cast(int, positions)]
+    if positions and not isinstance(positions[0], list):
+        return [pool[position] for position in positions]
+    return [_nested(inner, pool) for inner in positions]
+
+
+def _flat(node: NonTensorStack) -> list[object]:
+    """Return the values of all rows in one list."""
+    ndim = node._desc.ndim
+    positions = node._positions
+    if positions.ndim == ndim:
+        return [node._pool[position] for position in positions.reshape(-1).tolist()]
+    rows = positions.reshape(math.prod(node._desc.batch), *positions.shape[ndim:])
+    return [_nested(row, node._pool) for row in rows.tolist()]
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of positions have the same storage."""
+    return one is other or (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
+    )
+
+
+def _own(pool: list[object], positions: Tensor) -> tuple[list[object], Tensor]:
+    """Return a copy of a pool for copied positions, without values that no row has if many."""
+    if is_compiling() or 2 * positions.numel() >= len(pool):
+        return pool.copy(), positions
+    rows = positions.reshape(-1).tolist()
+    return [pool[row] for row in rows], _count(len(rows)).reshape(positions.shape)
+
+
+def _pooled(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:
+    """Return the values of several entries in one pool, and their positions in it."""
+    pool: list[object] = []
+    columns = []
+    for node in nodes:
+        if isinstance(node, NonTensorStack):
+            if node._positions.ndim > node._desc.ndim:  # lists, perhaps of different lengths
+                node = restore_rows(_flat(node), node._desc.batch)
+            own, positions = _own(node._pool, node._positions)
+            columns.append(positions + len(pool))
+            pool += own
+        else:
+            columns.append(torch.full(node._desc.batch, len(pool), device="cpu"))
+            pool.append(node._item())
+    return pool, columns
+
+
+def _joined(
+    nodes: Sequence[NonTensorDataBase], call: Callable[..., Tensor], dim: int
+) -> tuple[list[object], Tensor]:
+    pool, columns = _pooled(nodes)
+    return pool, call(columns, dim)
+
+
+def join_data(
+    nodes: Sequence[NonTensorDataBase], call: Callable[..., Tensor], dim: int, desc: Descriptor
+) -> NonTensorDataBase:
+    """Stack or concatenate non-tensor entries.
+
+    Values of whole batches that are all equal stay one value. Otherwise each row keeps its own.
+
+    Args:
+        nodes: the entries, of batch sizes that fit.
+        call: `torch.stack` or `torch.cat`.
+        dim: the batch dimension.
+        desc: the descriptor of the result.
+    """
+    first = nodes[0]
+    if isinstance(first, NonTensorData) and all(
+        isinstance(node, NonTensorData) and node._of_batch and same_data(node.data, first.data)
+        for node in nodes
+    ):
+        return first._under(desc)
+    return wrap_rows(*_joined(nodes, call, dim), desc)
+
+
+def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:
+    """Build an entry that takes ownership of a pool and of positions, which are broadcast."""
+    node = object.__new__(NonTensorStack)
+    if positions.shape[: desc.ndim] != desc.size:
+        positions = positions.expand(desc.batch).clone()
+    node._pool, node._positions, node._desc = pool, positions, desc._unlocked
+    return node
+
+
+def restore_rows(
+    values: list[object], batch: Batch, device: DeviceLike | None = None
+) -> NonTensorStack:
+    """Build an entry from the values of all rows in one list; called by pickle."""
+    return wrap_rows(values, _count(len(values)).reshape(batch), describe_on(batch, device))
+
+
+def _wrap_list(values: list[object], desc: Descriptor) -> Node:
+    return wrap_rows(values, _count(len(values)).reshape(desc.batch), desc)
+
+
+_registry.register("wrap_rows", wrap_rows)
+_registry.register("wrap_list", _wrap_list)

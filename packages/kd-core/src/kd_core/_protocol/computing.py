@@ -1,0 +1,64 @@
+"""The batch functions of operations that compute new values, not ones that move rows.
+
+A node that holds one value per row follows every operation that moves rows. An operation that
+computes values, such as a sum, has no meaning for it; its batch function says so by being of one of
+these classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch
+
+
+class Reduced:
+    """The batch shape after a reduction.
+
+    Args:
+        dims: the batch dimensions that are reduced, counted from the front.
+        keepdim: whether they stay, with size 1.
+        first: the number of leading dimensions that may stay; all beyond are reduced.
+    """
+
+    __slots__ = ("dims", "first", "keepdim")
+
+    def __init__(
+        self, dims: tuple[int, ...] = (), keepdim: bool = False, first: int | None = None
+    ) -> None:
+        self.dims, self.keepdim, self.first = dims, keepdim, first
+
+    def gone(self, ndim: int) -> tuple[int, ...]:
+        """Return the dimensions of a batch that are reduced."""
+        return self.dims if self.first is None else tuple(range(self.first, ndim))
+
+    def __call__(self, batch: Batch) -> Batch:
+        if self.first is not None:
+            return batch[: self.first]
+        dims = self.dims
+        if self.keepdim:
+            return tuple([1 if i in dims else size for i, size in enumerate(batch)])
+        return tuple([size for i, size in enumerate(batch) if i not in dims])
+
+
+SAME_SHAPE = Reduced()
+"""The batch shape of an operation along rows that keeps their number, such as `cumsum`."""
+
+
+class Padded:
+    """The batch shape after rows were added.
+
+    Args:
+        batch: the new batch size.
+        ndim: the number of its dimensions; a nested container may have more.
+    """
+
+    __slots__ = ("batch", "ndim")
+
+    def __init__(self, batch: Batch, ndim: int) -> None:
+        self.batch = batch
+        self.ndim = ndim
+
+    def __call__(self, batch: Batch) -> Batch:
+        return self.batch + batch[self.ndim :]

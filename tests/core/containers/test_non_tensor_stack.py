@@ -1,0 +1,343 @@
+"""Data that is no tensor, one value for each row: rows stay with their tensors."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from random import Random
+
+import numpy
+import pytest
+import torch
+from tests.core.rows import names
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    NonTensorData,
+    NonTensorStack,
+    ShapeMismatch,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    make_tensordict,
+    pad,
+    pad_sequence,
+    stack,
+)
+
+
+def make(batch: tuple[int, ...] = (4, 3)) -> TensorDict:
+    """Rows that say their number twice: as a tensor and as a string."""
+    rows = torch.arange(torch.Size(batch).numel()).reshape(batch)
+    return TensorDict({"x": rows, "n": {"s": names(rows)}}, batch)
+
+
+def holds(td: TensorDictBase) -> None:
+    """Check that each row has the string of its number."""
+    assert td.get_non_tensor(("n", "s")) == names(td["x"])
+
+
+CHANGES: tuple[Callable[[TensorDictBase], TensorDictBase], ...] = (
+    lambda td: td[0],
+    lambda td: td[-1:],
+    lambda td: td[::2],
+    lambda td: td[None],
+    lambda td: td[..., 0],
+    lambda td: td[[1, 0, 1]],
+    lambda td: td[torch.tensor([[0, 1], [1, 0]])],
+    lambda td: td[torch.arange(td.shape[0]) % 2 == 0],
+    lambda td: td[td["x"] % 2 == 0],
+    lambda td: td[:, torch.tensor([0])],
+    lambda td: td.split(1)[-1],
+    lambda td: td.chunk(2)[0],
+    lambda td: td.unbind(0)[-1],
+    lambda td: td.reshape(-1),
+    lambda td: td.transpose(0, -1),
+    lambda td: td.transpose(0, -1).reshape(-1),
+    lambda td: td.flip(0),
+    lambda td: td.roll(1, 0),
+    lambda td: td.unsqueeze(0),
+    lambda td: td.repeat(2, *[1] * (td.ndim - 1)),
+    lambda td: td.repeat_interleave(2, 0),
+    lambda td: td.repeat_interleave(torch.arange(td.shape[0]), dim=0),
+    lambda td: td.expand(2, *td.shape),
+    lambda td: td.index_select(0, torch.tensor([0, 0])),
+    lambda td: td.gather(0, torch.zeros((2, *td.shape[1:]), dtype=torch.int64)),
+    lambda td: cat([td, td.flip(0)]),
+    lambda td: cat(td.split(1)),
+    lambda td: stack([td, td.roll(1, 0)], 1),
+    lambda td: stack(td.unbind(0)),
+    lambda td: lazy_stack([td, td.flip(0)], 1),
+    lambda td: lazy_stack(td.unbind(0)).contiguous(),
+    lambda td: td.where(td["x"] % 2 == 0, td.flip(0)),
+    lambda td: td.clone(),
+    lambda td: td.clone(recurse=False),
+    lambda td: td.detach(),
+    lambda td: copy.deepcopy(td),
+    lambda td: pickle.loads(pickle.dumps(td)),
+    lambda td: tree_map(torch.clone, td),
+    lambda td: TensorDict(td, td.batch_size),
+    lambda td: td.to("cpu"),
+    lambda td: td.permute(*reversed(range(td.ndim))),
+    lambda td: torch.vmap(lambda row: row.clone())(td),
+)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_stay_aligned_in_random_programs(seed: int) -> None:
+    rng = Random(seed)
+    td: TensorDictBase = make(rng.choice([(4,), (4, 3), (1, 2), (2, 2, 2), (0, 2)]))
+    for _ in range(6):
+        change = rng.choice(CHANGES)
+        try:
+            changed = change(td)
+        except (IndexError, ValueError, RuntimeError, TypeError):
+            continue  # the program is refused for its tensors: a row that there is not
+        td = changed
+        if not td.ndim or td.numel() > 200:
+            break
+        holds(td)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_stay_aligned(change: Callable[[TensorDictBase], TensorDictBase]) -> None:
+    holds(change(make((2, 2))))
+
+
+@pytest.mark.parametrize(
+    "value", [["x", "y"], ("x", "y"), [torch.zeros(2), torch.zeros(3)], numpy.array(["x", "y"])]
+)
+def test_a_list_with_an_item_for_each_row_is_one_value_per_row(value: list[object]) -> None:
+    td = TensorDict({"s": value}, [2])
+    assert isinstance(td.get("s"), NonTensorStack)
+    assert td[0].get_non_tensor("s") is td.get_non_tensor("s")[0]  # type: ignore[index]  # a list
+    td["s"] = ["u", "v"]
+    assert td.get_non_tensor("s") == ["u", "v"]
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    with pytest.raises(ShapeMismatch, match=r"`\('n', 's'\)` must have one .* got 3 where 2 are"):
+        TensorDict({"n": {"s": ["x", "y", "z"]}}, [2])
+    with pytest.raises(ShapeMismatch, match="got a single one where 2 are expected in dimension 1"):
+        TensorDict({"s": ["x", "y"]}, [2, 2])
+    td = TensorDict({"s": NonTensorData(["x", "y", "z"])}, [2])
+    assert td[0].get_non_tensor("s") == ["x", "y", "z"]
+
+
+def test_brackets_give_lists_and_get_the_wrapper() -> None:
+    td = TensorDict({"s": [["a", "b"], ["c", "d"]]}, [2, 2])
+    wrapper: object = td.get("s")
+    assert isinstance(wrapper, NonTensorStack)
+    assert wrapper.batch_size == (2, 2)
+    assert wrapper.tolist() == wrapper.data == td.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+    assert [id(value) for value in td.values()] == [id(wrapper)]
+    assert list(wrapper) == [["a", "b"], ["c", "d"]]
+    assert wrapper[0, 1] == "b"
+    assert wrapper[:, 1] == NonTensorStack("b", "d")
+    assert len(wrapper) == 2
+    assert td.to_dict() == {"s": [["a", "b"], ["c", "d"]]}
+
+
+def test_it_is_built_of_values_or_of_wrappers() -> None:
+    both = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"), stack_dim=1)
+    assert both.tolist() == [["a", "c"], ["b", "d"]]
+    assert NonTensorStack(NonTensorData("a"), NonTensorData("a")) == NonTensorStack("a", "a")
+    assert NonTensorStack.from_list(["a", ["b", "c"]]).tolist() == ["a", ["b", "c"]]
+    assert NonTensorStack.from_nontensordata(NonTensorData("a", [2])) == NonTensorStack("a", "a")
+    assert NonTensorStack().batch_size == (0,)
+    assert NonTensorStack("a").maybe_to_stack() == NonTensorStack("a")
+    with pytest.raises(ShapeMismatch, match=r"got \(1,\) in value 0 and \(2,\) in value 1"):
+        NonTensorStack(NonTensorStack("a"), NonTensorStack("b", "c"))
+    with pytest.raises(ShapeMismatch, match="the list must have one value for each row"):
+        NonTensorStack.from_list(["a"], [2])
+
+
+def test_a_list_is_rows_of_an_inferred_batch() -> None:
+    source = {"x": torch.zeros(2), "s": ["a", "b"]}
+    assert TensorDict.from_dict(source, auto_batch_size=True)[1].get_non_tensor("s") == "b"
+    assert make_tensordict(source, auto_batch_size=True)[1].get_non_tensor("s") == "b"
+    assert TensorDict(source)["s"] is source["s"]
+
+
+def test_equality_compares_rows() -> None:
+    assert NonTensorStack("a", "b") == TensorDict({"s": ["b", "a"]}, [2]).flip(0).get("s")
+    assert NonTensorStack("a", "b") != NonTensorStack("a", "c")
+    assert NonTensorStack("a") != NonTensorStack("a", "a")
+    assert NonTensorStack("a", "a") != NonTensorData("a", [2])
+
+
+def test_rows_are_written() -> None:
+    td = make((3,))
+    view, copied, shallow = td[:2], td[[0, 1]], td.clone(recurse=False)
+    td[0] = {"n": {"s": "new"}}
+    td[1:] = {"n": {"s": ["u", "v"]}}
+    assert td.get_non_tensor(("n", "s")) == ["new", "u", "v"]
+    assert shallow.get_non_tensor(("n", "s")) == ["new", "u", "v"]
+    assert view.get_non_tensor(("n", "s")) == ["new", "u"]
+    assert copied.get_non_tensor(("n", "s")) == ["0", "1"]
+    view[0] = {"n": {"s": "through the view"}}
+    td[td["x"] == 1] = TensorDict({"n": {"s": "row"}})
+    assert td.get_non_tensor(("n", "s")) == ["through the view", "row", "v"]
+    td[[0, 2]] = make((3,))[:2]
+    assert td.get_non_tensor(("n", "s")) == ["0", "row", "1"]
+    td.set_at_(("n", "s"), "last", -1)
+    assert td.lock_().set_(("n", "s"), ["a", "b", "c"]).get_non_tensor(("n", "s")) == list("abc")
+    assert td.update_({"n": {"s": "all"}}).get_non_tensor(("n", "s")) == ["all"] * 3
+
+
+def test_a_write_that_fails_changes_nothing() -> None:
+    td = make((3,))
+    with pytest.raises(ShapeMismatch, match="`x`"):
+        td[:2] = {"n": {"s": ["u", "v"]}, "x": torch.zeros(5)}
+    with pytest.raises(ShapeMismatch, match=r"`\('n', 's'\)` must have one value for each row"):
+        td[:2] = {"x": 7, "n": {"s": ["u", "v", "w"]}}
+    holds(td)
+    assert td["x"].tolist() == [0, 1, 2]
+
+
+def test_many_writes_do_not_fill_the_memory() -> None:
+    td = make((3,))
+    view = td[1:]
+    for count in range(1000):
+        td[count % 3] = {"n": {"s": count}}
+    wrapper: object = td.get(("n", "s"))
+    assert isinstance(wrapper, NonTensorStack)
+    assert wrapper.tolist() == [999, 997, 998]
+    assert view.get_non_tensor(("n", "s")) == [997, 998]
+    assert len(wrapper._pool) < 100
+
+
+def test_few_rows_do_not_keep_all_values() -> None:
+    td = make((1000,))
+    assert len(pickle.dumps(td[:2])) < 1500
+    wrapper: object = td[[1, 5]].get(("n", "s"))
+    assert isinstance(wrapper, NonTensorStack)
+    assert wrapper._pool == ["1", "5"]
+
+
+def test_arithmetic_leaves_it_alone() -> None:
+    td = TensorDict({"a": torch.ones(2, 2), "s": [["a", "b"], ["c", "d"]]}, [2, 2])
+    for same in (
+        td + 1,
+        td + td,
+        -td,
+        td.cumsum(0),
+        td.apply(torch.neg),
+        td.sum("feature"),
+        td == td,
+    ):
+        assert same.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+
+
+def test_reductions_collect_the_values_of_the_rows() -> None:
+    td = TensorDict({"a": torch.ones(2, 2), "s": [["a", "b"], ["c", "d"]]}, [2, 2])
+    assert td.sum().get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+    assert td.mean(0).get_non_tensor("s") == [["a", "c"], ["b", "d"]]
+    assert td.amax(1).get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+    assert td.sum(1)[1].get_non_tensor("s") == ["c", "d"]
+    assert td.sum(0, keepdim=True).get_non_tensor("s") == [[["a", "c"], ["b", "d"]]]
+    assert td.max(0).values.get_non_tensor("s") == [["a", "c"], ["b", "d"]]
+    collected = td.sum(1)
+    collected[0] = {"s": "x"}
+    assert collected.get_non_tensor("s") == ["x", ["c", "d"]]
+    assert cat([td.sum(1), td[:, :1].sum(1)]).get_non_tensor("s")[2:] == [["a"], ["c"]]  # type: ignore[index]  # a list
+
+
+def test_padding_has_no_value() -> None:
+    td = make((2,))
+    assert pad(td, [1, 2], 1.0).get_non_tensor(("n", "s")) == [None, "0", "1", None, None]
+    both = pad_sequence([make((1,)), make((2,))], return_mask=True)
+    assert both.get_non_tensor(("n", "s")) == [["0", None], ["0", "1"]]
+    assert pad(td, [-1, 0]).get_non_tensor(("n", "s")) == ["1"]
+
+
+def test_where_takes_rows_of_both() -> None:
+    one, other = TensorDict({"s": "a"}, [2]), TensorDict({"s": "b"}, [2])
+    keep = torch.tensor([True, False])
+    assert one.where(keep, other).get_non_tensor("s") == ["a", "b"]
+    assert one.where(keep, one).get_non_tensor("s") == "a"
+    assert one.where(keep, 0.0).get_non_tensor("s") == "a"
+
+
+def test_stacks_are_written_to_out() -> None:
+    out = TensorDict({"s": [["", ""], ["", ""]]}, [2, 2])
+    stack([TensorDict({"s": list(word)}, [2]) for word in ("ab", "cd")], out=out)
+    assert out.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+
+
+def test_a_container_of_one_row_gives_its_value() -> None:
+    td = make((2,))
+    row: object = td[0].get(("n", "s"))
+    assert row == NonTensorData("0")
+    assert stack([td[0], td[0]]).get_non_tensor(("n", "s")) == ["0", "0"]
+
+
+def test_it_is_loaded_as_weights_only() -> None:
+    file = io.BytesIO()
+    torch.save(make((3,))[1:], file)
+    file.seek(0)
+    holds(torch.load(file, weights_only=True))
+
+
+def test_a_vmap_sees_all_values_and_gives_them_back() -> None:
+    seen = []
+
+    def row(td: TensorDict) -> TensorDict:
+        seen.append(td.get_non_tensor(("n", "s")))
+        return td.clone()
+
+    holds(torch.vmap(row)(make((2,))))
+    assert seen == [["0", "1"]]
+    with pytest.raises(InvalidValue, match="`s` has one value per row, so `in_dims` of `vmap`"):
+        torch.vmap(row, in_dims=1)(make((2, 2)))
+    with pytest.raises(InvalidValue, match="`s` has one value per row, so `out_dims` of `vmap`"):
+        torch.vmap(row, out_dims=1)(make((2, 2)))
+
+
+def test_it_is_traced_without_reading_it() -> None:
+    def run(td: TensorDict) -> TensorDictBase:
+        return stack([td[1:].flip(0), td[1:]]).reshape(-1) + 0
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    holds(compiled(make((3,))))
+    other = make((3,))
+    other[0] = {"n": {"s": "0"}}
+    holds(compiled(other))
+
+
+def test_it_shows_its_values() -> None:
+    wrapper = NonTensorStack("a", "b")
+    assert repr(wrapper) == "NonTensorStack(['a', 'b'], batch_size=torch.Size([2]), device=None)"
+    assert repr(NonTensorStack(*range(30))).startswith("NonTensorStack([0, 1,")
+    assert "... (10 more)]" in repr(NonTensorStack(*range(30)))
+    assert "&lt;b&gt;" in TensorDict({"s": ["<b>", "x"]}, [2])._repr_html_()
+
+
+def test_it_is_a_field() -> None:
+    class Labelled(TensorClass):
+        x: Tensor
+        label: list[str]
+
+    data = Labelled(torch.arange(3), ["a", "b", "c"], batch_size=3)
+    assert data[1:].label == ["b", "c"]
+
+
+def test_a_batch_that_it_does_not_fit_is_refused() -> None:
+    with pytest.raises(ShapeMismatch, match="`s`"):
+        TensorDict({"s": NonTensorStack("a", "b")}, [3])
+    with pytest.raises(InvalidArgument, match="one value for the whole batch"):
+        TensorDict({"s": "a"}, [2])[0] = {"s": "b"}
+
+
+def test_the_batch_size_of_its_container_changes() -> None:
+    td = TensorDict({"s": [["a", "b"], ["c", "d"]]}, [2, 2])
+    td.batch_size = [2]
+    assert td[1].get_non_tensor("s") == ["c", "d"]
+    assert td.get("s").batch_size == (2, 2)  # type: ignore[union-attr]  # a wrapper
+    td.batch_size = []
+    assert td.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
