@@ -34,8 +34,8 @@ params_of: Callable[[nn.Module], Node]
 
 
 def register(role: str, factory: Callable[..., object]) -> None:
-    """Fill one of the roles above."""
-    globals()[role] = factory
+    """Fill one of the roles above; the first one stays, if a module is executed again."""
+    globals().setdefault(role, factory)
 
 
 _kinds: list[type] = []
