@@ -1,9 +1,11 @@
 """Every kind of container keeps the contract."""
 
+from collections.abc import Sequence
+
 from tests.core.kinds import FACTORIES
 
-from kd_core import TensorDictBase
-from kd_core.testing import ContainerContract
+from kd_core import TensorDictBase, lazy_stack
+from kd_core.testing import ContainerContract, StackContract
 
 
 class TestTensorDict(ContainerContract):
@@ -11,9 +13,9 @@ class TestTensorDict(ContainerContract):
         return FACTORIES["dense"]()
 
 
-class TestLazyStack(ContainerContract):
-    def make(self) -> TensorDictBase:
-        return FACTORIES["stacked_first"]()
+class TestLazyStack(StackContract):
+    def make_stack(self, members: Sequence[TensorDictBase], dim: int) -> TensorDictBase:
+        return lazy_stack(members, dim)
 
 
 class TestLazyStackOfColumns(ContainerContract):

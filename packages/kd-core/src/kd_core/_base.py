@@ -38,6 +38,7 @@ from kd_core._ops.pointwise import (
     Unary,
     UnaryInPlace,
 )
+from kd_core._ops.ragged import Ragged
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.shape import Shape
 from kd_core._ops.statistics import Statistics
@@ -81,6 +82,7 @@ class TensorDictBase(
     Autograd,
     Storage,
     Conversion,
+    Ragged,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

@@ -29,6 +29,9 @@ wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
 wrap_list: Callable[[list[object], Descriptor], Node]
 """Wrap the values of all rows, in one list; set by `_non_tensor_stack`."""
 
+make_stack: Callable[..., Node]
+"""Stack containers lazily along a dimension; set by `_lazy_stack`."""
+
 params_of: Callable[[nn.Module], Node]
 """Build a container of a module's parameters that is a module itself; set by a sibling package."""
 

@@ -15,24 +15,31 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.shapes import wrap_dim
+from kd_core._batch.shapes import batch_of, wrap_dim
+from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
+from kd_core._containers.member_reading import MemberReading
 from kd_core._containers.member_storage import MemberStorage, describe_stack
-from kd_core._errors import InvalidValue, KdError, ShapeMismatch, shape_text, wrong_type
+from kd_core._errors import (
+    InvalidValue,
+    KdError,
+    ShapeMismatch,
+    different_keys,
+    shape_text,
+)
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
 from kd_core._protocol.primitives import AbstractContainer, check_has
-from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._entry import AnyKey, Entry, Source
-    from kd_core._types import Index, NestedKey
+    from kd_core._types import BatchSize, DeviceLike, Index, NestedKey
 
 
-class LazyStackedTensorDict(MemberStorage):
+class LazyStackedTensorDict(MemberReading, MemberGrowth):
     """Containers of the same batch size, stacked lazily along a new batch dimension.
 
     Only keys that all members have are visible. A nested container is read as a lazy stack. Writing
@@ -41,9 +48,13 @@ class LazyStackedTensorDict(MemberStorage):
     Args:
         *members: one or more containers, kept by reference.
         stack_dim: the position of the new batch dimension.
+        batch_size: the batch size that the stack must have; `None` does not check it.
+        device: where the members are moved; `None` leaves them where they are.
+        strict_shape: refuse members with an entry that cannot be stacked.
 
     Raises:
         ShapeMismatch: if the batch sizes differ.
+        KeySetMismatch: with `strict_shape`, if a member has other keys than the first.
 
     Example:
         >>> import torch
@@ -59,28 +70,31 @@ class LazyStackedTensorDict(MemberStorage):
 
     __slots__ = ()
 
-    def __init__(self, *members: TensorDictBase, stack_dim: int = 0) -> None:
+    def __init__(
+        self,
+        *members: TensorDictBase,
+        stack_dim: int = 0,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        strict_shape: bool = False,
+    ) -> None:
         if not members:
             raise InvalidValue("a lazy stack must have at least one member, got none.")
         for position, member in enumerate(members):
-            if not isinstance(member, TensorDictBase):
-                raise wrong_type(
-                    f"member {position} of a lazy stack",
-                    "a container",
-                    member,
-                    "Wrap a mapping with `TensorDict` first.",
-                )
-            if isinstance(member, MemberStorage):
-                refuse_cycle(f"member {position}", member, None, ())
-            first = members[0]._desc
-            if member._desc is not first and member._desc.batch != first.batch:
-                raise ShapeMismatch(
-                    f"batch sizes must be equal, got {shape_text(first.batch)} in member 0 and "
-                    f"{shape_text(member._desc.batch)} in member {position} of the lazy stack."
-                )
-        self._dim = wrap_dim(stack_dim, first.ndim + 1)
+            check_member(member, position, members[0], None)
+        if device is not None:
+            members = tuple([member.to(device) for member in members])
+        self._dim = wrap_dim(stack_dim, members[0]._desc.ndim + 1)
         self._members = list(members)
         self._desc = describe_stack(members, self._dim)
+        if batch_size is not None and batch_of(batch_size) != self._desc.batch:
+            raise ShapeMismatch(
+                f"batch_size must be {shape_text(self._desc.batch)}, that of {len(members)} "
+                f"members stacked along dimension {self._dim}, got "
+                f"{shape_text(batch_of(batch_size))}. Leave it out."
+            )
+        if strict_shape:
+            _check_stackable(self)
 
     @property
     def stack_dim(self) -> int:
@@ -244,6 +258,18 @@ class LazyStackedTensorDict(MemberStorage):
         return restore_stack, (self.__class__, self._members, self._dim, lock is not None)
 
 
+def _check_stackable(stack: LazyStackedTensorDict) -> None:
+    """Refuse members whose keys or shapes differ."""
+    first, *others = (dict.fromkeys(map(format_key, each.keys(True))) for each in stack._members)
+    for position, keys in enumerate(others, 1):
+        if keys.keys() != first.keys():
+            raise different_keys(
+                first, keys, ("member 0", f"member {position}"), " of a stack of strict shape"
+            )
+    for key in stack.keys(True):
+        stack.get(key)
+
+
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor) -> Tensor:
     return torch.where(condition, leaf, other)
 
@@ -334,3 +360,10 @@ def maybe_dense_stack(members: Sequence[TensorDictBase], dim: int = 0) -> Tensor
         return stack.contiguous()
     except KdError:
         return stack
+
+
+def _make_stack(members: Sequence[TensorDictBase], dim: int) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*members, stack_dim=dim)
+
+
+_registry.register("make_stack", _make_stack)

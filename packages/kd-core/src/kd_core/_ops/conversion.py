@@ -10,10 +10,18 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, KeySetMismatch, ShapeMismatch, listed, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    KdError,
+    KeySetMismatch,
+    ShapeMismatch,
+    listed,
+    wrong_type,
+)
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, write_all
+from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -25,6 +33,9 @@ if TYPE_CHECKING:
 
 BATCH_SIZE: Final = "__batch_size"
 DEVICE: Final = "__device"
+MEMBERS: Final = "__members"
+STACK_DIM: Final = "__stack_dim"
+_ABOUT: Final = (BATCH_SIZE, DEVICE, MEMBERS, STACK_DIM)
 
 
 class Conversion(AbstractContainer):
@@ -35,7 +46,9 @@ class Conversion(AbstractContainer):
     def state_dict(self) -> dict[str, object]:
         """Return nested dicts of the leaves, for `torch.save`; tensors are shared.
 
-        Each level also has its batch size and device, under `__batch_size` and `__device`.
+        Each level also has its batch size and device, under `__batch_size` and `__device`. A lazy
+        stack whose entries cannot be stacked has a list of the state of each member instead, under
+        `__members`, and the stacked dimension, under `__stack_dim`.
 
         Example:
             >>> import torch
@@ -46,7 +59,15 @@ class Conversion(AbstractContainer):
         """
         desc = self._desc
         state: dict[str, object] = {}
-        for key, value in self._entries.items():
+        try:
+            entries = dict(self._entries.items())
+        except KdError:
+            if not isinstance(self, Composite):
+                raise
+            members = [cast("Conversion", member).state_dict() for member in self._members]
+            state = {MEMBERS: members, STACK_DIM: self._dim}
+            entries = {}
+        for key, value in entries.items():
             if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = value
             else:
@@ -138,8 +159,26 @@ def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
     return plain
 
 
+def _member_states(
+    td: AbstractContainer, state: Mapping[str, object], path: Path
+) -> list[tuple[AbstractContainer, object]] | None:
+    """Return the members of a stack with the state of each; `None` if the state has no members."""
+    if MEMBERS not in state:
+        return None
+    states = cast("list[object]", state[MEMBERS])
+    dim = state[STACK_DIM]
+    if not isinstance(td, Composite) or td._dim != dim or len(td._members) != len(states):
+        where = f"of {format_key(path)} " if path else ""
+        raise ShapeMismatch(
+            f"the state dict {where}is of {len(states)} members stacked along dimension {dim}, and "
+            f"the container is a `{type(td).__name__}` of batch_size {td._desc.batch}. Load it "
+            "into a lazy stack of as many members."
+        )
+    return list(zip(td._members, states, strict=True))
+
+
 def _content(state: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in state.items() if key not in (BATCH_SIZE, DEVICE)}
+    return {key: value for key, value in state.items() if key not in _ABOUT}
 
 
 def _stage(
@@ -154,6 +193,11 @@ def _stage(
         raise wrong_type(
             f"the state of {format_key(path) if path else 'a container'}", "a mapping", state
         )
+    members = _member_states(td, state, path)
+    if members is not None:
+        for member, each in members:
+            _stage(member, each, strict, path, writes)
+        return
     content, entries = _content(state), kinds_by_key(td._entries)
     if strict and content.keys() != entries.keys():
         raise KeySetMismatch(
@@ -183,6 +227,12 @@ def _stage(
 
 def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
     td._check_unlocked("replace entries by those of a state dict")
+    members = _member_states(td, state, ())
+    if members is not None:
+        with unchanged_on_error(td):
+            for member, each in members:
+                _assign(member, cast("Mapping[str, object]", each))
+        return
     made = cast("AbstractContainer", _restored(td, state))
     for key in list(td._entries):
         td._del_entry(key)
@@ -193,6 +243,10 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
 
 def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     """Build a dense container from a state dict; what that does not state is as in `td`."""
+    if MEMBERS in state:
+        states = cast("list[Mapping[str, object]]", state[MEMBERS])
+        rows = [_restored(td, each) for each in states]
+        return _registry.make_stack(rows, cast("int", state[STACK_DIM]))
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
     content = {
         key: _restored(td, value) if isinstance(value, Mapping) and BATCH_SIZE in value else value

@@ -2,3 +2,4 @@
 
 from kd_core.testing._comparison import assert_close as assert_close
 from kd_core.testing._contract import ContainerContract as ContainerContract
+from kd_core.testing._stacks import StackContract as StackContract

@@ -1,0 +1,132 @@
+"""Reading what the members of a stack hold where it cannot be stacked.
+
+Knows the ways to read ragged entries; must not know how members are written or added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+from torch import Tensor
+
+from kd_core._containers.member_rows import Side, nested_rows, padded_rows, rows_of
+from kd_core._containers.member_storage import MemberStorage
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._keys import path_of
+from kd_core._leaves.loops import common_batch, has_entry
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._entry import Entry
+    from kd_core._types import NestedKey
+
+
+class MemberReading(MemberStorage):
+    """A stack whose ragged entries can be read."""
+
+    __slots__ = ()
+
+    @overload
+    def get(
+        self,
+        key: NestedKey,
+        default: object = None,
+        *,
+        as_list: Literal[False] = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
+    ) -> Tensor: ...
+    @overload
+    def get(
+        self, key: NestedKey, default: object = None, *, as_list: Literal[True]
+    ) -> list[Tensor]: ...
+    def get(
+        self,
+        key: NestedKey,
+        default: object = None,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
+    ) -> object:
+        """Return the entry at `key`, stacked; or `default` where a member has none.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            default: what is returned if the key is missing.
+            as_list: return the entries of the members in a list, not stacked.
+            as_padded_tensor: pad the entries to one shape, then stack them.
+            as_nested_tensor: return a nested tensor; the stacked dimension must be the first.
+            padding_value: the value of the elements that are added.
+            padding_side: where they are added: `"left"` or `"right"`.
+            layout: the layout of a nested tensor.
+
+        Raises:
+            ShapeMismatch: if the shapes differ among the members, and how to read them is not said.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (1, 2)])
+            >>> stack.get("a", as_padded_tensor=True)
+            tensor([[1., 0.],
+                    [1., 1.]])
+            >>> [row.shape[0] for row in stack.get("a", as_list=True)]
+            [1, 2]
+        """
+        chosen = as_list + as_padded_tensor + as_nested_tensor
+        if not chosen:
+            return super().get(key, default)
+        if chosen > 1:
+            raise InvalidArgument(
+                "`as_list`, `as_padded_tensor` and `as_nested_tensor` cannot be combined. Pass one."
+            )
+        path = path_of(key)
+        if not all(has_entry(member._entries, path) for member in self._members):
+            return default
+        if as_list:
+            return rows_of(self, path)
+        if as_padded_tensor:
+            return padded_rows(self, path, padding_value, padding_side)
+        return nested_rows(self, path, layout)
+
+    def get_nestedtensor(
+        self, key: NestedKey, default: object = None, *, layout: torch.layout = torch.jagged
+    ) -> Tensor:
+        """Return the entry at `key` as a nested tensor: `get(key, as_nested_tensor=True)`."""
+        return self.get(key, default, as_nested_tensor=True, layout=layout)
+
+    def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
+        try:
+            return super()._dense_entry(key, layout)
+        except ShapeMismatch:
+            return nested_rows(self, (key,), layout)
+
+    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+        """Set the batch size to the leading dimensions that the leaves of all members share.
+
+        The stacked dimension stays; see `TensorDict.auto_batch_size_`.
+        """
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        if batch_dims is not None and batch_dims <= self._dim:
+            raise InvalidValue(
+                f"`batch_dims` must be larger than the stacked dimension {self._dim}, got "
+                f"{batch_dims}. Call `contiguous()` first."
+            )
+        inner = common_batch(leaves, None if batch_dims is None else batch_dims - 1)
+        if len(inner) < self._dim:
+            raise ShapeMismatch(
+                f"the leaves of the members share {len(inner)} leading dimensions, and the stacked "
+                f"dimension is {self._dim}. Call `contiguous()` first."
+            )
+        self.batch_size = torch.Size((*inner[: self._dim], len(self._members), *inner[self._dim :]))
+        return self

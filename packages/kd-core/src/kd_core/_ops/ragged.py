@@ -1,0 +1,121 @@
+"""Rows of different lengths: stacks of containers, nested tensors, and padded tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._batch.shapes import wrap_dim
+from kd_core._errors import KeyCollision
+from kd_core._keys import format_key, path_of
+from kd_core._leaves.loops import has_entry
+from kd_core._leaves.nested import padded_leaf, row_mask
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._base import TensorDictBase
+    from kd_core._entry import Entry
+    from kd_core._types import BatchFn, LeafFn, NestedKey
+
+
+class Ragged(AbstractContainer):
+    """Rows of different lengths."""
+
+    __slots__ = ()
+
+    def to_lazystack(self, dim: int = 0) -> TensorDictBase:
+        """Return a lazy stack of the rows along a batch dimension; the members are views.
+
+        Args:
+            dim: the batch dimension; that of the stack for a lazy stack, which is returned itself.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2]).to_lazystack()
+            >>> type(stack).__name__, stack.batch_size
+            ('LazyStackedTensorDict', torch.Size([2]))
+        """
+        at = wrap_dim(dim, self._desc.ndim)
+        if isinstance(self, Composite) and self._dim == at:
+            return cast("TensorDictBase", self)
+        rows = [self._map_each(*_row(at, row)) for row in range(self._desc.batch[at])]
+        return cast("TensorDictBase", _registry.make_stack(rows, at))
+
+    def densify(self, layout: torch.layout = torch.jagged) -> TensorDictBase:
+        """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
+
+        Args:
+            layout: the layout of the nested tensors.
+
+        Raises:
+            ShapeMismatch: if rows differ in more than one dimension.
+            InvalidValue: if the rows are not stacked along the first dimension.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict, lazy_stack
+            >>> rows = [TensorDict({"a": torch.zeros(n, 2)}) for n in (1, 3)]
+            >>> lazy_stack(rows).densify()["a"].is_nested
+            True
+        """
+        entries = {key: self._dense_entry(key, layout) for key in self._entries}
+        return cast("TensorDictBase", _registry.make_dense(entries, self._desc.unlocked()))
+
+    def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
+        entry = self._entries[key]
+        return cast("Entry", entry.densify(layout)) if isinstance(entry, Ragged) else entry
+
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Self:
+        """Return the container with nested tensors padded to their longest row.
+
+        Args:
+            padding: the value of the elements that are added.
+            mask_key: where to store a mask that is true for real elements; it is that of the first
+                padded entry.
+
+        Raises:
+            KeyCollision: if there is an entry at `mask_key`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> rows = torch.nested.nested_tensor(
+            ...     [torch.ones(1), torch.ones(2)], layout=torch.jagged
+            ... )
+            >>> padded = TensorDict({"a": rows}, [2]).to_padded_tensor(mask_key="mask")
+            >>> padded["a"], padded["mask"]
+            (tensor([[1., 0.],
+                    [1., 1.]]), tensor([[ True, False],
+                    [ True,  True]]))
+        """
+        masks: list[Tensor] = []
+
+        def padded(leaf: Tensor) -> Tensor:
+            if not leaf.is_nested:
+                return leaf
+            if not masks:
+                masks.append(row_mask(leaf))
+            return padded_leaf(leaf, padding)
+
+        made = self._map_each(padded)
+        if mask_key is None or not masks:
+            return made
+        path = path_of(mask_key)
+        if has_entry(made._entries, path):
+            raise KeyCollision(f"key {format_key(path)} exists already. Pass another `mask_key`.")
+        made._store(path, masks[0])
+        return made
+
+
+def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
+    return (
+        lambda leaf: leaf.select(dim, row),
+        lambda batch: batch[:dim] + batch[dim + 1 :],
+    )

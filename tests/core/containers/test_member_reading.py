@@ -1,0 +1,157 @@
+"""Ragged entries are read as lists, padded, or as nested tensors."""
+
+import io
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    LazyStackedTensorDict,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
+
+
+def ragged(dim: int = 0) -> LazyStackedTensorDict:
+    rows = [TensorDict({"a": torch.ones(n, 2), "n": {"b": torch.full((n,), n)}}) for n in (1, 3)]
+    return lazy_stack(rows, dim)
+
+
+def test_a_list_has_the_entry_of_each_member() -> None:
+    stack = ragged()
+    assert [tuple(row.shape) for row in stack.get("a", as_list=True)] == [(1, 2), (3, 2)]
+    assert [row.tolist() for row in stack.get(("n", "b"), as_list=True)] == [[1], [3, 3, 3]]
+    assert stack.get("a", as_list=True)[0] is stack[0]["a"]
+    nested: list[object] = [*lazy_stack([stack, stack]).get("a", as_list=True)]
+    assert isinstance(nested[1], list)
+    words = lazy_stack([TensorDict(w="x"), TensorDict(w="y")])
+    assert [*map(str, words.get("w", as_list=True))] == ["x", "y"]
+
+
+def test_padding_reaches_the_longest_row() -> None:
+    stack = ragged()
+    padded = stack.get("a", as_padded_tensor=True, padding_value=-1)
+    assert padded.shape == (2, 3, 2)
+    assert padded[0].tolist() == [[1, 1], [-1, -1], [-1, -1]]
+    left = stack.get(("n", "b"), as_padded_tensor=True, padding_side="left")
+    assert left.tolist() == [[0, 0, 1], [3, 3, 3]]
+    deep = lazy_stack([stack, ragged()], 1).get(("n", "b"), as_padded_tensor=True)
+    assert deep.shape == (2, 2, 3)
+    columns = lazy_stack([TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)], 1)
+    assert columns.get("a", as_padded_tensor=True).shape == (2, 2, 3)
+
+
+def test_nested_tensors_keep_the_lengths() -> None:
+    nested = ragged().get("a", as_nested_tensor=True)
+    assert nested.is_nested
+    assert nested.layout is torch.jagged
+    assert [row.shape[0] for row in nested.unbind(0)] == [1, 3]
+    assert ragged().get_nestedtensor(("n", "b")).is_nested
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"as_list": True, "as_padded_tensor": True}, InvalidArgument, "cannot be combined"),
+        ({"as_padded_tensor": True, "padding_side": "up"}, InvalidArgument, '"left" or "right"'),
+    ],
+)
+def test_options_are_checked(
+    options: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        ragged().get("a", **options)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def test_entries_that_cannot_be_padded_or_nested_are_named() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(2, 2)})])
+    with pytest.raises(ShapeMismatch, match=r"entry `a` must have the same number of dimensions"):
+        stack.get("a", as_padded_tensor=True)
+    with pytest.raises(InvalidValue, match="entry `n` must be a tensor in every member"):
+        ragged().get("n", as_padded_tensor=True)
+    columns = lazy_stack([TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)], 1)
+    with pytest.raises(InvalidValue, match="a stack along dimension 1"):
+        columns.get("a", as_nested_tensor=True)
+    two = lazy_stack([TensorDict({"a": torch.ones(1, 2)}), TensorDict({"a": torch.ones(2, 3)})])
+    with pytest.raises(ShapeMismatch, match=r"entry `a` cannot be a nested tensor of shapes"):
+        two.get_nestedtensor("a")
+
+
+def test_a_missing_key_gives_the_default() -> None:
+    stack = ragged()
+    assert stack.get("x", as_list=True) is None
+    assert stack.get_nestedtensor("x", 3) == 3
+    assert stack.get("x") is None
+
+
+def test_a_stack_is_made_dense_with_nested_tensors() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(n), "b": 1.0, "s": "x"}) for n in (1, 3)])
+    dense = stack.densify()
+    assert type(dense) is TensorDict
+    assert dense["a"].is_nested
+    assert dense["b"].tolist() == [1, 1]
+    assert dense.get_non_tensor("s") == ["x", "x"]
+    assert ragged().densify()["n", "b"].is_nested
+    padded = dense.to_padded_tensor(-1, mask_key="real")
+    assert padded["a"].tolist() == [[1, -1, -1], [1, 1, 1]]
+    assert padded["real"].tolist() == [[True, False, False], [True] * 3]
+
+
+def test_a_dense_container_becomes_a_stack() -> None:
+    td = TensorDict({"a": torch.arange(6).view(2, 3), "n": {"s": ["x", "y"]}}, [2])
+    stack = td.to_lazystack()
+    assert isinstance(stack, LazyStackedTensorDict)
+    assert stack[1]["a"].data_ptr() == td["a"][1].data_ptr()
+    assert stack.get_non_tensor(("n", "s")) == ["x", "y"]
+    assert stack.to_lazystack() is stack
+    assert stack.densify()["a"].tolist() == td["a"].tolist()
+    with pytest.raises(IndexError):
+        td.to_lazystack(1)
+
+
+def test_the_state_of_a_ragged_stack_is_that_of_its_members() -> None:
+    td = TensorDict({"s": ragged(), "x": torch.zeros(2)}, [2])
+    file = io.BytesIO()
+    torch.save((td * 2).state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    td.load_state_dict(state)
+    stack: object = td.get("s")
+    assert isinstance(stack, LazyStackedTensorDict)
+    assert [row.tolist() for row in stack.get(("n", "b"), as_list=True)] == [[2], [6, 6, 6]]
+    other = TensorDict({"s": 0.0}).load_state_dict(state, assign=True)
+    assert other.batch_size == (2,)
+    again = ragged()
+    again.load_state_dict((ragged() * 3).state_dict(), assign=True)
+    assert again.get(("n", "b"), as_list=True)[0].tolist() == [3]
+    with pytest.raises(ShapeMismatch, match="2 members stacked along dimension 0"):
+        TensorDict({"a": torch.zeros(2)}, [2]).load_state_dict(ragged().state_dict())
+
+
+def test_the_batch_size_of_a_ragged_stack_is_inferred() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2, n)}) for n in (1, 3)])
+    assert stack.auto_batch_size_().batch_size == (2, 2)
+    assert stack[0].batch_size == (2,)
+    assert stack.auto_batch_size_(1).batch_size == (2,)
+    last = lazy_stack([TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)], 1)
+    assert last.auto_batch_size_().batch_size == (2, 2)
+    with pytest.raises(InvalidValue, match="larger than the stacked dimension 1"):
+        last.auto_batch_size_(1)
+    mixed = lazy_stack([TensorDict({"a": torch.ones(2)}, [2])], 1)
+    mixed.unbind(1)[0]["b"] = torch.zeros(2)
+    assert mixed.auto_batch_size_().batch_size == (2, 1)
+
+
+def test_a_ragged_stack_is_shown() -> None:
+    assert "ragged" in repr(ragged())
+    assert isinstance(ragged()._repr_html_(), str)
+
+
+def test_entries_are_typed() -> None:
+    rows: list[Tensor] = ragged().get("a", as_list=True)
+    padded: Tensor = ragged().get("a", as_padded_tensor=True)
+    assert len(rows) == len(padded)

@@ -1,0 +1,32 @@
+"""Rows of different lengths: see also `tests/core/containers/test_member_reading.py`."""
+
+import pytest
+import torch
+
+from kd_core import KeyCollision, TensorDict
+
+
+def jagged() -> TensorDict:
+    rows = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged)
+    return TensorDict({"n": {"a": rows}, "b": torch.zeros(2)}, [2])
+
+
+def test_nested_tensors_are_padded() -> None:
+    padded = jagged().to_padded_tensor(7, mask_key=("n", "real"))
+    assert padded["n", "a"].shape == (2, 3, 2)
+    assert padded["n", "a"][0, :, 0].tolist() == [1, 7, 7]
+    assert padded["n", "real"].tolist() == [[True, False, False], [True] * 3]
+    assert padded["b"].shape == (2,)
+    assert jagged().to_padded_tensor()["n", "a"].shape == (2, 3, 2)
+
+
+def test_a_mask_does_not_replace_an_entry() -> None:
+    with pytest.raises(KeyCollision, match="`b` exists already"):
+        jagged().to_padded_tensor(mask_key="b")
+    with pytest.raises(KeyCollision, match=r"`\('n', 'a'\)` exists already"):
+        jagged().to_padded_tensor(mask_key=("n", "a"))
+
+
+def test_a_container_without_nested_tensors_is_as_it_was() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    assert list(td.to_padded_tensor(mask_key="mask").keys()) == ["a"]
