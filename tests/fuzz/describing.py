@@ -74,7 +74,7 @@ def convert(rng: Random, s: Subject, name: str) -> Call:
 
     def ours(td: TensorDictBase) -> object:
         if name == "tolist":
-            return td.tolist()
+            return td.to_dict(convert_tensors=True)
         if name == "load_state_dict":
             return td.load_state_dict(td.clone().state_dict())
         getattr(td, name)()

@@ -79,8 +79,30 @@ def test_arrays_and_lists(td: TensorDict) -> None:
     arrays["a"][0] = 5  # type: ignore[index]  # nested
     assert td["a"][0] == 5
     assert arrays["n"]["b"].shape == (3, 2, 4)  # type: ignore[index]  # nested
-    assert td.tolist()["a"] == [5, 0, 0]
-    assert td.tolist()["s"] == "text"
+    assert td.to_dict(convert_tensors=True)["a"] == [5, 0, 0]
+
+
+def test_rows_as_lists(td: TensorDict) -> None:
+    rows = td.select("a", "s").tolist(convert_tensors=True)
+    assert rows == [{"a": 0, "s": "text"}] * 3
+    assert TensorDict({"a": 1}).tolist(convert_tensors=True) == {"a": 1}
+    kept = td.tolist(convert_nodes=False)
+    assert isinstance(kept, list)
+    assert isinstance(kept[0], TensorDict)
+    assert kept[0]["n", "b"].shape == (2, 4)
+    assert isinstance(td.tolist()[0]["a"], torch.Tensor)  # type: ignore[index]  # nested
+
+
+def test_rows_of_nested_containers_come_first_on_request(td: TensorDict) -> None:
+    nested = td.to_dict(convert_tensors=True, tolist_first=True)["n"]
+    assert nested == [[{"b": [1.0] * 4}] * 2] * 3
+    assert td.to_dict(convert_tensors=True)["n"] == {"b": [[[1.0] * 4] * 2] * 3}
+
+
+def test_empty_batches_and_none() -> None:
+    assert TensorDict({"a": torch.zeros(2, 0)}, [2, 0]).tolist() == [[], []]
+    td = TensorDict({"a": None, "b": {"c": None}})
+    assert td.to_dict(retain_none=False) == {"b": {}}
 
 
 def test_numpy_of_a_leaf_that_requires_grad_raises_as_torch_does() -> None:

@@ -97,6 +97,11 @@ def test_casts_are_in_place_as_in_a_module() -> None:
     assert weight.dtype is torch.float64
 
 
+def test_tensors_are_attributes() -> None:
+    net = nn.Linear(2, 1)
+    assert TensorDictParams.of_module(net).weight is net.weight
+
+
 def test_a_name_of_modules_and_containers_is_decided_on() -> None:
     of_a_container = {"__annotations__", "__repr__", "apply"}
     concerns = {name for kind in TensorDictBase.__mro__[:-1] for name in vars(kind)}

@@ -25,6 +25,7 @@ from kd_core._ops.indexing import Indexing
 from kd_core._ops.inventory import Inventory
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
+from kd_core._ops.objects import Objects
 from kd_core._ops.parallel import Parallel
 from kd_core._ops.partition import Partition
 from kd_core._ops.placement import Placement
@@ -83,6 +84,7 @@ class TensorDictBase(
     Storage,
     Conversion,
     Ragged,
+    Objects,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

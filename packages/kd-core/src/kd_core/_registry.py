@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._entry import Node
@@ -32,8 +32,14 @@ wrap_list: Callable[[list[object], Descriptor], Node]
 make_stack: Callable[..., Node]
 """Stack containers lazily along a dimension; set by `_lazy_stack`."""
 
-params_of: Callable[[nn.Module], Node]
-"""Build a container of a module's parameters that is a module itself; set by a sibling package."""
+lazy_stack: Callable[..., Node]
+"""Stack containers lazily; set by `_lazy_stack`."""
+
+maybe_dense_stack: Callable[..., Node]
+"""Stack containers densely if they fit, else lazily; set by `_lazy_stack`."""
+
+params_of: Callable[[Node], Node]
+"""Make a container of parameters that is a module itself; set by a sibling package."""
 
 
 def register(role: str, factory: Callable[..., object]) -> None:

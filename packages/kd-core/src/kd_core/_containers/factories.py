@@ -46,7 +46,12 @@ def make_tensordict(
 
 
 def from_module(
-    module: nn.Module, as_module: bool = False, *, lock: bool = False
+    module: nn.Module,
+    as_module: bool = False,
+    *,
+    lock: bool = False,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
 ) -> TensorDictBase:
     """Collect the parameters and buffers of a module: `TensorDict.from_module` as a function.
 
@@ -54,6 +59,8 @@ def from_module(
         module: the module; it is not changed.
         as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
         lock: lock the container.
+        use_state_dict: take the entries of `module.state_dict()`.
+        filter_empty: leave out modules without state.
 
     Example:
         >>> import torch
@@ -61,4 +68,6 @@ def from_module(
         >>> sorted(from_module(torch.nn.Linear(2, 3)).keys())
         ['bias', 'weight']
     """
-    return TensorDict.from_module(module, as_module, lock=lock)
+    return TensorDict.from_module(
+        module, as_module, lock=lock, use_state_dict=use_state_dict, filter_empty=filter_empty
+    )

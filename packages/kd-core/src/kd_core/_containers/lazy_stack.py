@@ -367,3 +367,5 @@ def _make_stack(members: Sequence[TensorDictBase], dim: int) -> LazyStackedTenso
 
 
 _registry.register("make_stack", _make_stack)
+_registry.register("lazy_stack", lazy_stack)
+_registry.register("maybe_dense_stack", maybe_dense_stack)

@@ -168,21 +168,21 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     @classmethod
     def from_dict(
         cls,
-        source: Mapping[str, object] | TensorDictBase,
+        input_dict: Mapping[str, object] | TensorDictBase,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
     ) -> Self:
         """Build an instance from a mapping or container that has its fields as keys.
 
         Args:
-            source: a mapping from field names to values; fields with a default may be missing.
+            input_dict: a mapping from field names to values; fields with a default may be missing.
             batch_size: the leading dimensions of every field.
             device: the device to which every field is moved.
         """
-        if isinstance(source, TensorDictBase):
-            batch_size = source.batch_size if batch_size is None else batch_size
-            source = source._entries
-        return cls(**source, batch_size=batch_size, device=device)
+        if isinstance(input_dict, TensorDictBase):
+            batch_size = input_dict.batch_size if batch_size is None else batch_size
+            input_dict = input_dict._entries
+        return cls(**input_dict, batch_size=batch_size, device=device)
 
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         if key not in type(self)._fields:

@@ -12,10 +12,10 @@ from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense, holds_nodes
-from kd_core._errors import InvalidArgument, MissingDependency, given_twice, wrong_type
+from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
-from kd_core._ops.module_state import module_entries
+from kd_core._ops import module_state
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, with_plain_keys
 
@@ -128,7 +128,7 @@ class TensorDict(Dense):
     @classmethod
     def from_dict(
         cls,
-        source: Mapping[AnyKey, object],
+        input_dict: Mapping[AnyKey, object],
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         *,
@@ -138,7 +138,7 @@ class TensorDict(Dense):
         """Build a container from nested dicts.
 
         Args:
-            source: nested dicts of values.
+            input_dict: nested dicts of values.
             batch_size: the leading dimensions of every entry.
             device: the device to which every entry is moved.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
@@ -152,44 +152,65 @@ class TensorDict(Dense):
             torch.Size([3])
         """
         if batch_size is not None or not (auto_batch_size or batch_dims is not None):
-            return cls(source, batch_size, device)  # type: ignore[arg-type]  # mypy infers no key
+            return cls(input_dict, batch_size, device)  # type: ignore[arg-type]  # mypy infers no key
         if cls is TensorDict and device is None and (batch_dims is None or batch_dims >= 0):
             # The fast path for a source of tensors only: "from_dict, nested" in the benchmarks.
             levels: list[TensorDict] = []
             leaves: list[Tensor] = []
-            if _undescribed(source, levels, leaves, 0) is not None:
+            if _undescribed(input_dict, levels, leaves, 0) is not None:
                 desc = describe(common_batch(leaves, batch_dims))
                 for level in levels:
                     level._desc = desc
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
-        made = cls(source, None, device).auto_batch_size_(batch_dims)  # type: ignore[arg-type]  # as above
+        made = cls(input_dict, None, device).auto_batch_size_(batch_dims)  # type: ignore[arg-type]  # as above
         if not made._desc.ndim:
             return made
-        return cls(source, made.batch_size, device)  # type: ignore[arg-type]  # lists are rows now
+        return cls(input_dict, made.batch_size, device)  # type: ignore[arg-type]  # lists are rows now
 
     @overload
     @classmethod
     def from_module(
-        cls, module: nn.Module, as_module: Literal[False] = False, *, lock: bool = False
+        cls,
+        module: nn.Module,
+        as_module: Literal[False] = False,
+        *,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        filter_empty: bool = True,
     ) -> Self: ...
     @overload
     @classmethod
     def from_module(
-        cls, module: nn.Module, as_module: bool, *, lock: bool = False
+        cls,
+        module: nn.Module,
+        as_module: bool,
+        *,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        filter_empty: bool = True,
     ) -> TensorDictBase: ...
     @classmethod
     def from_module(
-        cls, module: nn.Module, as_module: bool = False, *, lock: bool = False
+        cls,
+        module: nn.Module,
+        as_module: bool = False,
+        *,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        filter_empty: bool = True,
     ) -> TensorDictBase:
         """Collect the parameters and buffers of a module, nested like its sub-modules.
 
         The entries are the tensors of the module itself, parameters included. A sub-module with two
-        names is one container under two keys. Modules without state do not have an entry.
+        names is one container under two keys.
 
         Args:
             module: the module; it is not changed.
             as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
             lock: lock the container.
+            use_state_dict: take the entries of `module.state_dict(keep_vars=True)`: its hooks run,
+                and buffers that are not persistent are left out.
+            filter_empty: leave out modules without state; else they are empty containers.
 
         Example:
             >>> import torch
@@ -201,24 +222,15 @@ class TensorDict(Dense):
             >>> with params.clone().to_module(net):
             ...     out = net(torch.ones(1, 2))
         """
-        if as_module:
-            params = _params_of(module)
-            return params.lock_() if lock else params
         td = cls.__new__(cls)
-        td._entries = module_entries(module)
+        if use_state_dict:
+            td._entries = module_state.state_entries(module)
+        else:
+            td._entries = module_state.module_entries(module, None, not filter_empty)
         td._desc = describe(())
         td._nested = True
-        return td.lock_() if lock else td
-
-
-def _params_of(module: nn.Module) -> TensorDictBase:
-    make = getattr(_registry, "params_of", None)
-    if make is None:
-        raise MissingDependency(
-            "`as_module=True` requires kd-nn, whose `TensorDictParams` it returns. Install it with "
-            "`pip install kd-nn`, and `import kd_nn` first."
-        )
-    return cast("TensorDictBase", make(module))
+        made = cast("TensorDictBase", module_state.as_module(td)) if as_module else td
+        return made.lock_() if lock else made
 
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:

@@ -59,7 +59,12 @@ def _numpy_array(value: object) -> Array | None:
 
 
 def _must_be_copied(array: Array) -> bool:
-    """Return whether torch cannot share the memory: read-only, reversed or foreign byte order."""
+    """Return whether torch cannot share the memory.
+
+    It cannot if the array is read-only, reversed, of foreign byte order, or a field of records
+    whose size is not a multiple of that of the field.
+    """
     if not array.flags.writeable or not array.dtype.isnative:
         return True
-    return any(stride < 0 for stride in array.strides)
+    size = array.dtype.itemsize
+    return any(stride < 0 or stride % size for stride in array.strides)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._batch.shapes import batch_of
+from kd_core._convert.listing import list_of
 from kd_core._errors import (
     InvalidArgument,
     KdError,
@@ -123,22 +124,31 @@ class Conversion(AbstractContainer):
         """
         return _arrays(self, ())
 
-    def tolist(self) -> dict[str, object]:
-        """Return nested dicts of nested lists of numbers.
+    def tolist(
+        self,
+        *,
+        convert_nodes: bool = True,
+        convert_tensors: bool = False,
+        tolist_first: bool = False,
+    ) -> object:
+        """Return the rows as nested lists of shape `batch_size`; a row is a dict of its entries.
+
+        A container without a batch is one row. `to_dict(convert_tensors=True)` returns a dict of
+        lists instead.
+
+        Args:
+            convert_nodes: return rows as dicts, else as containers.
+            convert_tensors: return tensors as numbers or nested lists of numbers.
+            tolist_first: return a nested container that still has a batch as a list of its rows.
 
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
-            >>> TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 1)}}, [2]).tolist()
-            {'a': [1.0, 1.0], 'b': {'c': [[0.0], [0.0]]}}
+            >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 1)}}, [2])
+            >>> td.tolist(convert_tensors=True)
+            [{'a': 1.0, 'b': {'c': [0.0]}}, {'a': 1.0, 'b': {'c': [0.0]}}]
         """
-        plain: dict[str, object] = {}
-        for key, value in self._entries.items():
-            if isinstance(value, (Tensor, Conversion)):
-                plain[key] = value.tolist()
-            else:
-                plain[key] = value._item()
-        return plain
+        return list_of(self, convert_nodes, convert_tensors, tolist_first)
 
 
 def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:

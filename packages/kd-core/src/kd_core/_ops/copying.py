@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from kd_core._compat import clone_all
+from kd_core._convert.listing import dict_of
 from kd_core._ops.operands import unary
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -44,25 +44,25 @@ class Copying(AbstractContainer):
     def __copy__(self) -> Self:
         return self._shallow()
 
-    def to_dict(self, *, retain_none: bool = True) -> dict[str, object]:
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: bool = False,
+        tolist_first: bool = False,
+    ) -> dict[str, object]:
         """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
 
         Args:
             retain_none: keep entries whose value is `None`.
+            convert_tensors: return tensors as numbers or nested lists of numbers.
+            tolist_first: return a nested container that has a batch as a list of its rows.
 
         Example:
             >>> from kd_core import TensorDict
             >>> TensorDict({"a": {"b": 1.0, "s": "text"}}).to_dict()
             {'a': {'b': tensor(1.), 's': 'text'}}
+            >>> TensorDict({"a": {"b": [1.0, 2.0]}}).to_dict(convert_tensors=True)
+            {'a': {'b': [1.0, 2.0]}}
         """
-        plain: dict[str, object] = {}
-        for key, value in self._entries.items():
-            if isinstance(value, Tensor):
-                plain[key] = value
-            elif isinstance(value, Copying):
-                plain[key] = value.to_dict(retain_none=retain_none)
-            else:
-                item = value._item()
-                if retain_none or item is not None:
-                    plain[key] = item
-        return plain
+        return dict_of(self, retain_none, convert_tensors, tolist_first)

@@ -27,7 +27,7 @@ from torch.nn.modules.rnn import RNNBase
 
 from kd_core import _registry
 from kd_core._batch.descriptor import describe
-from kd_core._errors import InvalidArgument, KdError, KeyNotFound, listed
+from kd_core._errors import InvalidArgument, KdError, KeyNotFound, MissingDependency, listed
 from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
 
@@ -49,8 +49,16 @@ class ModuleBusy(KdError, RuntimeError):
     """A module whose parameters are exchanged cannot be exchanged again here."""
 
 
-def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> dict[str, Entry]:
-    """Collect parameters and buffers; a sub-module met twice is the same container twice."""
+def module_entries(
+    module: nn.Module, memo: dict[int, Entry] | None = None, keep_empty: bool = False
+) -> dict[str, Entry]:
+    """Collect parameters and buffers; a sub-module met twice is the same container twice.
+
+    Args:
+        module: the module.
+        memo: the containers of the sub-modules met before, by their ids.
+        keep_empty: return an empty container for a sub-module without state.
+    """
     memo = {} if memo is None else memo
     entries: dict[str, Entry] = {}
     for name, tensor in module._parameters.items():
@@ -62,17 +70,46 @@ def module_entries(module: nn.Module, memo: dict[int, Entry] | None = None) -> d
                 entries[name if name.__class__ is str else plain_str(name)] = buffer
     for name, child in module._modules.items():
         # A call for each module without state would cost a tenth: "from_module" in the benchmarks.
-        if child is None or not (child._parameters or child._modules or child._buffers):
+        if child is None or not (
+            child._parameters or child._modules or child._buffers or keep_empty
+        ):
             continue
         node = memo.get(id(child))
         if node is None:
-            inner = module_entries(child, memo)
-            if not inner:
+            inner = module_entries(child, memo, keep_empty)
+            if not inner and not keep_empty:
                 continue
             node = _registry.make_dense(inner, describe(()), bool(child._modules))
             memo[id(child)] = node
         entries[name if name.__class__ is str else plain_str(name)] = node
     return entries
+
+
+def state_entries(module: nn.Module) -> dict[str, Entry]:
+    """Collect the state dict of a module, nested like its names."""
+    tree: dict[str, object] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        level = tree
+        *above, last = name.split(".")
+        for part in above:
+            level = cast("dict[str, object]", level.setdefault(part, {}))
+        level[last] = value
+    return dict(cast("Entries", entries_of(_registry.nest_mapping(tree, describe(()), ()))))
+
+
+def as_module(container: Node) -> Node:
+    """Return a container of parameters as a module.
+
+    Raises:
+        MissingDependency: if the package that has the class of it is not imported.
+    """
+    make: Callable[[Node], Node] | None = getattr(_registry, "params_of", None)
+    if make is None:
+        raise MissingDependency(
+            "`as_module=True` requires kd-nn, whose `TensorDictParams` it returns. Install it with "
+            "`pip install kd-nn`, and `import kd_nn` first."
+        )
+    return make(container)
 
 
 class ModuleScope:

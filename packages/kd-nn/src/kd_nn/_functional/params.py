@@ -10,6 +10,7 @@ container was made from. Results of operations on it (`params + 1`, `params.data
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Self, cast
 
 from torch import Tensor, nn
@@ -126,6 +127,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
         # torch keeps modules in sets.
         return id(self)
 
+    if not TYPE_CHECKING:
+        __getattr__ = nn.Module.__getattr__  # of tensors by their names
+
     to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
     cpu = nn.Module.cpu
     cuda = nn.Module.cuda  # type: ignore[assignment]  # a module's: in place
@@ -140,4 +144,4 @@ class TensorDictParams(TensorDictBase, nn.Module):
     bfloat16 = nn.Module.bfloat16
 
 
-register("params_of", TensorDictParams.of_module)
+register("params_of", partial(TensorDictParams, no_convert=True))

@@ -1,0 +1,54 @@
+"""Containers as nested dicts and lists of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kd_core._protocol.primitives import AbstractContainer
+
+
+def dict_of(
+    td: AbstractContainer, retain_none: bool, convert_tensors: bool, tolist_first: bool
+) -> dict[str, object]:
+    """Return a container as nested dicts.
+
+    Args:
+        td: the container.
+        retain_none: keep entries whose value is `None`.
+        convert_tensors: return tensors as numbers or nested lists of numbers.
+        tolist_first: return a nested container that has a batch as a list of its rows.
+    """
+    plain: dict[str, object] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            plain[key] = value.tolist() if convert_tensors else value
+        elif not isinstance(value, AbstractContainer):
+            item = value._item()
+            if retain_none or item is not None:
+                plain[key] = item
+        elif tolist_first and value._desc.batch:
+            plain[key] = list_of(value, True, convert_tensors, tolist_first)
+        else:
+            plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first)
+    return plain
+
+
+def list_of(
+    td: AbstractContainer, convert_nodes: bool, convert_tensors: bool, tolist_first: bool
+) -> object:
+    """Return the rows of a container as nested lists of the shape of its batch.
+
+    Args:
+        td: the container.
+        convert_nodes: return a row as a dict, else as a container.
+        convert_tensors: return tensors as numbers or nested lists of numbers.
+        tolist_first: return a nested container that has a batch as a list of its rows.
+    """
+    if not td._desc.batch:
+        return dict_of(td, True, convert_tensors, tolist_first) if convert_nodes else td
+    rows = cast("Sequence[AbstractContainer]", torch.unbind(cast("Tensor", td)))
+    return [list_of(row, convert_nodes, convert_tensors, tolist_first) for row in rows]

@@ -1,0 +1,277 @@
+"""Containers from Python objects and back."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.kinds import Reach, declared, inner, stacked
+from torch import Tensor, nn
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KeyCollision,
+    KeySetMismatch,
+    LazyStackedTensorDict,
+    ShapeMismatch,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+)
+
+Pair = namedtuple("Pair", ["left", "right"])  # what users have
+
+
+@dataclass
+class Step:
+    obs: Tensor
+    info: object = None
+
+
+class Point(TensorClass):
+    x: Tensor
+    y: Tensor
+
+
+def test_any_object_of_parts_becomes_a_container() -> None:
+    source = {"p": Pair(torch.zeros(2), {"q": 1}), "d": Step(torch.ones(2), (1, "word"))}
+    td = TensorDict.from_any(source)
+    assert td["p", "left"].shape == (2,)
+    assert td["p", "right", "q"] == 1
+    assert td["d", "info", "0"] == 1
+    assert td["d", "info", "1"] == "word"
+
+
+def test_lists_of_numbers_are_entries_and_lists_of_parts_are_not() -> None:
+    td = TensorDict.from_any({"n": [1, 2], "l": [torch.zeros(2), {"a": 1}], "s": ["x", 1]})
+    assert td["n"].tolist() == [1, 2]
+    assert td["l", "1", "a"] == 1
+    assert td["s"] == ["x", 1]
+    assert list(TensorDict.from_any([1, "two"]).keys()) == ["0", "1"]
+
+
+def test_any_container_keeps_its_batch_size_and_tensors() -> None:
+    source = TensorDict({"a": torch.zeros(3)}, [3])
+    td = TensorDict.from_any(source)
+    assert td.batch_size == (3,)
+    assert td["a"] is source["a"]
+    assert td is not source
+
+
+@pytest.mark.parametrize("value", [1, "word", torch.zeros(2), None, [], object()])
+def test_a_value_without_parts_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgument, match="named or numbered parts"):
+        TensorDict.from_any(value)
+
+
+def test_batch_sizes_are_given_or_inferred_on_request() -> None:
+    source = (torch.zeros(3, 4), torch.zeros(3, 5))
+    assert TensorDict.from_tuple(source).batch_size == ()
+    assert TensorDict.from_tuple(source, auto_batch_size=True).batch_size == (3,)
+    assert TensorDict.from_tuple(source, batch_dims=0).batch_size == ()
+    assert TensorDict.from_tuple(source, batch_size=[3]).batch_size == (3,)
+    with pytest.raises(ShapeMismatch, match="entry `0`"):
+        TensorDict.from_tuple(source, batch_size=[4])
+
+
+def test_a_named_tuple_and_back() -> None:
+    td = TensorDict.from_namedtuple(Pair(torch.zeros(2), Pair(torch.ones(2), "s")), batch_size=[2])
+    back = cast("Pair", td.to_namedtuple())
+    assert back.left is td["left"]
+    assert back.right.right == "s"
+    assert isinstance(td.to_namedtuple(Pair), Pair)
+    assert type(back) is type(td.to_namedtuple())
+    found = TensorDict.from_namedtuple(torch.arange(6).reshape(2, 3).min(dim=0))
+    assert sorted(found.keys()) == ["indices", "values"]
+
+
+@pytest.mark.parametrize("key", ["a b", "_a", "class", "0", ""])
+def test_a_key_that_is_not_a_field_name_is_refused(key: str) -> None:
+    with pytest.raises(InvalidValue, match=r"rename_key_"):
+        TensorDict({key: 1}).to_namedtuple()
+
+
+def test_the_wrong_object_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="must be a named tuple"):
+        TensorDict.from_namedtuple((1, 2))
+    with pytest.raises(InvalidArgument, match="must be a tuple"):
+        TensorDict.from_tuple([1, 2])  # type: ignore[arg-type]  # the error is the promise
+    with pytest.raises(InvalidArgument, match="instance of a dataclass"):
+        TensorDict.from_dataclass(Step)
+    with pytest.raises(InvalidArgument, match="structured numpy array"):
+        TensorDict.from_struct_array(torch.zeros(2))
+
+
+def test_a_dataclass_shares_its_tensors() -> None:
+    step = Step(torch.zeros(2), Step(torch.ones(2)))
+    td = TensorDict.from_dataclass(step)
+    assert td["obs"] is step.obs
+    assert td["info", "info"] is None
+
+
+def test_a_tensor_class_is_built_too() -> None:
+    point = Point.from_any({"x": [1.0], "y": [2.0]}, batch_size=[1])
+    assert isinstance(point, Point)
+    assert point.y.item() == 2
+
+
+def test_a_kind_that_no_mapping_makes_says_so() -> None:
+    with pytest.raises(InvalidArgument, match="`LazyStackedTensorDict` cannot be built from"):
+        LazyStackedTensorDict.from_any({"a": 1})
+
+
+def test_rows_are_stacked() -> None:
+    rows = [{"a": torch.zeros(2), "n": {"b": 1}}, {"a": torch.ones(2), "n": {"b": 2}}]
+    td = TensorDict.from_list(rows)
+    assert isinstance(td, TensorDict)
+    assert td["n", "b"].tolist() == [1, 2]
+    assert isinstance(TensorDict.from_list(rows, lazy=True), LazyStackedTensorDict)
+    assert TensorDict.from_list(rows, batch_size=[2]).batch_size == (2,)
+
+
+def test_ragged_rows_become_a_lazy_stack_unless_refused() -> None:
+    rows = [{"a": torch.zeros(2)}, {"a": torch.zeros(3)}]
+    assert isinstance(TensorDict.from_list(rows), LazyStackedTensorDict)
+    with pytest.raises(ShapeMismatch):
+        TensorDict.from_list(rows, lazy=False)
+    with pytest.raises(ShapeMismatch, match="number of rows, 2"):
+        TensorDict.from_list(rows, batch_size=[3])
+    with pytest.raises(InvalidValue, match="at least one row"):
+        TensorDict.from_list([])
+
+
+TREES = st.recursive(
+    st.builds(torch.tensor, st.integers(-5, 5)),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3)
+        | st.tuples(inner, inner)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TREES.filter(lambda tree: not isinstance(tree, Tensor)))
+def test_a_tree_comes_back(tree: object) -> None:
+    back = TensorDict.from_pytree(tree).to_pytree()
+    assert back == tree
+    assert repr(back) == repr(tree)
+
+
+def test_a_tree_follows_what_happened_to_its_leaves() -> None:
+    td = TensorDict.from_pytree([torch.zeros(3), {"a": torch.ones(3)}], batch_size=[3])
+    assert (td + 1)[0].to_pytree() == [torch.tensor(1.0), {"a": torch.tensor(2.0)}]
+    td.del_("0")
+    with pytest.raises(InvalidValue, match="leaf `0`, which it has lost"):
+        td.to_pytree()
+
+
+def test_trees_that_have_no_keys_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="several leaves"):
+        TensorDict.from_pytree(torch.zeros(2))
+    with pytest.raises(KeyCollision, match="path `1`"):
+        TensorDict.from_pytree({"1": 1, 1: 2})
+
+
+@pytest.mark.parametrize("first", ["i4", "i8"])
+def test_records_come_back_and_share_memory_where_torch_can(first: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    kinds = [("a", first), ("b", "f8", (2,)), ("n", [("c", "i8"), ("d", "c8")])]
+    array = numpy.zeros((3, 2), dtype=kinds)
+    array["b"] = numpy.arange(12.0).reshape(3, 2, 2)
+    td = TensorDict.from_struct_array(array)
+    assert td.batch_size == (3, 2)
+    if first == "i8":
+        td["b"][0, 0] = -1
+        assert array["b"][0, 0].tolist() == [-1, -1]
+    back = td.to_struct_array()
+    assert back.dtype == numpy.dtype(kinds)  # type: ignore[attr-defined]  # an array
+    assert (back == array).all()
+    assert TensorDict.from_struct_array(array[0, 0]).batch_size == ()
+
+
+def test_records_hold_data_as_objects() -> None:
+    pytest.importorskip("numpy")
+    back = cast("dict[str, Tensor]", TensorDict({"s": "x", "a": [1, 2]}, [2]).to_struct_array())
+    assert back["s"].tolist() == ["x", "x"]
+    with pytest.raises(InvalidValue, match=r"entry `a` is of dtype `torch.bfloat16`"):
+        TensorDict({"a": torch.zeros(2, dtype=torch.bfloat16)}).to_struct_array()
+    with pytest.raises(InvalidValue, match="is empty"):
+        TensorDict({"": 1}).to_struct_array()
+
+
+def test_keys_that_share_a_value() -> None:
+    td = TensorDict.fromkeys(["a", ("b", "c")], torch.zeros(2))
+    assert td["a"] is td["b", "c"]
+    assert TensorDict.fromkeys("ab")["b"] == 0
+
+
+@pytest.mark.parametrize("make", [declared, lambda: stacked(0)])
+def test_a_schema_and_back(make: object) -> None:
+    td = cast("TensorDictBase", make())  # type: ignore[operator]  # a factory
+    schema = td.schema()
+    zeros = TensorDict.from_schema(schema, td.batch_size)
+    assert zeros.schema() == schema
+    assert zeros["a"].shape == td["a"].shape
+    assert bool((zeros.select("a") == 0).all())
+
+
+def test_a_schema_says_what_is_ragged() -> None:
+    td = TensorDict.from_list([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}])
+    assert td.schema()["a"].kind == "ragged"
+    with pytest.raises(InvalidArgument, match="schema of `a` must be one shape"):
+        TensorDict.from_schema(td.schema())
+    with pytest.raises(InvalidArgument, match=r"schema of `\('n', 'a'\)` must be a `LeafSchema`"):
+        TensorDict.from_schema({"n": {"a": 3}})
+    assert TensorDict.from_schema({"a": (torch.int8, [2])}, [3])["a"].shape == (3, 2)
+
+
+def test_instances_keep_the_kinds_of_what_is_nested() -> None:
+    td = TensorDict({"p": Point(torch.zeros(2), torch.zeros(2)), "n": {}})
+    made = td.from_dict_instance({"p": {"x": 1, "y": 2}, "n": {"a": 1}, "new": {"b": 1}})
+    assert isinstance(made.get("p"), Point)
+    assert isinstance(inner(made, "new"), TensorDict)
+    assert td["p", "x"].tolist() == [0, 0]
+    assert isinstance(declared().from_dict_instance(declared().to_dict()), Reach)
+
+
+def test_modules_are_stacked_as_leaves_of_autograd() -> None:
+    nets = [nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)) for _ in range(3)]
+    td = TensorDict.from_modules(*nets)
+    weight = td["0", "weight"]
+    assert weight.shape == (3, 1, 2)
+    assert weight.is_leaf
+    assert weight.requires_grad
+    assert not td["1", "running_mean"].requires_grad
+    assert not torch.equal(weight[0], weight[1])
+    lazy = TensorDict.from_modules(*nets, lazy_stack=True)
+    assert lazy[1]["0", "weight"] is nets[1][0].weight
+    with pytest.raises(KeySetMismatch, match="same structure"):
+        TensorDict.from_modules(nets[0], nn.Linear(2, 1))
+    with pytest.raises(InvalidValue, match="at least one module"):
+        TensorDict.from_modules()
+
+
+def test_shared_tensors_are_expanded_on_request() -> None:
+    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+    second.weight = first.weight
+    td = TensorDict.from_modules(first, second, expand_identical=True)
+    assert td["weight"].stride(0) == 0
+    assert td["bias"].stride(0) != 0
+
+
+def test_modules_without_state_and_state_dicts() -> None:
+    net = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    assert "1" not in TensorDict.from_module(net)
+    kept = TensorDict.from_module(net, filter_empty=False)
+    assert inner(kept, "1").is_empty()
+    with kept.data.to_module(net):
+        net(torch.zeros(1, 2))
+    state = TensorDict.from_module(net, use_state_dict=True)
+    assert state["0", "weight"] is net[0].weight
