@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from torch import Tensor, nn
 
