@@ -22,7 +22,8 @@ def row_lengths(leaf: Tensor) -> Tensor:
 
 def padded_leaf(leaf: Tensor, padding: float) -> Tensor:
     """Return a nested tensor padded to its longest row."""
-    return torch.nested.to_padded_tensor(leaf, padding)
+    padded: Tensor = torch.nested.to_padded_tensor(leaf, padding)
+    return padded
 
 
 def row_mask(leaf: Tensor) -> Tensor:

@@ -194,15 +194,15 @@ def _check_place(tensor: memoryview, name: str, size: int) -> None:
         elif number == _EXTERNAL_DATA:
             parts = {n: bytes(content[b : b + s]) for n, b, s in _fields_in(content, 0, length)}
             place[parts.get(1, b"")] = parts.get(2, b"")
-    offset, length = (place.pop(word, b"x") for word in (b"offset", b"length"))
-    fits = offset.isdigit() and length.isdigit() and len(offset) < 20 and len(length) < 20
+    start, count = (place.pop(word, b"x") for word in (b"offset", b"length"))
+    fits = start.isdigit() and count.isdigit() and len(start) < 20 and len(count) < 20
     if place != {b"location": name.encode()} or not name or not fits:
         raise _outside(str(place.get(b"location", b""))[2:-1])
     whole = (math.prod(dims) * _BITS.get(kind, 0) + 7) // 8
-    if int(length) != whole or int(offset) + whole > size:
+    if int(count) != whole or int(start) + whole > size:
         raise UntrustedArtifact(
-            f"a tensor of {whole:,} bytes is said to be the {int(length):,} bytes at "
-            f"{int(offset):,} of `{name}`, which has {size:,}.",
+            f"a tensor of {whole:,} bytes is said to be the {int(count):,} bytes at "
+            f"{int(start):,} of `{name}`, which has {size:,}.",
             expected=whole,
             got=int(length),
             hint="The file beside the model is missing or cut, or the model is forged.",
