@@ -118,6 +118,11 @@ ASKED: dict[str, Callable[[Plain], object]] = {
     "device": lambda tree: None,
     "is_cpu": lambda tree: False,
     "is_cuda": lambda tree: False,
+    "is_meta": lambda tree: False,
+    "is_floating_point": lambda tree: (
+        any(True for _ in tree.tensors())
+        and all(leaf.is_floating_point() for leaf in tree.tensors())
+    ),
     "is_empty": lambda tree: all(isinstance(v, Plain) for _, v in walk(tree, True, False, ())),
     "requires_grad": lambda tree: any(leaf.requires_grad for leaf in tree.tensors()),
     "dtype": lambda tree: _only({leaf.dtype for leaf in tree.tensors()}),
@@ -146,6 +151,17 @@ def ask(rng: Random, s: Subject, name: str) -> Call:
     ragged_sum = name in ("param_count", "bytes")
     unchecked = (s.ragged and ragged_sum) or (name == "__len__" and not s.batch)
     return Call(name, f"td.{name}", ours, ASKED[name], unchecked=unchecked)
+
+
+@operation("data_ptr")
+def addresses(rng: Random, s: Subject, name: str) -> Call:
+    return Call(
+        name,
+        "td.data_ptr()",
+        lambda td: td.data_ptr(),
+        lambda tree: tree.map(lambda leaf: torch.tensor(leaf.data_ptr()), lambda batch: ()),
+        unchecked=bool(s.node.members) or s.kind == "holder",
+    )
 
 
 @operation(

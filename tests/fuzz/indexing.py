@@ -243,7 +243,7 @@ def assigned(leaf: Tensor, index: object, value: object, ndim: int) -> None:
         leaf[index] = value  # type: ignore[index, assignment]  # any
 
 
-@operation("__setitem__", "set_at_")
+@operation("__setitem__", "set_at_", "copy_at_", "update_at_")
 def assign(rng: Random, s: Subject, name: str) -> Call:
     index = some_index(rng, s.batch)
     if any(isinstance(part, str) for part in (index if isinstance(index, tuple) else (index,))):
@@ -255,14 +255,18 @@ def assign(rng: Random, s: Subject, name: str) -> Call:
 
     def theirs(tree: Plain) -> object:
         indexed(torch.zeros(tree.batch), index)
+        if name == "update_at_" and not isinstance(value, Plain):
+            raise Refusal("no mapping")
         write_rows(tree, index, value, len(tree.batch))
-        return None
+        return None if name == "__setitem__" else ITSELF
 
     def ours(td: TensorDictBase) -> object:
+        if name != "__setitem__":
+            return getattr(td, name)(source, index)
         td[index] = source
         return None
 
-    text = f"td[{index!r}] = {f'container of {rows}' if isinstance(value, Plain) else value}"
+    text = f"{name} {index!r} = {f'container of {rows}' if isinstance(value, Plain) else value}"
     nothing = rows is not None and not math.prod(rows)  # then torch looks at no value
     return Call(name, text, ours, theirs, writes=True, lax=nothing, wider=has_stack(s.node))
 

@@ -22,11 +22,13 @@ from tests.fuzz.trees import (
     pruned,
     put,
     renamed,
+    renamed_all,
     selected,
     split,
     take_out,
     unflattened,
     walk,
+    without_data,
 )
 
 from kd_core import TensorDict, TensorDictBase
@@ -230,11 +232,81 @@ def narrow(rng: Random, s: Subject, name: str) -> Call:
     if name == "empty":
         return makes(name, text, lambda td: td.empty(recurse), lambda t: emptied(t, recurse), s)
     if name == "split_keys":
-        ours = lambda td: td.split_keys(keys, strict=strict)  # noqa: E731  # one of several
-        return makes(name, text, ours, lambda tree: split(tree, paths, strict), s)
+        return split_off(rng, s, keys, paths, strict)
     change = without if name == "exclude" else lambda tree: selected(tree, paths, strict)
     ours = lambda td: getattr(td, name)(*keys, **options)  # noqa: E731  # one of several
     return into(text, ours, change, s, inplace, memberwise=name == "exclude")
+
+
+def split_off(rng: Random, s: Subject, keys: list[object], paths: list[Path], strict: bool) -> Call:
+    reproduce = rng.random() < 0.3
+    default = values(rng, s.batch, torch.float32) if rng.random() < 0.2 else None
+    options: dict[str, object] = {"strict": strict, "reproduce_struct": reproduce}
+    options |= {} if default is None else {"default": default}
+    inplace = rng.random() < 0.3
+
+    def take(tree: Plain) -> object:
+        part = emptied(tree, True) if reproduce else None
+        return split(tree, paths, strict, default, not reproduce, part)
+
+    text = f"td.split_keys({keys}, inplace={inplace}, {options})"
+    if not inplace:
+        ours = lambda td: td.split_keys(keys, **options)  # noqa: E731  # one of several
+        return makes("split_keys", text, ours, take, s)
+
+    def ours_in_place(td: TensorDictBase) -> object:
+        part, rest = td.split_keys(cast("list[str]", keys), inplace=True, **options)  # type: ignore[arg-type]  # options
+        assert rest is td
+        return part
+
+    def take_in_place(tree: Plain) -> object:
+        return cast("tuple[object, object]", take(tree))[0]
+
+    return changes("split_keys", text, ours_in_place, take_in_place, s)
+
+
+@operation("separates")
+def separate(rng: Random, s: Subject, name: str) -> Call:
+    paths = [some_path(rng, s) for _ in range(rng.randint(0, 3))]
+    keys = [key_of(rng, path) for path in paths]
+    strict, drop = rng.random() < 0.6, rng.random() < 0.6
+
+    def change(tree: Plain) -> object:
+        part, _ = cast("tuple[object, object]", split(tree, paths, strict, None, drop))
+        return part
+
+    return changes(
+        name,
+        f"td.separates({keys}, {strict}, {drop})",
+        lambda td: td.separates(*cast("list[str]", keys), strict=strict, filter_empty=drop),
+        change,
+        s,
+    )
+
+
+@operation("rename_keys", "filter_non_tensor_data", "select as_tensordict")
+def make_other_keys(rng: Random, s: Subject, name: str) -> Call:
+    if name == "filter_non_tensor_data":
+        return makes(name, name, lambda td: td.filter_non_tensor_data(), without_data, s)
+    if name.startswith("select"):
+        path = some_path(rng, s)
+        return makes(
+            name,
+            f"td.select({path}, as_tensordict=True)",
+            lambda td: td.select(path, as_tensordict=True),
+            lambda tree: selected(tree, [path], True),
+            s,
+        )
+    strict = rng.random() < 0.6
+    found = {some_path(rng, s): some_path(rng, s) for _ in range(rng.randint(0, 2))}
+    pairs = [(old, (*new[:-1], rng.choice([new[-1], "new", "a"]))) for old, new in found.items()]
+    return makes(
+        name,
+        f"td.rename_keys({pairs}, {strict})",
+        lambda td: td.rename_keys(dict(pairs), strict),
+        lambda tree: renamed_all(tree, pairs, strict),
+        s,
+    )
 
 
 @operation("flatten_keys", "unflatten_keys")

@@ -125,11 +125,20 @@ def selected(tree: Plain, paths: list[Path], strict: bool) -> Plain:
     return new
 
 
-def split(tree: Plain, paths: list[Path], strict: bool) -> object:
-    part = Plain(tree.batch)
+def split(
+    tree: Plain,
+    paths: list[Path],
+    strict: bool,
+    default: Tensor | None = None,
+    drop_empty: bool = True,
+    part: Plain | None = None,
+) -> object:
+    part = Plain(tree.batch) if part is None else part
     for path in paths:
         if find(tree, path) is None:
-            if strict:
+            if default is not None:
+                put(part, path, default)
+            elif strict:
                 raise Refusal("no such key")
             continue
         level, new = tree, part
@@ -137,11 +146,37 @@ def split(tree: Plain, paths: list[Path], strict: bool) -> object:
             level = cast("Plain", level.entries[name])
             new = cast("Plain", new.entries.setdefault(name, Plain(new.batch)))
         put(part, path, take_out(tree, path))
-        for depth in range(len(path) - 1, 0, -1):
+        for depth in range(len(path) - 1, 0, -1) if drop_empty else ():
             holder = find(tree, path[:depth])
             if isinstance(holder, Plain) and not holder.entries:
                 take_out(tree, path[:depth])
     return (part, tree)
+
+
+def renamed_all(tree: Plain, pairs: list[tuple[Path, Path]], strict: bool) -> Plain:
+    """Rename several keys at once."""
+    moved: list[tuple[Path, Entry]] = []
+    for old, new in pairs:
+        if find(tree, old) is not None:
+            moved.append((new, take_out(tree, old)))
+        elif strict:
+            raise Refusal("no such key")
+    for new, value in moved:
+        if find(tree, new) is not None:
+            raise Refusal("taken")
+        put(tree, new, value)
+    return tree
+
+
+def without_data(tree: Plain) -> Plain:
+    """Return a tree without values that are no tensors."""
+    new = Plain(tree.batch)
+    for key, value in tree.entries.items():
+        if isinstance(value, Plain):
+            new.entries[key] = without_data(value)
+        elif isinstance(value, Tensor):
+            new.entries[key] = value
+    return new
 
 
 def flattened(tree: Plain, separator: str) -> Plain:

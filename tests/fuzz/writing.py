@@ -18,13 +18,14 @@ from tests.fuzz.trees import (
     find,
     level_of,
     merged_in,
+    put,
     spelled,
     unwrapped,
     walk,
 )
 from torch import Tensor
 
-from kd_core import NestedKey, NonTensorData, TensorDictBase
+from kd_core import NestedKey, NonTensorData, TensorDict, TensorDictBase
 
 Items: TypeAlias = list[tuple[Path, object, Entry]]
 
@@ -49,6 +50,7 @@ def source_of(items: Items) -> dict[NestedKey, object]:
 def merge(rng: Random, s: Subject, name: str) -> Call:
     items = some_items(rng, s, fresh=True)
     source, clone = source_of(items), rng.random() < 0.3
+    options: dict[str, object] = {"non_blocking": True} if rng.random() < 0.2 else {}
 
     def change(tree: Plain) -> object:
         for path, _, entry in items:
@@ -58,8 +60,8 @@ def merge(rng: Random, s: Subject, name: str) -> Call:
     if name == "replace":
         text = f"td.replace({list(source)})"
         return makes(name, text, lambda td: td.replace(source), change, s)
-    text = f"td.update({list(source)}, clone={clone})"
-    return changes(name, text, lambda td: td.update(source, clone), change, s)
+    text = f"td.update({list(source)}, clone={clone}, {options})"
+    return changes(name, text, lambda td: td.update(source, clone, **options), change, s)  # type: ignore[arg-type]  # options
 
 
 @operation("update_", "set_", "set inplace")
@@ -166,6 +168,69 @@ def view(rng: Random, s: Subject, name: str) -> Call:
 
     text = f"td.{name}({nested}, {leaves})"
     return Call(name, text, lambda td: list(getattr(td, name)(nested, leaves)), theirs)
+
+
+@operation("entry_class", "get_item_shape", "is_non_tensor")
+def ask_entry(rng: Random, s: Subject, name: str) -> Call:
+    path = some_path(rng, s)
+
+    def theirs(tree: Plain) -> object:
+        found = find(tree, path)
+        if found is None:
+            raise Refusal("no such key")
+        if name == "is_non_tensor":
+            return isinstance(found, Data)
+        if name == "entry_class":
+            return isinstance(found, Tensor)
+        if isinstance(found, Data):
+            return torch.Size(wrapper_batch(tree, path))
+        return found.shape if isinstance(found, Tensor) else torch.Size(found.batch)
+
+    def ours(td: TensorDictBase) -> object:
+        found = getattr(td, name)(path)
+        return issubclass(found, Tensor) if name == "entry_class" else found
+
+    return Call(name, f"td.{name}({path})", ours, theirs)
+
+
+@operation("fill_ key")
+def fill_entry(rng: Random, s: Subject, name: str) -> Call:
+    path, value = some_path(rng, s), rng.choice([0, 1, 2.5, True, 1 + 2j])
+
+    def theirs(tree: Plain) -> object:
+        found = find(tree, path)
+        if found is None or isinstance(found, Data):
+            raise Refusal("no such leaf")
+        leaves = found.tensors() if isinstance(found, Plain) else [found]
+        if not leaves:
+            raise Refusal("no leaf")
+        for leaf in leaves:
+            leaf.fill_(value)
+        return ITSELF
+
+    return Call(
+        name,
+        f"td.fill_({path}, {value})",
+        lambda td: td.fill_(path, value),
+        theirs,
+        writes=True,
+    )
+
+
+@operation("fromkeys")
+def from_keys(rng: Random, s: Subject, name: str) -> Call:
+    paths = [path for path, _, _ in some_items(rng, s, True)]
+
+    def theirs(tree: Plain) -> object:
+        made = Plain(())
+        for path in paths:
+            put(made, path, torch.tensor(1.5))
+        return made
+
+    def ours(td: TensorDictBase) -> object:
+        return TensorDict.fromkeys(paths, 1.5)
+
+    return Call(name, f"TensorDict.fromkeys({paths}, 1.5)", ours, theirs, memberwise=False)
 
 
 @operation("to_dict", "non_tensor_items")

@@ -5,7 +5,15 @@ import torch
 from tests.core.kinds import inner
 from torch import Tensor
 
-from kd_core import InvalidArgument, KeyNotFound, Locked, TensorClass, TensorDict
+from kd_core import (
+    InvalidArgument,
+    KeyCollision,
+    KeyNotFound,
+    Locked,
+    TensorClass,
+    TensorDict,
+    lazy_stack,
+)
 
 
 def make() -> TensorDict:
@@ -72,3 +80,91 @@ def test_parts_of_what_is_locked_or_declared_are_free() -> None:
     assert list(first.keys()) == ["x"]
     assert list(rest.keys()) == ["y"]
     assert not rest.is_locked
+
+
+def test_split_keys_in_place_leaves_the_rest() -> None:
+    td = make()
+    nested = inner(td, "n")
+    part, rest = td.split_keys([("n", "b")], inplace=True)
+    assert rest is td
+    assert inner(td, "n") is nested
+    assert list(td.keys(True, True)) == ["a"]
+    assert list(part.keys(True, True)) == [("n", "b")]
+
+
+def test_split_keys_in_place_is_all_or_nothing() -> None:
+    td = make()
+    before = list(td.keys(True))
+    with pytest.raises(KeyNotFound, match="`z` not found"):
+        td.split_keys(["a"], ["z"], inplace=True)
+    assert list(td.keys(True)) == before
+    with pytest.raises(Locked, match="split keys in place"):
+        td.lock_().split_keys(["a"], inplace=True)
+
+
+def test_split_keys_takes_a_default() -> None:
+    part, _ = make().split_keys(["a", "z"], default="none")
+    assert part.get_non_tensor("z") == "none"
+    part, _ = make().split_keys(["z"], default=torch.zeros(2))
+    assert part["z"].tolist() == [0, 0]
+
+
+def test_split_keys_reproduces_the_structure() -> None:
+    part, rest = make().split_keys([("n", "b"), ("n", "c", "d")], reproduce_struct=True)
+    assert set(part.keys(True)) == {"n", ("n", "b"), ("n", "c"), ("n", "c", "d")}
+    assert set(rest.keys(True)) == {"a", "n", ("n", "c")}
+
+
+def test_separates_removes_what_it_returns() -> None:
+    td = make()
+    part = td.separates("a", ("n", "c"))
+    assert set(part.keys(True)) == {"a", "n", ("n", "c"), ("n", "c", "d")}
+    assert list(td.keys(True)) == ["n", ("n", "b")]
+    assert list(td.separates(("n", "b"), filter_empty=False).keys(True)) == ["n", ("n", "b")]
+    assert list(td.keys()) == ["n"]
+
+
+def test_separates_is_all_or_nothing() -> None:
+    td = make()
+    before = list(td.keys(True))
+    with pytest.raises(KeyNotFound):
+        td.separates("a", "z")
+    assert list(td.keys(True)) == before
+    assert list(td.separates("a", "z", strict=False).keys()) == ["a"]
+
+
+def test_separates_reaches_the_members_of_a_stack() -> None:
+    members = [make(), make()]
+    stack = lazy_stack(members)
+    part = stack.separates("a", "z", default=torch.arange(4).view(2, 2))
+    assert part["z"].tolist() == [[0, 1], [2, 3]]
+    assert "a" not in members[0]
+    with pytest.raises(KeyNotFound):
+        stack.separates(("n", "b"), "a")
+    assert ("n", "b") in members[0].keys(True)
+
+
+def test_rename_keys_renames_all_at_once() -> None:
+    td = make()
+    got = td.rename_keys({"a": "n", "n": ("x", "y")})
+    assert list(got.keys(True, True)) == ["n", ("x", "y", "b")]
+    assert got["n"] is td["a"]
+    assert "a" in td
+    assert list(td.rename_keys(lambda key: f"{key}_").keys(True, True)) == ["a_", ("n_", "b_")]
+
+
+def test_what_rename_keys_refuses() -> None:
+    with pytest.raises(KeyNotFound):
+        make().rename_keys({"z": "y"})
+    assert "y" not in make().rename_keys({"z": "y"}, strict=False)
+    with pytest.raises(KeyCollision, match="cannot rename `a` to `n`"):
+        make().rename_keys({"a": "n"})
+    with pytest.raises(InvalidArgument, match="is renamed too"):
+        make().rename_keys({"n": "m", ("n", "b"): "y"})
+    with pytest.raises(InvalidArgument, match="a mapping of keys or a function"):
+        make().rename_keys(["a"])  # type: ignore[arg-type]  # the error under test
+
+
+def test_filter_non_tensor_data_keeps_the_levels() -> None:
+    got = make().filter_non_tensor_data()
+    assert list(got.keys(True)) == ["a", "n", ("n", "b"), ("n", "c")]

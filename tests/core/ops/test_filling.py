@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, InvalidValue, KeySetMismatch, ShapeMismatch, TensorDict
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KeyNotFound,
+    KeySetMismatch,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 
 @pytest.fixture
@@ -144,3 +152,29 @@ def test_random_like_functions(td: TensorDict) -> None:
     moved: object = torch.zeros_like(td, device="meta")  # type: ignore[arg-type]  # torch's stubs take tensors alone
     assert isinstance(moved, TensorDict)
     assert moved.device == torch.device("meta")
+
+
+def test_fill_at_a_key() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2), "c": torch.zeros(2)}}, [2])
+    assert td.lock_().fill_(("n", "b"), 3.0) is td
+    assert td["n", "b"].tolist() == [3, 3]
+    assert td["n", "c"].tolist() == [0, 0]
+    td.fill_(key="n", value=2.0).fill_(value=td["a"].sum())
+    assert td["n", "b"].tolist() == [0, 0]
+
+
+def test_fill_at_a_key_reaches_the_members_of_a_stack() -> None:
+    members = [TensorDict({"a": torch.zeros(n), "b": torch.zeros(1)}) for n in (1, 2)]
+    lazy_stack(members).fill_("a", 4.0)
+    assert members[1]["a"].tolist() == [4, 4]
+    assert members[1]["b"].tolist() == [0]
+
+
+def test_what_fill_refuses() -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "text"}, [2])
+    with pytest.raises(KeyNotFound):
+        td.fill_("z", 1.0)
+    with pytest.raises(InvalidArgument, match="entry `s` must be a tensor or a container"):
+        td.fill_("s", 1.0)
+    with pytest.raises(InvalidArgument, match="expected a value, or a key and a value"):
+        td.fill_()  # type: ignore[call-overload]  # the error under test

@@ -15,6 +15,7 @@ from kd_core import (
     InvalidValue,
     KeyNotFound,
     KeySetMismatch,
+    NestedKey,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
@@ -361,3 +362,23 @@ def test_one_expanded_leaf_is_refused_by_an_indexed_write_like_several() -> None
     td = TensorDict({"a": torch.zeros(1).expand(3)}, [3])
     with pytest.raises(InvalidValue, match="share memory"):
         td[torch.tensor([True, False, True])] = 1.0
+
+
+def test_update_at_writes_some_keys_into_rows() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3), "c": torch.zeros(3)}}, [3])
+    source: dict[NestedKey, object] = {"a": 1.0, ("n", "b"): torch.tensor([2.0]), ("n", "c"): 3.0}
+    assert td.lock_().update_at_(source, 0, keys_to_update=["a", ("n", "b")]) is td
+    assert td["a"].tolist() == [1, 0, 0]
+    assert td["n", "b"].tolist() == [2, 0, 0]
+    assert td["n", "c"].tolist() == [0, 0, 0]
+    td.copy_at_(TensorDict({"a": torch.ones(2)}, [2]) * 5, slice(1, 3))
+    assert td["a"].tolist() == [1, 5, 5]
+
+
+def test_update_at_is_all_or_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, 2)}, [3])
+    with pytest.raises(KeySetMismatch, match="`z`"):
+        td.update_at_({"a": 1.0, "z": 1.0}, 0)
+    with pytest.raises(ShapeMismatch):
+        td.update_at_({"a": 1.0, "b": torch.ones(3)}, 0)
+    assert not td["a"].any()

@@ -1,8 +1,10 @@
 """Counts and tables of what a container holds."""
 
+import pytest
 import torch
+from torch import Tensor
 
-from kd_core import TensorDict, lazy_stack
+from kd_core import KeyNotFound, TensorDict, lazy_stack
 
 
 def make() -> TensorDict:
@@ -35,3 +37,31 @@ def test_summary_has_a_line_for_each_leaf_and_totals() -> None:
     assert lines[-1].split() == ["3", "tensors", "14", "numbers", "64"]
     assert len(lines) == 6
     assert len(TensorDict().summary().splitlines()) == 2
+
+
+def test_questions_about_one_entry() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2)}, "s": "text"}, [2])
+    assert td.entry_class("a") is Tensor
+    assert td.entry_class("n") is TensorDict
+    assert td.get_item_shape("a") == (2, 3)
+    assert td.get_item_shape("s") == (2,)
+    assert td.is_non_tensor("s")
+    assert not td.is_non_tensor(("n", "b"))
+    for name in ("entry_class", "get_item_shape", "is_non_tensor"):
+        with pytest.raises(KeyNotFound):
+            getattr(td, name)(("n", "z"))
+
+
+def test_a_ragged_stack_is_not_stacked_to_say_the_kind_of_an_entry() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (2, 3)])
+    assert stack.entry_class("a") is Tensor
+    assert not stack.is_non_tensor("a")
+
+
+def test_floating_point_and_addresses() -> None:
+    assert TensorDict({"a": 1.0}).is_floating_point()
+    assert not TensorDict({"a": 1.0, "b": 1}).is_floating_point()
+    assert not TensorDict().is_floating_point()
+    td = TensorDict({"a": torch.ones(2, 3)}, [2])
+    assert td[1:].data_ptr()["a"].item() == td["a"].data_ptr() + 12
+    assert td[1:].data_ptr(storage=True)["a"].item() == td["a"].data_ptr()

@@ -11,6 +11,7 @@ from kd_core import (
     InvalidValue,
     KeyCollision,
     KeyNotFound,
+    KeySetMismatch,
     Locked,
     NestedKey,
     ShapeMismatch,
@@ -219,3 +220,68 @@ def test_a_rename_that_is_refused_changes_nothing() -> None:
 def test_unflatten_keys_refuses_what_nests_too_deep() -> None:
     with pytest.raises(InvalidValue, match="at most 64 levels deep"):
         TensorDict({".".join(["n"] * 300): 1.0}).unflatten_keys()
+
+
+def test_update_takes_the_batch_size_of_the_source() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3), "n": {"b": torch.zeros(2)}}, [2])
+    source = TensorDict({"a": torch.ones(4), "n": {"b": torch.ones(4)}, "c": torch.ones(4)}, [4])
+    assert td.update(source, update_batch_size=True) is td
+    assert td.batch_size == (4,)
+    assert inner(td, "n").batch_size == (4,)
+    assert td["a"] is source["a"]
+    assert set(td.keys()) == {"a", "n", "c"}
+
+
+def test_update_of_the_batch_size_is_all_or_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3), "n": {"b": torch.zeros(2)}}, [2])
+    source = TensorDict({"a": torch.ones(4), "n": {}}, [4])
+    with pytest.raises(KeySetMismatch, match="the source lacks `b` below `n`"):
+        td.update(source, update_batch_size=True)
+    with pytest.raises(InvalidArgument, match="must be a container"):
+        td.update({"a": torch.ones(4)}, update_batch_size=True)
+    with pytest.raises(Locked):
+        td.lock_().update(source, update_batch_size=True)
+    assert td.batch_size == (2,)
+    assert td["a"].shape == (2, 3)
+
+
+def test_update_with_is_leaf_replaces_instead_of_merging() -> None:
+    td = TensorDict({"n": {"a": 1.0}})
+    td.update({"n": TensorDict({"b": 2.0})}, is_leaf=lambda kind: issubclass(kind, TensorDict))
+    assert list(td.keys(True, True)) == [("n", "b")]
+
+
+@pytest.mark.parametrize("name", ["update", "update_"])
+def test_non_blocking_changes_no_value(name: str) -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2], device="cpu")
+    getattr(td, name)({"a": torch.ones(2)}, non_blocking=True)
+    assert td["a"].tolist() == [1, 1]
+
+
+def test_select_as_a_tensordict() -> None:
+    class Pair(TensorClass):
+        a: Tensor
+        b: Tensor
+
+    pair = Pair(torch.ones(2), torch.zeros(2), batch_size=[2])
+    assert isinstance(pair.select("a", "b"), Pair)
+    plain: object = pair.select("a", "b", as_tensordict=True)
+    assert isinstance(plain, TensorDict)
+
+
+def test_flatten_keys_keeps_leaves_of_choice() -> None:
+    class Pair(TensorClass):
+        a: Tensor
+
+    td = TensorDict({"n": {"pair": Pair(torch.ones(2)), "x": 1.0}})
+    flat = td.flatten_keys(is_leaf=lambda kind: issubclass(kind, Pair))
+    assert list(flat.keys()) == ["n.pair", "n.x"]
+
+
+def test_empty_of_another_batch_size() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2], device="cpu")
+    assert td.empty(batch_size=[5]).batch_size == (5,)
+    assert td.empty(batch_size=5).device == torch.device("cpu")
+    assert td.empty(device=None).device is None
+    with pytest.raises(InvalidArgument, match="cannot be combined"):
+        td.empty(recurse=True, batch_size=[5])

@@ -7,7 +7,7 @@ Operations that rearrange the batch stack the entries and return a `TensorDict` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast, overload
 
 import torch
@@ -21,6 +21,7 @@ from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import MemberReading
 from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import (
+    InvalidArgument,
     InvalidValue,
     KdError,
     ShapeMismatch,
@@ -31,12 +32,13 @@ from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
 from kd_core._protocol.primitives import AbstractContainer, check_has
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._entry import AnyKey, Entry, Source
-    from kd_core._types import BatchSize, DeviceLike, Index, NestedKey
+    from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 
 
 class LazyStackedTensorDict(MemberReading, MemberGrowth):
@@ -193,11 +195,12 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         )
         return self
 
-    def rename_key_(self, old: NestedKey, new: NestedKey, safe: bool = False) -> Self:
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key in each member; see `TensorDict.rename_key_`."""
-        check_has(self, path_of(old))
+        check_has(self, path_of(old_key))
         self._change_members(
-            f"rename {format_key(old)}", lambda member: member.rename_key_(old, new, safe)
+            f"rename {format_key(old_key)}",
+            lambda member: member.rename_key_(old_key, new_key, safe),
         )
         return self
 
@@ -207,15 +210,32 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         clone: bool = False,
         inplace: bool = False,
         *,
+        non_blocking: bool = False,
         keys_to_update: Iterable[NestedKey] | None = None,
+        is_leaf: Callable[[type], bool] | None = None,
+        update_batch_size: bool = False,
     ) -> Self:
         """Store the entries of a source; a stack of the same shape updates member by member."""
         if inplace or not (isinstance(source, MemberStorage) and self._matches(source)):
-            return super().update(source, clone, inplace, keys_to_update=keys_to_update)
+            if update_batch_size:
+                raise InvalidArgument(
+                    "`update_batch_size=True` cannot change the number of members of a lazy stack. "
+                    "Make it dense with `contiguous()` first."
+                )
+            return super().update(
+                source,
+                clone,
+                inplace,
+                non_blocking=non_blocking,
+                keys_to_update=keys_to_update,
+                is_leaf=is_leaf,
+            )
         keys = None if keys_to_update is None else list(keys_to_update)
         self._change_members(
             "update the members",
-            lambda member, part: member.update(part, clone, keys_to_update=keys),
+            lambda member, part: member.update(
+                part, clone, non_blocking=non_blocking, keys_to_update=keys, is_leaf=is_leaf
+            ),
             source._members,
         )
         return self
@@ -230,9 +250,14 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         self._change_members("remove empty containers", lambda member: member.filter_empty_())
         return self
 
-    def flatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+    def flatten_keys(
+        self,
+        separator: str = ".",
+        inplace: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+    ) -> Self:
         """Join the keys of nested entries of each member; see `TensorDict.flatten_keys`."""
-        flat = self._by_member(lambda member: member.flatten_keys(separator))
+        flat = self._by_member(lambda member: member.flatten_keys(separator, is_leaf=is_leaf))
         return self._replace_entries(flat, "flatten keys in place") if inplace else flat
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
@@ -240,13 +265,16 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         nested = self._by_member(lambda member: member.unflatten_keys(separator))
         return self._replace_entries(nested, "unflatten keys in place") if inplace else nested
 
-    def split_keys(self, *key_sets: Sequence[NestedKey], strict: bool = True) -> tuple[Self, ...]:
-        """Split the keys of each member; see `TensorDict.split_keys`."""
-        parts = [member.split_keys(*key_sets, strict=strict) for member in self._members]
-        return tuple(self._of(members) for members in zip(*parts, strict=True))
-
-    def empty(self, recurse: bool = False) -> Self:
-        """Return a stack of empty members with the same batch size and device."""
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+    ) -> Self:
+        """Return a stack of empty members; with another batch size or device, a `TensorDict`."""
+        if batch_size is not None or device is not NO_DEFAULT:
+            return super().empty(recurse, batch_size=batch_size, device=device)
         return self._by_member(lambda member: member.empty(recurse))
 
     def is_empty(self) -> bool:

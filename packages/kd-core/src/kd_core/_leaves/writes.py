@@ -41,13 +41,17 @@ Write: TypeAlias = tuple[Tensor, Tensor, Where]
 """The target (a leaf or rows of it), the source, and the path of the leaf."""
 
 
-def write_all(writes: Sequence[Write]) -> None:
+def write_all(writes: Sequence[Write], non_blocking: bool = False) -> None:
     """Copy each source into its target: all of them, or none.
+
+    Args:
+        writes: the targets and sources.
+        non_blocking: do not wait for copies between pinned memory and a GPU.
 
     Raises:
         InvalidValue: if one of them cannot be written to.
     """
-    commit(writes, _copy)
+    commit(writes, _copy_later if non_blocking else _copy)
 
 
 def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:
@@ -74,6 +78,10 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
 
 def _copy(target: Tensor, source: Tensor) -> object:
     return target.copy_(source)
+
+
+def _copy_later(target: Tensor, source: Tensor) -> object:
+    return target.copy_(source, non_blocking=True)
 
 
 def copy_over(target: Tensor, source: Tensor) -> Tensor:

@@ -73,7 +73,14 @@ class Access(AbstractContainer):
             found = find_entry(self._entries, path_of(key))
         return default if found is None else found
 
-    def set(self, key: NestedKey, value: object, inplace: bool = False) -> Self:
+    def set(
+        self,
+        key: NestedKey,
+        value: object,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+    ) -> Self:
         """Store a value at `key`, and create the nested containers that are missing.
 
         Args:
@@ -81,6 +88,7 @@ class Access(AbstractContainer):
             value: a tensor whose shape starts with the batch size, a (nested) mapping, a container,
                 a number or array, or any other object (non-tensor data).
             inplace: write into the storage of an entry that exists, instead of replacing it.
+            non_blocking: do not wait for a copy between pinned memory and a GPU.
 
         Raises:
             ShapeMismatch: if the value does not fit the batch size.
@@ -94,8 +102,10 @@ class Access(AbstractContainer):
         if inplace:
             path = path_of(key)
             if has_entry(self._entries, path):
-                write_all(writes_at(self, path, value))
+                write_all(writes_at(self, path, value), non_blocking)
                 return self
+        if non_blocking and isinstance(value, Tensor):
+            value = value.to(self._desc.device, non_blocking=True)
         if key.__class__ is str:
             self._put(key, value)
         else:
@@ -135,16 +145,21 @@ class Access(AbstractContainer):
         for key, value in leaves.items():
             self._set_entry(key, value)
 
-    def set_(self, key: NestedKey, value: object) -> Self:
+    def set_(self, key: NestedKey, value: object, *, non_blocking: bool = False) -> Self:
         """Write a value into the storage of the entry at `key`, which must exist.
 
         Allowed on a locked container.
+
+        Args:
+            key: a key that is there.
+            value: a value that can be broadcast to the entry.
+            non_blocking: do not wait for a copy between pinned memory and a GPU.
 
         Raises:
             KeyNotFound: if there is no such entry.
             ShapeMismatch: if the value cannot be broadcast to the entry.
         """
-        if key.__class__ is str and self._owns_leaves:
+        if key.__class__ is str and self._owns_leaves and not non_blocking:
             entry = self._entries.get(key)
             if entry.__class__ is Tensor and value.__class__ is Tensor:
                 try:  # comparing the shapes first would cost half of the copy
@@ -153,7 +168,7 @@ class Access(AbstractContainer):
                     pass  # the slow path finds what is wrong
                 else:
                     return self
-        write_all(writes_at(self, path_of(key), value))
+        write_all(writes_at(self, path_of(key), value), non_blocking)
         return self
 
     def setdefault(self, key: NestedKey, default: object) -> Tensor:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import sizes_of
+from kd_core._errors import InvalidArgument, listed, wrong_type
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.writes import copy_over, copy_pairs
-from kd_core._ops.operands import binary_, blend, unary_
+from kd_core._ops.operands import binary_, blend, leaves_of, unary_
 from kd_core._ops.rows import check_mask
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._entry import Entry
-    from kd_core._types import DeviceLike
+    from kd_core._types import DeviceLike, NestedKey
 
-F = TypeVar("F", bound="Filling")
+F = TypeVar("F", bound=AbstractContainer)
 
 
 class Filling(AbstractContainer):
@@ -45,13 +48,35 @@ class Filling(AbstractContainer):
         """Write zeros into every leaf; return self."""
         return unary_(self, Tensor.zero_, torch._foreach_zero_, refuse_overlap=False)
 
-    def fill_(self, value: Tensor | complex) -> Self:
-        """Write a number, or a 0-d tensor, into every leaf; return self.
+    @overload
+    def fill_(self, value: Tensor | complex) -> Self: ...
+    @overload
+    def fill_(self, key: NestedKey, value: Tensor | complex) -> Self: ...
+    def fill_(self, *given: object, **named: object) -> Self:
+        """Write a number, or a 0-d tensor, into every leaf, or into those at a key; return self.
+
+        Args:
+            *given: the key of a leaf or a nested container, if only that is filled; the number.
+            **named: the same by keyword, `key` and `value`.
 
         Raises:
+            KeyNotFound: if there is no such entry.
             InvalidValue: if a leaf cannot hold the number; then nothing is written.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)}, [2])
+            >>> td.fill_(1.0).fill_("a", 2.0)["a"], td["b"]
+            (tensor([2., 2.]), tensor([1., 1.]))
         """
-        return binary_(self, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
+        key, value = _key_and_value(*given, **named)
+        if key is None:
+            return binary_(self, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
+        path = path_of(cast("NestedKey", key))
+        check_has(self, path)
+        _fill_entry(level_at(self, path[:-1]), path, value)
+        return self
 
     def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
         """Copy the values of a container of the same keys into the leaves; return self.
@@ -154,6 +179,34 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
         return made._with_descriptor(describe_on(made._desc.batch, device))
 
     return filled
+
+
+def _key_and_value(*given: object, **named: object) -> tuple[object, object]:
+    """Return the key, `None` if there is none, and the value, as `fill_` takes them."""
+    names = ("key", "value") if len(given) + len(named) > 1 else ("value",)
+    found = {**dict(zip(names, given, strict=False)), **named}
+    if len(given) + len(named) != len(names) or found.keys() != set(names):
+        raise InvalidArgument(
+            f"`fill_` expected a value, or a key and a value, got {len(given)} arguments and "
+            f"{listed(named)} by keyword."
+        )
+    return found.get("key"), found["value"]
+
+
+def _fill_entry(level: AbstractContainer, path: tuple[str, ...], value: object) -> None:
+    """Fill what is at the last key of a path in one level."""
+    alone: AbstractContainer = _only(level, path[-1])
+    if not leaves_of(alone):
+        data = cast("AbstractContainer", level._entries[path[-1]])
+        raise wrong_type(f"entry {format_key(path)}", "a tensor or a container", data._item())
+    binary_(alone, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
+
+
+def _only(level: F, key: str) -> F:
+    """Return a container of one entry, members kept."""
+    if isinstance(level, Composite):
+        return level._by_member(lambda member: _only(member, key))
+    return level._like({key: level._entries[key]}, level._desc.unlocked())
 
 
 def _fresh(

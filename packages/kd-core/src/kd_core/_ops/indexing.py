@@ -1,12 +1,12 @@
 """The index operator: keys, and the batch dimensions as on a tensor of shape `batch_size`.
 
-An index is resolved once for the batch size: to a function from a leaf to the new leaf, and one
-from a batch shape to the new one. A mask is converted to row numbers once, not for each leaf.
+Rows are read with the function that `_ops.index_plan` makes of an index. An indexed write checks
+all values before it writes the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
 
@@ -16,16 +16,11 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._batch.shapes import (
     broadcasts_to,
-    check_ellipsis,
     index_int,
-    index_simple,
-    index_slice,
-    too_many_indices,
 )
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
-    OutOfRange,
     cannot_broadcast,
 )
 from kd_core._keys import format_key, is_path, path_of
@@ -42,16 +37,17 @@ from kd_core._leaves.writes import (
     unknown_below,
     write_all,
 )
-from kd_core._ops.rows import rows_where, take_rows
+from kd_core._ops.index_plan import beyond, for_nested, gives_views, leading, plain_index, resolve
+from kd_core._ops.rows import take_rows
+from kd_core._ops.updating import narrowed_items, source_items
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._batch.shapes import Simple
-    from kd_core._entry import Entry, Node
-    from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn
+    from kd_core._entry import AnyKey, Entry, Node, Source
+    from kd_core._types import Batch, Index, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
 
@@ -148,7 +144,7 @@ class Indexing(AbstractContainer):
         fn, after = resolve(index, batch)
         if isinstance(entry, Tensor):
             return fn(entry)
-        return cast(Tensor, entry._map_each(fn, _leading(batch, after)))
+        return cast(Tensor, entry._map_each(fn, leading(batch, after)))
 
     def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
         """Write rows of one entry in place; allowed on a locked container.
@@ -179,6 +175,52 @@ class Indexing(AbstractContainer):
         rows.commit(writes)
         return self
 
+    def copy_at_(self, source: AbstractContainer, index: Index) -> Self:
+        """Write the values of a container into rows, in place; return self: `td[index] = source`.
+
+        Args:
+            source: a container, which may have fewer keys; it is broadcast to the rows.
+            index: the rows.
+
+        Raises:
+            KeySetMismatch: if the source has keys that this container does not have.
+        """
+        self[index] = source
+        return self
+
+    def update_at_(
+        self,
+        source: Source[AnyKey],
+        index: Index,
+        *,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Write the values of a source into rows of entries that exist, in place; return self.
+
+        All values are checked before the first is written; allowed on a locked container.
+
+        Args:
+            source: a mapping (its keys may be nested tuples) or a container.
+            index: the rows.
+            keys_to_update: take only these keys of the source, and what is below them.
+
+        Raises:
+            KeySetMismatch: if the source has a key that does not exist here.
+            ShapeMismatch: if a value cannot be broadcast to its rows.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": 1.0}, slice(2))["a"]
+            tensor([1., 1., 0.])
+        """
+        items = source_items(source, "update_at_")
+        if keys_to_update is not None:
+            items = narrowed_items(items, [path_of(key) for key in keys_to_update])
+        self[index] = items
+        return self
+
 
 W = TypeVar("W", bound=AbstractContainer)
 
@@ -200,59 +242,16 @@ def _taken(container: W, index: object) -> W:
     ndim = desc.ndim
     try:
         return container._map_each(
-            takes(fn, _for_nested(index, batch)),
+            takes(fn, for_nested(index, batch)),
             lambda shape: after + shape[ndim:],
             (desc, desc.with_batch(after)),
         )
     except IndexError as error:
-        raise _beyond(batch, error) from None
-
-
-def _for_nested(index: object, batch: Batch) -> object:
-    """Return an index that is the same for a nested stack, which may have more batch dimensions."""
-    items = index if isinstance(index, tuple) else (index,)
-    return plain_index(index, batch) if any(item is Ellipsis for item in items) else index
-
-
-def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
-    # An `itemgetter` is faster than a function, but dynamo cannot trace it.
-    return (lambda leaf: leaf[index]) if is_dynamo_compiling() else itemgetter(index)
+        raise beyond(batch, error) from None
 
 
 def _without_first(batch: Batch) -> Batch:
     return batch[1:]
-
-
-def resolve(index: object, batch: Batch) -> Resolved:
-    """Return an index as a function of a leaf, and the new batch size."""
-    ndim = len(batch)
-    if index.__class__ is slice:
-        return _reading(index), index_slice(batch, index)
-    if index.__class__ is tuple:
-        if len(index) == 2 and index[0] is Ellipsis and index[1] is None:
-            return lambda leaf: leaf.unsqueeze(ndim), (*batch, 1)
-        return _resolve_items(index, batch)
-    if isinstance(index, int) and not isinstance(index, bool):
-        return lambda leaf: leaf[index], index_int(batch, index)
-    if isinstance(index, Tensor):
-        if index.dtype is torch.bool:
-            return rows_where(index, batch)
-        if batch and index.dtype is torch.int64:
-            return lambda leaf: leaf[index], (*index.shape, *batch[1:])
-    return _resolve_items(index if isinstance(index, tuple) else (index,), batch)
-
-
-def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
-    simple = index_simple(batch, index)
-    if simple is not None:
-        where, shape = simple
-        return _reading(where), shape
-    items = plain_index(index, batch)
-    try:
-        shape = tuple(torch.empty(()).expand(batch)[items].shape)
-    except IndexError as error:
-        raise _beyond(batch, error) from None
-    return lambda leaf: leaf[items], shape
 
 
 def _are_rows(index: Tensor) -> bool:
@@ -274,76 +273,6 @@ def _rows_taken(container: W, rows: Tensor) -> W:
     return container._map_each(takes(take, rows), lambda batch: (count, *batch[1:]))
 
 
-def _beyond(batch: Batch, error: IndexError) -> IndexError:
-    """Build the error for an index that is out of range for torch."""
-    return OutOfRange(f"an index is out of range for batch_size {batch}: {error}.")
-
-
-def _leading(old: Batch, new: Batch) -> BatchFn:
-    """Return a function that replaces the leading dimensions of a batch."""
-    ndim = len(old)
-    return lambda batch: new + batch[ndim:]
-
-
-def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
-    """Return an index as a tuple without ellipsis; lists, arrays and booleans become tensors.
-
-    Raises:
-        OutOfRange: if it has more items than there are batch dimensions.
-    """
-    items = index if isinstance(index, tuple) else (index,)
-    check_ellipsis(items)
-    used = 0
-    converted: list[IndexItem] = []
-    for item in items:
-        if item is None or item is Ellipsis or _is_position(item):
-            used += item is not None and item is not Ellipsis
-        else:
-            rows = _index_tensor(item)
-            used += rows.ndim if rows.dtype is torch.bool else 1
-            item = rows
-        converted.append(item)
-    if used > len(batch):
-        raise too_many_indices(items, batch)
-    for at, item in enumerate(converted):
-        if item is Ellipsis:
-            converted[at : at + 1] = [slice(None)] * (len(batch) - used)
-            break
-    return tuple(converted)
-
-
-def _is_position(item: object) -> bool:
-    """Return whether an item of an index is one row or a slice; a bool is a mask."""
-    return isinstance(item, (int, slice)) and not isinstance(item, bool)
-
-
-def _index_tensor(item: object) -> Tensor:
-    try:
-        tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
-    except (TypeError, ValueError, RuntimeError):
-        raise _no_index(item) from None
-    if tensor.dtype in (torch.int64, torch.int32, torch.bool):
-        return tensor
-    if tensor.dtype is torch.uint8:  # a mask, as in torch
-        return tensor.bool()
-    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-    if not isinstance(item, Tensor) and (is_integer or not tensor.numel()):
-        return tensor.long()  # of numpy, or an empty list
-    if not isinstance(item, Tensor) and not tensor.ndim:
-        raise _no_index(item)
-    raise OutOfRange(
-        "a tensor that indexes rows must be of torch.int64, torch.int32 or torch.bool, got "
-        f"{tensor.dtype}. Cast it with `index.long()`, or compare it to make a mask."
-    )
-
-
-def _no_index(item: object) -> InvalidArgument:
-    return InvalidArgument(
-        f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
-        f"tensor, `None` or `...`, got a `{type(item).__name__}`."
-    )
-
-
 class _Rows:
     """The target of an indexed write: a view of each leaf, or an index into it."""
 
@@ -351,10 +280,10 @@ class _Rows:
 
     def __init__(self, index: object, batch: Batch) -> None:
         self.fn, after = resolve(index, batch)
-        self.batch_fn = _leading(batch, after)
+        self.batch_fn = leading(batch, after)
         self.batch, self.ndim = batch, len(batch)
-        self.where = None if _gives_views(index) else plain_index(index, batch)
-        self.index = _for_nested(index, batch)
+        self.where = None if gives_views(index) else plain_index(index, batch)
+        self.index = for_nested(index, batch)
         self.direct: list[Write] = []
         """Writes into members of a stack, which have resolved their rows already."""
 
@@ -410,7 +339,7 @@ class _Rows:
             try:
                 commit(writes, self._put_rows)
             except IndexError as error:  # at the first write: the index is the same for all
-                raise _beyond(self.batch, error) from None
+                raise beyond(self.batch, error) from None
         write_all(self.direct)
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
@@ -422,7 +351,7 @@ def _copied(target: AbstractContainer, index: object, source: AbstractContainer)
 
     The fast path of `_Rows`, which takes any source and any index.
     """
-    if is_compiling() or not _gives_views(index):
+    if is_compiling() or not gives_views(index):
         return False
     leaves: list[Tensor] = []
     values: list[Tensor] = []
@@ -451,13 +380,6 @@ def _paired(
         ):
             return False
     return True
-
-
-def _gives_views(index: object) -> bool:
-    if index.__class__ is int or index.__class__ is slice:
-        return True
-    items = index if isinstance(index, tuple) else (index,)
-    return all(item is None or item is Ellipsis or _is_position(item) for item in items)
 
 
 def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:

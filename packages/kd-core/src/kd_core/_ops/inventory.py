@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from kd_core._leaves.loops import kinds_of
+from kd_core._keys import path_of
+from kd_core._leaves.loops import kinds_by_key, kinds_of
 from kd_core._leaves.views import walk_items
 from kd_core._ops.operands import leaves_of
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     from kd_core._types import NestedKey
 
@@ -67,6 +70,58 @@ class Inventory(AbstractContainer):
         """
         return sum(_bytes(leaf) for leaf in _leaves(self, count_duplicates))
 
+    def entry_class(self, key: NestedKey) -> type:
+        """Return the class of the entry at a key; a lazy stack does not stack it.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).entry_class(("b", "c"))
+            <class 'kd_core.NonTensorData'>
+        """
+        return type(_kind_at(self, path_of(key)))
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """Return the shape of the entry at a key: of a tensor, or the batch size of another entry.
+
+        Raises:
+            KeyNotFound: if there is no such entry.
+        """
+        entry = self._read(path_of(key))
+        return entry.shape if isinstance(entry, Tensor) else entry._desc.size
+
+    def is_non_tensor(self, key: NestedKey) -> bool:
+        """Return whether the entry at a key is non-tensor data.
+
+        Raises:
+            KeyNotFound: if there is no such entry.
+        """
+        return not isinstance(_kind_at(self, path_of(key)), (Tensor, AbstractContainer))
+
+    def data_ptr(self, *, storage: bool = False) -> Self:
+        """Return the address of the data of every leaf: a container of 0-d integer tensors.
+
+        Args:
+            storage: the address of the whole storage, where the leaf may be a part of it.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3)}, [2])
+            >>> bool((td.data_ptr() == td[:1].data_ptr()).all())
+            True
+        """
+
+        def address(leaf: Tensor) -> Tensor:
+            data = leaf.untyped_storage() if storage else leaf
+            return torch.tensor(data.data_ptr(), dtype=torch.int64)
+
+        return self._map_each(address, lambda batch: ())
+
+    def is_floating_point(self) -> bool:
+        """Return whether all leaves, at least one, have a floating point dtype."""
+        leaves = leaves_of(self)
+        return bool(leaves) and all(map(torch.is_floating_point, leaves))
+
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, object]]:
         """List the non-tensor data: keys and values.
 
@@ -106,6 +161,12 @@ class Inventory(AbstractContainer):
         total = sum(map(_bytes, leaves))
         rows.append((count, "", f"{numbers:,} numbers", "", f"{total:,}"))
         return _aligned(rows)
+
+
+def _kind_at(td: AbstractContainer, path: tuple[str, ...]) -> object:
+    """Return the entry at a path, or one of the same kind where reading it would stack."""
+    check_has(td, path)
+    return kinds_by_key(level_at(td, path[:-1])._entries)[path[-1]]
 
 
 def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:

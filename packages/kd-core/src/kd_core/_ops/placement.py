@@ -98,6 +98,11 @@ class Placement(AbstractContainer):
         """Whether the device is a GPU."""
         return self._desc.device is not None and self._desc.device.type == "cuda"
 
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device is `meta`, whose tensors have no data."""
+        return self._desc.device is not None and self._desc.device.type == "meta"
+
     def contiguous(self) -> Self:
         """Return the container with contiguous leaves; those that are so already are shared."""
         return self._map_each(Tensor.contiguous)

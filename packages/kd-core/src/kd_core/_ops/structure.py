@@ -5,34 +5,36 @@ Every change is all or nothing: it is checked as a whole first, then committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry
-from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch, wrong_type
+from kd_core._batch.descriptor import describe_on
+from kd_core._batch.shapes import batch_of
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
-from kd_core._leaves.loops import find_entry, kinds_by_key, same_data
-from kd_core._leaves.writes import check_write, copy_pairs, write_all
+from kd_core._leaves.loops import find_entry
+from kd_core._leaves.writes import copy_pairs
+from kd_core._ops.rebatching import take_batch_size
+from kd_core._ops.updating import Update, source_items, stage_update, stage_writes
 from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
-from kd_core._protocol.validation import MAX_DEPTH, is_both, spread_keys, too_deep
+from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._entry import AnyKey, Entries, Entry, Source
-    from kd_core._types import NestedKey
-
-    Staged = list[Callable[[], None]]
+    from kd_core._ops.updating import IsLeaf, Staged
+    from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
 
 W = TypeVar("W", bound=AbstractContainer)
-_LEVELS: Final = (AbstractContainer, Mapping)
-_TENSORS: Final = (AbstractContainer, Tensor)
 
 
 class Structure(AbstractContainer):
@@ -46,7 +48,10 @@ class Structure(AbstractContainer):
         clone: bool = False,
         inplace: bool = False,
         *,
+        non_blocking: bool = False,
         keys_to_update: Iterable[NestedKey] | None = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
     ) -> Self:
         """Store the entries of a mapping or container, merging nested ones. All or nothing.
 
@@ -57,10 +62,16 @@ class Structure(AbstractContainer):
             source: a mapping (its keys may be nested tuples) or a container.
             clone: store copies of the tensors.
             inplace: write into the storage of entries that exist.
+            non_blocking: do not wait for copies between pinned memory and a GPU.
             keys_to_update: take only these keys of the source, and what is below them.
+            is_leaf: returns for the type of a nested container of the source whether it replaces
+                the one that is there, instead of being merged into it.
+            update_batch_size: take the batch size of the source, a container, too; it must have
+                all keys of this one.
 
         Raises:
             ShapeMismatch: if a value does not fit the batch size.
+            KeySetMismatch: if an entry would keep another batch size.
             Locked: if a key would be added or rebound in a locked container.
 
         Example:
@@ -69,10 +80,13 @@ class Structure(AbstractContainer):
             >>> td.update({"b": {"d": 2.0}}).to_dict()["b"].keys()
             dict_keys(['c', 'd'])
         """
-        items = _source_items(source, "update")
+        if update_batch_size and take_batch_size(self, source, clone, keys_to_update):
+            return self
+        items = source_items(source, "update")
         only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
         stage: Staged = []
-        _stage_update(self, items, (), _Update(clone, inplace, only), stage)
+        how = Update(clone, inplace, only, non_blocking, is_leaf)
+        stage_update(self, items, (), how, stage)
         for commit in stage:
             commit()
         return self
@@ -82,6 +96,7 @@ class Structure(AbstractContainer):
         source: Source[AnyKey],
         clone: bool = False,
         *,
+        non_blocking: bool = False,
         keys_to_update: Iterable[NestedKey] | None = None,
     ) -> Self:
         """Write the values of a source into entries that exist, in place. All or nothing.
@@ -92,7 +107,8 @@ class Structure(AbstractContainer):
             KeyNotFound: if the source has a key that does not exist here.
             ShapeMismatch: if a value cannot be broadcast to its entry.
         """
-        if isinstance(source, AbstractContainer) and keys_to_update is None and not clone:
+        plain = keys_to_update is None and not (clone or non_blocking)
+        if plain and isinstance(source, AbstractContainer):
             left: list[Tensor] = []
             right: list[Tensor] = []
             try:
@@ -101,10 +117,10 @@ class Structure(AbstractContainer):
                 left = []
             if left and copy_pairs(left, right):
                 return self
-        items = _source_items(source, "update_")
+        items = source_items(source, "update_")
         only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
         stage: Staged = []
-        _stage_writes(self, items, (), only, stage)
+        stage_writes(self, items, (), Update(clone, True, only, non_blocking), stage)
         for commit in stage:
             commit()
         return self
@@ -113,13 +129,20 @@ class Structure(AbstractContainer):
         """Return a shallow copy in which the entries of `source` replace the old ones."""
         return self._shallow().update(source)
 
-    def select(self, *keys: NestedKey, strict: bool = True, inplace: bool = False) -> Self:
+    def select(
+        self,
+        *keys: NestedKey,
+        strict: bool = True,
+        inplace: bool = False,
+        as_tensordict: bool = False,
+    ) -> Self:
         """Keep only some keys; tensors are shared.
 
         Args:
             *keys: what to keep; a nested container is kept whole, or by some of its keys.
             strict: a missing key is an error.
             inplace: change this container instead of making a new one.
+            as_tensordict: return a `TensorDict`, of whatever kind this container is.
 
         Raises:
             KeyNotFound: if `strict` and a key is missing.
@@ -132,6 +155,8 @@ class Structure(AbstractContainer):
             [('b', 'c')]
         """
         kept = self._selected(keys, self if strict else None, ())
+        if as_tensordict and not inplace:
+            return cast("Self", _registry.make_dense(dict(kept._entries), kept._desc))
         return self._replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -146,45 +171,51 @@ class Structure(AbstractContainer):
         kept = self._without(keys)
         return self._replace_entries(kept, "exclude in place") if inplace else kept
 
-    def rename_key_(self, old: NestedKey, new: NestedKey, safe: bool = False) -> Self:
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key; the entry moves to the end of its level.
 
         Args:
-            old: a key that is there.
-            new: its new name, in the same or another nested container.
+            old_key: a key that is there.
+            new_key: its new name, in the same or another nested container.
             safe: refuse to overwrite an entry that has the new name.
 
         Raises:
-            KeyNotFound: if `old` is missing.
-            KeyCollision: if `safe` and `new` is taken.
+            KeyNotFound: if `old_key` is missing.
+            KeyCollision: if `safe` and `new_key` is taken.
             Locked: if the container is locked.
         """
-        if old.__class__ is str and new.__class__ is str and not (safe or self._desc.frozen):
-            moved = self._entries.get(old)
-            if moved is not None and old != new:  # without making paths, which takes half of it
-                self._del_entry(old)
-                self._set_entry(new, moved)
+        if (
+            old_key.__class__ is str
+            and new_key.__class__ is str
+            and not (safe or self._desc.frozen)
+        ):
+            moved = self._entries.get(old_key)
+            if (
+                moved is not None and old_key != new_key
+            ):  # without making paths, which takes half of it
+                self._del_entry(old_key)
+                self._set_entry(new_key, moved)
                 return self
-        source, target = path_of(old), path_of(new)
+        source, target = path_of(old_key), path_of(new_key)
         entry = find_entry(self._entries, source)
         if entry is None:
             entry = self._read(source)
         if self._desc.frozen:
-            self._check_unlocked(f"rename {format_key(old)}")
+            self._check_unlocked(f"rename {format_key(old_key)}")
         if source == target:
             return self
         if is_prefix(source, target):
             raise InvalidArgument(
-                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside it. "
-                "Choose a name outside it."
+                f"cannot rename {format_key(old_key)} to {format_key(new_key)}, which is inside "
+                "it. Choose a name outside it."
             )
         if safe and find_entry(self._entries, target) is not None:
             raise KeyCollision(
-                f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
-                "name. Remove it first, or pass `safe=False`."
+                f"cannot rename {format_key(old_key)} to {format_key(new_key)}: there is an entry "
+                "of that name. Remove it first, or pass `safe=False`."
             )
         level = level_at(self, source[:-1])
-        level._check_unlocked(f"rename {format_key(old)}")
+        level._check_unlocked(f"rename {format_key(old_key)}")
         if source[:-1] == target[:-1]:
             level._del_entry(source[-1])
             level._set_entry(target[-1], entry)
@@ -198,8 +229,15 @@ class Structure(AbstractContainer):
             self._store(target, entry)
         return self
 
-    def flatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+    def flatten_keys(
+        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> Self:
         """Join the keys of nested entries, so that there is one level.
+
+        Args:
+            separator: stands between the parts of a key.
+            inplace: change this container instead of making a new one.
+            is_leaf: returns for the type of a nested container whether it is kept as it is.
 
         Raises:
             KeyCollision: if two entries would have the same name.
@@ -210,7 +248,7 @@ class Structure(AbstractContainer):
             ['a.b']
         """
         flat: dict[str, Entry] = {}
-        _flatten_into(self._entries, plain_str(separator), "", flat)
+        _flatten_into(self._entries, plain_str(separator), "", flat, is_leaf)
         result = self._like(flat, self._desc._unlocked)
         return self._replace_entries(result, "flatten keys in place") if inplace else result
 
@@ -230,13 +268,30 @@ class Structure(AbstractContainer):
         result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         return self._replace_entries(result, "unflatten keys in place") if inplace else result
 
-    def empty(self, recurse: bool = False) -> Self:
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+    ) -> Self:
         """Return a container of the same batch size and device without entries.
 
         Args:
             recurse: keep the nested containers, empty.
+            batch_size: another batch size; cannot be combined with `recurse`.
+            device: another device.
         """
         desc = self._desc.unlocked()
+        if batch_size is not None or device is not NO_DEFAULT:
+            if recurse:
+                raise InvalidArgument(
+                    "`recurse=True` keeps nested containers as they are and cannot be combined "
+                    "with `batch_size` or `device`. Call `empty` without it."
+                )
+            batch = desc.batch if batch_size is None else batch_of(batch_size)
+            where = desc.device if device is NO_DEFAULT else device
+            return self._like({}, describe_on(batch, where))
         if not recurse:
             return self._like({}, desc)
         nested: dict[str, Entry] = {
@@ -271,28 +326,6 @@ class Structure(AbstractContainer):
         return self
 
 
-class _Update:
-    """How an update treats each entry."""
-
-    __slots__ = ("clone", "inplace", "only")
-
-    def __init__(
-        self, clone: bool = False, inplace: bool = False, only: list[Path] | None = None
-    ) -> None:
-        self.clone, self.inplace, self.only = clone, inplace, only
-
-
-def _source_items(source: object, method: str) -> Mapping[str, object]:
-    if isinstance(source, AbstractContainer):
-        return source._entries
-    if not isinstance(source, Mapping):
-        raise wrong_type(f"the source of `{method}`", "a mapping or a container", source)
-    for key in source:
-        if type(key) is not str:
-            return spread_keys(source)
-    return source
-
-
 def _unflattened(
     entries: Entries, separator: str, prefix: str, desc: Descriptor
 ) -> dict[str, Entry]:
@@ -315,11 +348,17 @@ def _unflattened(
     return level
 
 
-def _flatten_into(entries: Entries, separator: str, prefix: str, flat: dict[str, Entry]) -> None:
+def _flatten_into(
+    entries: Entries, separator: str, prefix: str, flat: dict[str, Entry], is_leaf: IsLeaf | None
+) -> None:
     for key, value in entries.items():
         name = prefix + key
-        if value.__class__ is not Tensor and isinstance(value, AbstractContainer):
-            _flatten_into(value._entries, separator, name + separator, flat)
+        if (
+            value.__class__ is not Tensor
+            and isinstance(value, AbstractContainer)
+            and (is_leaf is None or not is_leaf(type(value)))
+        ):
+            _flatten_into(value._entries, separator, name + separator, flat, is_leaf)
         elif name in flat:
             raise KeyCollision(
                 f"two entries would have the flat key `{name}`. Choose another separator than "
@@ -402,78 +441,3 @@ def _parted(key: NestedKey) -> tuple[str, NestedKey]:
             return first, last
     path = path_of(key)
     return path[0], path[1:]
-
-
-def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
-    """Return whether an update takes `key`, and which paths below it."""
-    if only is None:
-        return True, None
-    below = [path[1:] for path in only if path[0] == key]
-    if not below:
-        return False, None
-    return True, None if () in below else below
-
-
-def _stage_update(
-    level: AbstractContainer, items: Mapping[str, object], path: Path, how: _Update, stage: Staged
-) -> None:
-    """Check each entry and append what to do to the stage; nothing is changed here."""
-    kinds = kinds_by_key(level._entries)
-    for key, value in items.items():
-        taken, only = _narrowed(how.only, key)
-        if not taken:
-            continue
-        current = kinds.get(key)
-        if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
-            inner = _source_items(value, "update")
-            rule = _Update(how.clone, how.inplace, only)
-            _stage_update(current, inner, (*path, key), rule, stage)
-            continue
-        if how.inplace and isinstance(current, Tensor):
-            stage.append(_staged_write(level, (*path, key), value))
-            continue
-        level._check_unlocked(f"update {format_key((*path, key))}")
-        entry = level._as_entry(key, value, path)
-        if how.clone:
-            entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
-        stage.append(_staged_set(level, key, entry))
-
-
-def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
-    return lambda: level._set_entry(key, entry)
-
-
-def _staged_write(level: AbstractContainer, path: Path, value: object) -> Callable[[], None]:
-    writes = level._writes(path[-1], value, path)
-    if not is_compiling():
-        for write in writes:
-            check_write(*write)
-    return lambda: write_all(writes)
-
-
-def _is_same_data(current: Entry, value: object) -> bool:
-    """Return whether an entry is non-tensor data equal to the value: nothing is to be written."""
-    if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
-        return False
-    new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]  # asked with `hasattr`
-    return same_data(current._item(), new)
-
-
-def _stage_writes(
-    level: AbstractContainer,
-    items: Mapping[str, object],
-    path: Path,
-    only: list[Path] | None,
-    stage: Staged,
-) -> None:
-    kinds = kinds_by_key(level._entries)
-    for key, value in items.items():
-        taken, below = _narrowed(only, key)
-        if not taken:
-            continue
-        current = kinds[key] if key in kinds else level._read((key,))
-        if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
-            inner = _source_items(value, "update_")
-            _stage_writes(current, inner, (*path, key), below, stage)
-        elif not _is_same_data(current, value):
-            stage.append(_staged_write(level, (*path, key), value))

@@ -50,8 +50,8 @@ _list_methods(
 )
 _list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
 _list_methods(
-    "rsub all any clone cummax cummin cumprod cumsum quantile softmax log_softmax max min clamp "
-    "clamp_min clamp_max lerp addcmul addcdiv "
+    "rsub is_floating_point all any clone cummax cummin cumprod cumsum quantile softmax "
+    "log_softmax max min clamp clamp_min clamp_max lerp addcmul addcdiv "
     "masked_fill detach"
 )
 

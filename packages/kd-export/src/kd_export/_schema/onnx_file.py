@@ -179,7 +179,9 @@ def _is_outside(kind: str, number: int, content: memoryview) -> bool:
 
 def _check_place(tensor: memoryview, name: str, size: int) -> None:
     """Refuse a tensor whose data is not a part of the file beside the model, of its own length."""
-    dims, kind, place = [], 0, {}
+    dims: list[int] = []
+    place: dict[bytes, bytes] = {}
+    kind = 0
     for number, begin, length in _fields_in(tensor, 0, len(tensor)):
         content = tensor[begin : begin + length]
         if len(dims) + len(place) > _MOST_IN_PAIR * 4:

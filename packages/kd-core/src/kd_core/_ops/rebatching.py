@@ -1,0 +1,73 @@
+"""Replacing all entries of a container by those of another one with another batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
+from kd_core._keys import format_key
+from kd_core._protocol.composite import unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.validation import as_entry
+
+if TYPE_CHECKING:
+    from kd_core._types import NestedKey
+
+
+def take_batch_size(
+    td: AbstractContainer,
+    source: object,
+    clone: bool,
+    keys_to_update: Iterable[NestedKey] | None = None,
+) -> bool:
+    """Replace the entries and the batch size by those of a source; `False` if it has the same.
+
+    Raises:
+        KeySetMismatch: if the source lacks a key, whose entry would keep the old batch size.
+        Locked: if the container is locked.
+    """
+    if not isinstance(source, AbstractContainer):
+        remedy = "Only a container has a batch size."
+        raise wrong_type("the source of `update_batch_size=True`", "a container", source, remedy)
+    if source._desc.batch == td._desc.batch:
+        return False
+    if keys_to_update is not None:
+        raise InvalidArgument(
+            "`update_batch_size=True` replaces all entries and cannot be combined with "
+            "`keys_to_update`. Pass one of them."
+        )
+    td._check_unlocked("change the batch size")
+    _check_keys(td, source, ())
+    before = td._desc
+    after = before.with_batch(source._desc.batch)
+    copy = source._map_each(Tensor.clone) if clone else source._shallow()
+    entries = {key: as_entry(key, value, after) for key, value in copy._entries.items()}
+    with unchanged_on_error(td):
+        try:
+            td._describe(after)
+            for key, entry in entries.items():
+                td._set_entry(key, entry)
+        except BaseException:
+            td._describe(before)
+            raise
+    return True
+
+
+def _check_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[str, ...]) -> None:
+    """Refuse a source that lacks a key of the container."""
+    theirs = source._entries
+    missing = [key for key in td._entries if key not in theirs]
+    if missing:
+        where = f" below {format_key(path)}" if path else ""
+        raise KeySetMismatch(
+            f"the source lacks {listed(missing)}{where}, which would keep batch_size "
+            f"{td._desc.batch} beside {source._desc.batch}. Remove these entries first."
+        )
+    for key, value in td._entries.items():
+        other = theirs[key]
+        if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
+            value._check_unlocked(f"replace {format_key((*path, key))}")
+            _check_keys(value, other, (*path, key))

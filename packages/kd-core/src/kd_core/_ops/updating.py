@@ -1,0 +1,154 @@
+"""What an update does to each entry: checked and noted first, then done.
+
+The functions append to a stage, a list of calls that the caller makes when everything is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core._errors import wrong_type
+from kd_core._keys import Path, format_key
+from kd_core._leaves.loops import kinds_by_key, same_data
+from kd_core._leaves.writes import check_write, write_all
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.validation import spread_keys
+
+if TYPE_CHECKING:
+    from kd_core._entry import Entry
+
+Staged: TypeAlias = "list[Callable[[], None]]"
+IsLeaf: TypeAlias = Callable[[type], bool]
+_LEVELS: Final = (AbstractContainer, Mapping)
+_TENSORS: Final = (AbstractContainer, Tensor)
+
+
+class Update:
+    """How an update treats each entry."""
+
+    __slots__ = ("clone", "inplace", "is_leaf", "non_blocking", "only")
+
+    def __init__(
+        self,
+        clone: bool = False,
+        inplace: bool = False,
+        only: list[Path] | None = None,
+        non_blocking: bool = False,
+        is_leaf: IsLeaf | None = None,
+    ) -> None:
+        self.clone, self.inplace, self.only = clone, inplace, only
+        self.non_blocking, self.is_leaf = non_blocking, is_leaf
+
+    def below(self, only: list[Path] | None) -> Update:
+        """Return the same rules for a nested container."""
+        return Update(self.clone, self.inplace, only, self.non_blocking, self.is_leaf)
+
+    def merges(self, value: object) -> bool:
+        """Return whether a container or mapping is merged into the container that is there."""
+        return self.is_leaf is None or not self.is_leaf(type(value))
+
+
+def source_items(source: object, method: str) -> Mapping[str, object]:
+    if isinstance(source, AbstractContainer):
+        return source._entries
+    if not isinstance(source, Mapping):
+        raise wrong_type(f"the source of `{method}`", "a mapping or a container", source)
+    for key in source:
+        if type(key) is not str:
+            return spread_keys(source)
+    return source
+
+
+def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
+    """Return whether an update takes `key`, and which paths below it."""
+    if only is None:
+        return True, None
+    below = [path[1:] for path in only if path[0] == key]
+    if not below:
+        return False, None
+    return True, None if () in below else below
+
+
+def narrowed_items(items: Mapping[str, object], only: list[Path]) -> dict[str, object]:
+    """Return the part of a source that some paths name, nested levels as plain dicts."""
+    found: dict[str, object] = {}
+    for key, value in items.items():
+        taken, below = _narrowed(only, key)
+        if taken and below is not None and isinstance(value, _LEVELS):
+            found[key] = narrowed_items(source_items(value, "update_at_"), below)
+        elif taken:
+            found[key] = value
+    return found
+
+
+def stage_update(
+    level: AbstractContainer, items: Mapping[str, object], path: Path, how: Update, stage: Staged
+) -> None:
+    """Check each entry and append what to do to the stage; nothing is changed here."""
+    kinds = kinds_by_key(level._entries)
+    for key, value in items.items():
+        taken, only = _narrowed(how.only, key)
+        if not taken:
+            continue
+        current = kinds.get(key)
+        merged = isinstance(value, _LEVELS) and how.merges(value)
+        if merged and isinstance(current, AbstractContainer):
+            inner = source_items(value, "update")
+            stage_update(current, inner, (*path, key), how.below(only), stage)
+            continue
+        if how.inplace and isinstance(current, Tensor):
+            stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
+            continue
+        level._check_unlocked(f"update {format_key((*path, key))}")
+        if how.non_blocking and isinstance(value, Tensor):
+            value = value.to(level._desc.device, non_blocking=True)
+        entry = level._as_entry(key, value, path)
+        if how.clone:
+            entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
+        stage.append(_staged_set(level, key, entry))
+
+
+def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
+    return lambda: level._set_entry(key, entry)
+
+
+def _staged_write(
+    level: AbstractContainer, path: Path, value: object, non_blocking: bool = False
+) -> Callable[[], None]:
+    writes = level._writes(path[-1], value, path)
+    if not is_compiling():
+        for write in writes:
+            check_write(*write)
+    return lambda: write_all(writes, non_blocking)
+
+
+def _is_same_data(current: Entry, value: object) -> bool:
+    """Return whether an entry is non-tensor data equal to the value: nothing is to be written."""
+    if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
+        return False
+    new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]  # asked with `hasattr`
+    return same_data(current._item(), new)
+
+
+def stage_writes(
+    level: AbstractContainer,
+    items: Mapping[str, object],
+    path: Path,
+    how: Update,
+    stage: Staged,
+) -> None:
+    kinds = kinds_by_key(level._entries)
+    for key, value in items.items():
+        taken, below = _narrowed(how.only, key)
+        if not taken:
+            continue
+        current = kinds[key] if key in kinds else level._read((key,))
+        if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
+            inner = source_items(value, "update_")
+            stage_writes(current, inner, (*path, key), how.below(below), stage)
+        elif not _is_same_data(current, value):
+            stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
