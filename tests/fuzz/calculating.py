@@ -209,6 +209,34 @@ def joined(
     return new
 
 
+@operation("where pad")
+def where_padded(rng: Random, s: Subject, name: str) -> Call:
+    """Choose rows of two containers whose keys differ."""
+    tree = None if s.ragged else plain_of(s.node)
+    if tree is None:
+        node = twin(s.node)
+    else:
+        node = operand_node(rng, tree, True, "same", rng.random() < 0.6)
+        node.entries["more"] = values(rng, (*node.batch, 2), torch.float32)
+    condition = values(rng, s.batch, torch.bool)
+    pad = rng.choice([0, 1.5, 2])
+    operand = build(node)
+
+    def choose(leaf: Tensor, other: Tensor) -> Tensor:
+        ndim = max(leaf.ndim, other.ndim)
+        behind = condition.reshape((*s.batch, *(1,) * (ndim - len(s.batch))))
+        return torch.where(behind, leaf, other)
+
+    return Call(
+        name,
+        f"td.where(mask, container of {[*node.entries]}, pad={pad})",
+        lambda td: td.where(condition, operand, pad=pad),
+        lambda tree: joined(tree, plain_of(node), choose, pad),
+        exact=False,
+        unchecked=s.ragged,
+    )
+
+
 @operation("mod", "rsub")
 def irregular(rng: Random, s: Subject, name: str) -> Call:
     operand = some_operand(rng, s)

@@ -123,7 +123,7 @@ def lazily(rng: Random, s: Subject, name: str) -> Call:
     )
 
 
-@operation("kd_core.pad")
+@operation("kd_core.pad", "pad")
 def pad(rng: Random, s: Subject, name: str) -> Call:
     ndim = len(s.batch)
     pairs = rng.randint(0, ndim) if rng.random() < 0.95 else ndim + 1
@@ -148,7 +148,11 @@ def pad(rng: Random, s: Subject, name: str) -> Call:
     return Call(
         name,
         f"pad(td, {numbers}, {value})",
-        lambda td: kd_core.pad(td, cast("list[int]", numbers), value),
+        lambda td: (
+            td.pad(cast("list[int]", numbers), value)
+            if name == "pad"
+            else kd_core.pad(td, cast("list[int]", numbers), value)
+        ),
         theirs,
         lax=lax(numbers),
     )

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeAlias, cast
 
 import torch
-from tests.fuzz.checking import Call, Refusal, attempt
+from tests.fuzz.checking import ITSELF, Call, Refusal, attempt
 from tests.fuzz.registry import dim, dims, given, lax, odd, operation
 from tests.fuzz.subjects import Batch, Plain, Subject
 from torch import Tensor
@@ -291,6 +291,61 @@ def enlarge(rng: Random, s: Subject, name: str) -> Call:
     if name == "tile" and rng.random() < 0.3:
         return rows_call(rng, name, (tuple(counts_),), {}, function=True)
     return plain_method(name, spelled(rng, counts_), {})
+
+
+@operation("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "fliplr", "flipud", "rot90")
+def turn(rng: Random, s: Subject, name: str) -> Call:
+    ndim = len(s.batch)
+    if name == "broadcast_to":
+        shape = tuple(2 if size == 1 else rng.choice([size, -1]) for size in s.batch)
+        return rows_call(rng, name, ((3, *shape) if rng.random() < 0.5 else shape,), {}, True)
+    if name != "rot90":
+        return rows_call(rng, name, (), {}, True)
+    plane = dims(rng, ndim, 2) if rng.random() < 0.3 else tuple(rng.sample(range(max(ndim, 2)), 2))
+    return rows_call(rng, name, (rng.randint(-3, 5), plane), {}, True)
+
+
+@operation(
+    *("flatten inplace", "unflatten inplace", "repeat inplace", "roll inplace"),
+    *("repeat_interleave inplace", "gather inplace", "masked_select inplace", "pad inplace"),
+)
+def in_place(rng: Random, s: Subject, name: str) -> Call:
+    """Return a call that gives the container itself the rows that were moved."""
+    method, ndim = name.split()[0], len(s.batch)
+    args: Args = ()
+    if method == "unflatten":
+        args = (0, (1, s.batch[0] if s.batch else 1))
+    elif method == "repeat":
+        args = tuple(rng.randint(0, 2) for _ in s.batch)
+    elif method == "roll":
+        args = (rng.randint(-2, 2), 0) if ndim else (1,)
+    elif method == "repeat_interleave":
+        args = (rng.randint(0, 2), rng.randrange(ndim) if ndim else 0)
+    elif method == "gather":
+        args = (0, torch.zeros(min([1, *s.batch[:1]]), *s.batch[1:], dtype=torch.int64))
+    elif method == "masked_select":
+        args = (numbered(s.batch) % 2 == 0,)
+    elif method == "pad":
+        args = ((0, 0),)
+
+    def move(rows: Tensor) -> object:
+        if method == "pad":
+            return rows if rows.ndim else rows.select(0, 0)
+        return getattr(rows, method)(*args)
+
+    def theirs(plain: Plain) -> object:
+        if s.td.is_locked or s.node.members:
+            raise Refusal("locked, or a stack")
+        return moved(plain, move), ITSELF
+
+    return Call(
+        name,
+        f"td.{method}{given(args, {'inplace': True})}",
+        lambda td: getattr(td, method)(*args, inplace=True),
+        theirs,
+        restructures=True,
+        may_refuse=lambda plain: not plain.batch or cannot(move)(plain),
+    )
 
 
 @operation("split", "chunk", "tensor_split", "unbind", "narrow", "__iter__")

@@ -258,3 +258,36 @@ def test_index_select_keeps_the_dimension_for_one_row_of_a_stack(dim: int) -> No
     stack = lazy_stack([TensorDict({"x": torch.rand(3)}, [3]) for _ in range(2)])
     found = stack.index_select(dim, torch.tensor(1))
     assert_close(found, stack.contiguous().index_select(dim, torch.tensor(1)))
+
+
+def test_where_pads_what_one_side_lacks() -> None:
+    mask = torch.tensor([True, False])
+    td = TensorDict({"a": torch.ones(2, 3), "n": {"x": torch.ones(2)}}, [2])
+    other = TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2, 2), "n": {}}, [2])
+    got = td.where(mask, other, pad=7)
+    assert got["a"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert got["b"].tolist() == [[7, 7], [1, 1]]
+    assert got["n", "x"].tolist() == [1, 7]
+    stacked = lazy_stack(list(td.unbind(0))).where(mask, other, pad=7)
+    assert stacked["b"].tolist() == [[7, 7], [1, 1]]
+    holder = TensorDict({"s": lazy_stack(list(td.unbind(0)))}, [2])
+    assert holder.where(mask, TensorDict(batch_size=[2]), pad=7)["s", "a"].tolist() == [
+        [1, 1, 1],
+        [7, 7, 7],
+    ]
+
+
+def test_where_and_gather_write_into_out() -> None:
+    td = TensorDict({"a": torch.arange(2.0)}, [2])
+    out = td.clone()
+    leaf = out["a"]
+    assert td.where(torch.tensor([True, False]), 5.0, out=out) is out
+    assert leaf.tolist() == [0, 5]
+    assert td.gather(0, torch.tensor([1, 1]), out=out) is out
+    assert leaf.tolist() == [1, 1]
+    small = TensorDict({"a": torch.zeros(3)}, [3])
+    with pytest.raises(ShapeMismatch, match="`out` must have batch_size"):
+        td.where(torch.tensor([True, False]), 5.0, out=small)
+    td.where(torch.tensor([True, False]), 5.0, out=small, update_batch_size=True)
+    assert small.batch_size == (2,)
+    assert small["a"].tolist() == [0, 5]

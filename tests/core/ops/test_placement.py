@@ -94,3 +94,12 @@ def test_a_sparse_leaf_keeps_all_leaves_out_of_shared_memory() -> None:
     with pytest.raises(InvalidValue, match=r"`b` of layout torch\.sparse_coo cannot be in shared"):
         td.share_memory_()
     assert not td["a"].is_shared()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def test_canonical_leaves_have_the_strides_of_new_ones() -> None:
+    odd = torch.empty_strided((2, 1), (1, 7))
+    td = TensorDict({"a": odd, "b": torch.ones(2)}, [2])
+    assert td.contiguous()["a"].stride() == (1, 7)
+    got = td.contiguous(canonical=True)
+    assert got["a"].stride() == (1, 1)
+    assert got["b"] is td["b"]

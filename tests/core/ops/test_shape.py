@@ -176,7 +176,7 @@ ERRORS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("reshape", (-1, -1), InvalidValue, "at most one -1"),
     ("reshape", (-2, 3), InvalidValue, "must be non-negative"),
     ("reshape", ("a",), InvalidArgument, "expected an integer, got"),
-    ("view", (torch.float64,), InvalidArgument, "got torch.float64 of type `dtype`"),
+    ("view", (1.5,), InvalidArgument, "got 1.5 of type `float`"),
     ("view_as", ({},), InvalidArgument, "a container or a tensor"),
     ("flatten", (2, 0), InvalidValue, "Exchange them"),
     ("flatten", (0, 3), OutOfRange, "dimension 3 is out of range"),
@@ -261,3 +261,20 @@ def test_the_sizes_of_a_batch_of_none_are_none(name: str) -> None:
 def test_leaves_without_rows_are_reshaped_under_vmap() -> None:
     td = TensorDict({"a": torch.zeros(0, 2), "b": torch.zeros(0, 2, 3)}, [0])
     assert torch.vmap(lambda part: part.reshape(-1))(td).batch_size == (0, 1)
+
+
+def test_view_reads_the_bytes_as_another_dtype() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2)}}, [2])
+    got = td.view(torch.int32)
+    assert got["a"].dtype is torch.int32
+    assert got["n", "b"].data_ptr() == td["n", "b"].data_ptr()
+    with pytest.raises(InvalidValue, match=r"entry `a` of torch.float32 cannot be viewed as"):
+        td.view(torch.float64)
+    with pytest.raises(InvalidValue, match="the last batch dimension would change"):
+        TensorDict({"b": torch.ones(2)}, [2]).view(torch.int16)
+
+
+def test_view_takes_its_size_by_keyword() -> None:
+    assert container().view(size=(-1,)).batch_size == (6,)
+    with pytest.raises(InvalidArgument, match="expected `size` once"):
+        container().view(-1, size=(6,))

@@ -19,6 +19,7 @@ from kd_core._ops.blending import Blending
 from kd_core._ops.conversion import Conversion
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
+from kd_core._ops.dimensions import Dimensions
 from kd_core._ops.extremes import Extrema
 from kd_core._ops.filling import Filling
 from kd_core._ops.indexing import Indexing
@@ -26,6 +27,7 @@ from kd_core._ops.inventory import Inventory
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
 from kd_core._ops.objects import Objects
+from kd_core._ops.padding import Padding
 from kd_core._ops.parallel import Parallel
 from kd_core._ops.partition import Partition
 from kd_core._ops.placement import Placement
@@ -60,6 +62,8 @@ class TensorDictBase(
     Inventory,
     Indexing,
     Shape,
+    Dimensions,
+    Padding,
     Partition,
     Copying,
     Locking,

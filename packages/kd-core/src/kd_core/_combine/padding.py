@@ -9,30 +9,29 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import cached
-from kd_core._batch.shapes import as_ints, wrap_dim
+from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
 from kd_core._containers.non_tensor import NonTensorDataBase
-from kd_core._errors import InvalidValue, KeyCollision
+from kd_core._errors import KeyCollision
 from kd_core._keys import format_key
-from kd_core._protocol.computing import Padded
-from kd_core._protocol.primitives import map_by, same_batch
+from kd_core._protocol.primitives import same_batch
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, NestedKey
+    from kd_core._types import NestedKey
 
 C = TypeVar("C", bound=TensorDictBase)
 
 
-def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
-    """Add rows before and after those along each batch dimension.
+def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> C:
+    """Add rows before and after those along each batch dimension: `tensordict.pad`.
 
     Args:
-        container: the container to pad.
+        tensordict: the container to pad.
         pad_size: the numbers of rows to add before and after, for the first batch dimension, then
             for the second, and so on; negative numbers remove rows.
         value: the value of the new rows.
+        inplace: change the container instead of making a new one.
 
     Raises:
         InvalidValue: if the numbers are not pairs, or there are too many.
@@ -43,13 +42,7 @@ def pad(container: C, pad_size: Sequence[int], value: float = 0.0) -> C:
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [1, 2])["a"]
         tensor([0., 1., 1., 0., 0.])
     """
-    batch = container._desc.batch
-    new, backwards = _padded_sizes(batch, as_ints(pad_size))
-
-    def pad_leaf(leaf: Tensor) -> Tensor:
-        return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - len(batch)) + backwards, value)
-
-    return map_by((pad_leaf, new, Padded(new, len(batch))), container)
+    return tensordict.pad(pad_size, value, inplace=inplace)
 
 
 def pad_sequence(
@@ -141,28 +134,6 @@ def _leaves_alone(masks: C) -> C:
     """Drop what is not a tensor from a container of masks."""
     data = [key for key, value in masks._entries.items() if isinstance(value, NonTensorDataBase)]
     return masks.exclude(*data)
-
-
-@cached
-def _padded_sizes(batch: Batch, pad_size: Batch) -> tuple[Batch, list[int]]:
-    """Return the batch size after padding, and the rows to add with the last dimension first.
-
-    The padding value is not an argument: -0.0 and 0.0 would be the same key of the cache.
-    """
-    ndim = len(batch)
-    if len(pad_size) % 2 or len(pad_size) > 2 * ndim:
-        raise InvalidValue(
-            f"`pad_size` must hold a pair (rows before, rows after) for at most {ndim} batch "
-            f"dimensions, got {pad_size}."
-        )
-    pairs = [pad_size[i : i + 2] for i in range(0, len(pad_size), 2)]
-    pairs += [(0, 0)] * (ndim - len(pairs))
-    new = tuple(size + sum(pair) for size, pair in zip(batch, pairs, strict=True))
-    if any(size < 0 for size in new):
-        raise InvalidValue(
-            f"`pad_size` must not remove more rows than batch_size {batch} has, got {pad_size}."
-        )
-    return new, [rows for pair in reversed(pairs) for rows in pair]
 
 
 def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDictBase:

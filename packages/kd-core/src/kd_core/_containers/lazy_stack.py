@@ -31,6 +31,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
+from kd_core._ops.rebatching import become
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT
 
@@ -141,15 +142,26 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         rows = self._selected((key,), self, ())[index]
         return cast(Tensor, rows._read(path_of(key)))
 
-    def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
+    def where(
+        self,
+        condition: Tensor,
+        other: AbstractContainer | Tensor | float,
+        *,
+        out: Self | None = None,
+        pad: float | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
         """Select rows of the stack where a condition is true, and rows of `other` elsewhere."""
         batch = self._desc.batch
         sides = [
             side for side in (condition, other) if isinstance(side, (Tensor, AbstractContainer))
         ]
         shapes = [side.shape if isinstance(side, Tensor) else side._desc.batch for side in sides]
-        if condition.dtype is not torch.bool or any(tuple(shape) != batch for shape in shapes):
-            return super().where(condition, other)
+        plain = out is None and pad is None and condition.dtype is torch.bool
+        if not plain or any(tuple(shape) != batch for shape in shapes):
+            return super().where(
+                condition, other, out=out, pad=pad, update_batch_size=update_batch_size
+            )
         if isinstance(other, AbstractContainer):
             rows = self._rows_of_operand(cast("Entry", other))
             parts = zip(self._members, condition.unbind(self._dim), rows, strict=True)
@@ -158,12 +170,15 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
             )
         return blend(self, _chosen, condition, other)
 
-    def contiguous(self) -> Self:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Stack all entries and return a `TensorDict`.
 
         Raises:
             ShapeMismatch: if the shapes of an entry differ among the members.
+            InvalidArgument: if `inplace`: the members stay as they are.
         """
+        if inplace:
+            return become(self, self, "make contiguous in place")
         joined = _join_alike(self._members, self._dim)
         if joined is not None:
             return self._like(joined, self._desc._unlocked)

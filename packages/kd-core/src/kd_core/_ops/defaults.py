@@ -19,6 +19,7 @@ from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_t
 from kd_core._keys import format_key
 from kd_core._ops.operands import binary, check_batches
 from kd_core._protocol.composite import Composite
+from kd_core._protocol.computing import SAME_SHAPE
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ _Fn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _SHARED: Final = "intersection"
 
 
-def binary_with_default(td: W, other: object, fn: Callable[..., Tensor], default: Default) -> W:
+def binary_with_default(
+    td: W, other: object, fn: Callable[..., Tensor], default: Default, by_member: bool = True
+) -> W:
     """Apply a function of two to the entries of two containers whose keys may differ.
 
     Args:
@@ -41,6 +44,7 @@ def binary_with_default(td: W, other: object, fn: Callable[..., Tensor], default
         other: the second operand; one that is not a container has no keys, so nothing is missing.
         fn: the function of two leaves.
         default: what stands for a missing leaf, or `"intersection"`.
+        by_member: whether the function may be called for each member of a stack.
 
     Raises:
         InvalidValue: if the default is another string, or not one number.
@@ -50,7 +54,7 @@ def binary_with_default(td: W, other: object, fn: Callable[..., Tensor], default
     if not isinstance(other, AbstractContainer):
         return binary(td, other, fn)
     check_batches(td._desc.batch, other._desc.batch)
-    return _Join(fn, default).level(td, other, ())
+    return _Join(fn, default, by_member).level(td, other, ())
 
 
 def _check_default(default: object) -> None:
@@ -71,12 +75,13 @@ def _check_default(default: object) -> None:
 class _Join:
     """One traversal of two containers by key."""
 
-    def __init__(self, fn: _Fn, default: Default) -> None:
-        self.fn, self.default = fn, default
+    def __init__(self, fn: _Fn, default: Default, by_member: bool) -> None:
+        self.fn, self.default, self.by_member = fn, default, by_member
 
     def level(self, td: W, other: AbstractContainer, path: tuple[str, ...]) -> W:
         batch = td._desc.batch
-        if isinstance(td, Composite) and other._desc.batch[: len(batch)] == batch:
+        alike = self.by_member and other._desc.batch[: len(batch)] == batch
+        if alike and isinstance(td, Composite):
             return td._by_member(lambda member, row: self.level(member, row, path), other)
         mine, theirs = td._entries, other._entries
         entries: dict[str, Entry] = {}
@@ -134,7 +139,8 @@ class _Join:
         """Return the result for an entry that only one container has."""
         if isinstance(entry, Tensor):
             return self._with_default(entry, on_the_right)
-        return entry._map_each(lambda leaf: self._with_default(leaf, on_the_right))
+        batch = None if self.by_member else SAME_SHAPE
+        return entry._map_each(lambda leaf: self._with_default(leaf, on_the_right), batch)
 
     def _with_default(self, leaf: Tensor, on_the_right: bool) -> Tensor:
         default = self.default

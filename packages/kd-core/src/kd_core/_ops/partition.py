@@ -19,6 +19,9 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._ops.defaults import binary_with_default
+from kd_core._ops.output import written_to
+from kd_core._ops.rebatching import become
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
 from kd_core._protocol.composite import takes
 from kd_core._protocol.computing import SAME_SHAPE
@@ -119,13 +122,17 @@ class Partition(AbstractContainer):
         where = (*(slice(None),) * at, index.reshape(-1))  # one row is a dimension of size 1
         return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
-    def gather(self, dim: int, index: Tensor) -> Self:
+    def gather(
+        self, dim: int, index: Tensor, *, out: Self | None = None, inplace: bool = False
+    ) -> Self:
         """Copy rows by number along one batch dimension, as `torch.gather` does.
 
         Args:
             dim: the batch dimension.
             index: row numbers; it has as many dimensions as the batch, and is broadcast over the
                 trailing dimensions of every leaf.
+            out: a container into whose leaves the result is written.
+            inplace: change this container instead of making a new one.
 
         Example:
             >>> import torch
@@ -142,7 +149,8 @@ class Partition(AbstractContainer):
         else:
             ndim = len(batch)
             how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
-        return map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
+        result = map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
+        return become(self, result, "gather in place") if inplace else written_to(out, result)
 
     def scatter(self, dim: int, index: Tensor, src: AbstractContainer | float) -> Self:
         """Return a copy with rows written at the given numbers, as `torch.scatter` does.
@@ -175,16 +183,26 @@ class Partition(AbstractContainer):
             cast("Entry", src), lambda leaf, new: leaf.scatter(at, _rows(index, leaf, ndim), new)
         )
 
-    def masked_select(self, mask: Tensor) -> Self:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Copy the rows where a mask is true, in one batch dimension: `td[mask]`.
 
         Args:
             mask: booleans; its shape is that of the leading batch dimensions.
+            inplace: change this container instead of making a new one.
         """
         batch = self._desc.batch
-        return map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
+        result = map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
+        return become(self, result, "select rows in place") if inplace else result
 
-    def where(self, condition: Tensor, other: AbstractContainer | Tensor | float) -> Self:
+    def where(
+        self,
+        condition: Tensor,
+        other: AbstractContainer | Tensor | float,
+        *,
+        out: Self | None = None,
+        pad: float | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
         """Return the rows where a condition is true, and those of `other` elsewhere.
 
         Args:
@@ -192,9 +210,13 @@ class Partition(AbstractContainer):
                 of the same size or 1.
             other: a container of the same keys, a number, or a tensor whose shape follows the rule
                 of `condition`.
+            out: a container into whose leaves the result is written.
+            pad: what stands for an entry that `self` or a container `other` lacks.
+            update_batch_size: give `out` the entries and the batch size of the result, where it has
+                others.
 
         Raises:
-            KeySetMismatch: if the keys of `other` differ.
+            KeySetMismatch: if the keys of `other` differ, and there is no `pad`.
 
         Example:
             >>> import torch
@@ -204,19 +226,35 @@ class Partition(AbstractContainer):
             tensor([[1., 1.],
                     [0., 0.]])
         """
-        batch = self._desc.batch
-        chosen = _spread(check_mask(condition), batch, "a condition")
-        if isinstance(other, AbstractContainer):
-            if other._desc.batch != batch:
-                raise ShapeMismatch(
-                    f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
-                    "`where`."
-                )
-            return self._zip_each(cast("Entry", other), _Selection(chosen))
-        if not isinstance(other, Tensor) or not other.ndim:
-            return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), SAME_SHAPE)
-        new = _spread(other, batch, "a tensor")
-        return self._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), SAME_SHAPE)
+        result = _selected(self, condition, other, pad)
+        if update_batch_size and out is not None and out._desc.batch != result._desc.batch:
+            return become(out, result, "change the batch size")
+        return written_to(out, result)
+
+
+def _selected(
+    td: W, condition: Tensor, other: AbstractContainer | Tensor | float, pad: float | None
+) -> W:
+    """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
+    batch = td._desc.batch
+    chosen = _spread(check_mask(condition), batch, "a condition")
+    if isinstance(other, AbstractContainer):
+        if other._desc.batch != batch:
+            raise ShapeMismatch(
+                f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
+                "`where`."
+            )
+        if pad is not None:
+
+            def select(leaf: Tensor, new: Tensor) -> Tensor:
+                return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
+
+            return binary_with_default(td, other, select, pad, by_member=False)
+        return td._zip_each(cast("Entry", other), _Selection(chosen))
+    if not isinstance(other, Tensor) or not other.ndim:
+        return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), SAME_SHAPE)
+    new = _spread(other, batch, "a tensor")
+    return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), SAME_SHAPE)
 
 
 class _Selection:

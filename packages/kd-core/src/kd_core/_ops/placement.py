@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._ops.operands import cast_leaves, leaves_of, name_in
+from kd_core._ops.rebatching import become
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -103,9 +104,16 @@ class Placement(AbstractContainer):
         """Whether the device is `meta`, whose tensors have no data."""
         return self._desc.device is not None and self._desc.device.type == "meta"
 
-    def contiguous(self) -> Self:
-        """Return the container with contiguous leaves; those that are so already are shared."""
-        return self._map_each(Tensor.contiguous)
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        """Return the container with contiguous leaves; those that are so already are shared.
+
+        Args:
+            canonical: copy also what is contiguous but has other strides than a new tensor, as
+                dimensions of size 1 may have.
+            inplace: change this container instead of making a new one.
+        """
+        result = self._map_each(_canonical if canonical else Tensor.contiguous)
+        return become(self, result, "make contiguous in place") if inplace else result
 
     def is_contiguous(self) -> bool:
         """Return whether all leaves are contiguous."""
@@ -148,6 +156,16 @@ class Placement(AbstractContainer):
         """Return whether all leaves are in shared memory."""
         shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
         return all(shared)
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    """Return a leaf with the strides of a new tensor of its shape."""
+    stride = 1
+    for size, step in zip(reversed(leaf.shape), reversed(leaf.stride()), strict=True):
+        if step != stride:
+            return leaf.clone(memory_format=torch.contiguous_format)
+        stride *= max(size, 1)
+    return leaf
 
 
 def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:

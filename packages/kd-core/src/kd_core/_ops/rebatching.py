@@ -1,20 +1,24 @@
-"""Replacing all entries of a container by those of another one with another batch size."""
+"""Giving a container other entries and another batch size at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
 from kd_core._keys import format_key
-from kd_core._protocol.composite import unchanged_on_error
+from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._entry import Entry
     from kd_core._types import NestedKey
+
+W = TypeVar("W", bound=AbstractContainer)
 
 
 def take_batch_size(
@@ -41,10 +45,33 @@ def take_batch_size(
         )
     td._check_unlocked("change the batch size")
     _check_keys(td, source, ())
-    before = td._desc
-    after = before.with_batch(source._desc.batch)
     copy = source._map_each(Tensor.clone) if clone else source._shallow()
-    entries = {key: as_entry(key, value, after) for key, value in copy._entries.items()}
+    after = td._desc.with_batch(source._desc.batch)
+    _take(td, {key: as_entry(key, value, after) for key, value in copy._entries.items()}, after)
+    return True
+
+
+def become(td: W, result: AbstractContainer, action: str) -> W:
+    """Give a container the entries and the batch size of a result of the same keys; return it.
+
+    Raises:
+        Locked: if the container is locked.
+        InvalidArgument: if it is a lazy stack, whose members stay.
+    """
+    td._check_unlocked(action)
+    if isinstance(td, Composite):
+        raise InvalidArgument(
+            f"cannot {action}: the members of a lazy stack stay as they are. Leave out "
+            "`inplace=True`, or make the stack dense with `contiguous()` first."
+        )
+    _check_keys(td, result, ())
+    _take(td, dict(result._entries), result._desc)
+    return td
+
+
+def _take(td: AbstractContainer, entries: dict[str, Entry], after: Descriptor) -> None:
+    """Store checked entries under another descriptor: all of them, or nothing is changed."""
+    before = td._desc
     with unchanged_on_error(td):
         try:
             td._describe(after)
@@ -53,7 +80,6 @@ def take_batch_size(
         except BaseException:
             td._describe(before)
             raise
-    return True
 
 
 def _check_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[str, ...]) -> None:

@@ -46,7 +46,8 @@ def _list_methods(names: str) -> None:
 _list_rows()
 _list_methods(
     "reshape flatten unflatten squeeze unsqueeze permute transpose swapaxes swapdims movedim "
-    "moveaxis tile repeat_interleave roll flip"
+    "moveaxis tile repeat_interleave roll flip fliplr flipud rot90 atleast_1d atleast_2d "
+    "atleast_3d broadcast_to"
 )
 _list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
 _list_methods(
