@@ -104,3 +104,24 @@ def test_delta_exports_although_it_validates(strict: bool) -> None:
 
     program = torch.export.export(Point(), (POINT,), strict=strict)
     assert torch.equal(program.module()(POINT), POINT + 1)
+
+
+def test_update_moves_the_point() -> None:
+    delta = Delta(POINT, atol=0.5)
+    delta.update(POINT + 3)
+    assert torch.equal(delta.deterministic_sample, POINT + 3)
+    assert delta.log_prob(POINT + 3.2).tolist() == [math.inf] * 3
+
+
+@pytest.mark.parametrize(
+    ("param", "message"),
+    [
+        (torch.zeros(2), r"the shape of the old one, \(3, 2\), got \(2,\)"),
+        (POINT / 0, "not be NaN"),
+    ],
+)
+def test_update_with_a_wrong_point_changes_nothing(param: Tensor, message: str) -> None:
+    delta = Delta(POINT, validate_args=True)
+    with pytest.raises(ValueError, match=message):
+        delta.update(param)
+    assert delta.param is POINT

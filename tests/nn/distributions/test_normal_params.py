@@ -94,3 +94,10 @@ def test_state_independent_scale_of_another_shape_is_an_error() -> None:
         ValueError, match=r"those of the scale, \(4,\), got a location of shape \(3, 5\)"
     ):
         AddStateIndependentNormalScale(4)(torch.zeros(3, 5))
+
+
+def test_scale_that_is_not_trained_is_a_buffer() -> None:
+    module = AddStateIndependentNormalScale(4, make_param=False, device="meta")
+    assert list(module.parameters()) == []
+    assert list(module.state_dict()) == ["state_independent_scale"]
+    assert module.state_independent_scale.is_meta

@@ -35,6 +35,10 @@ from kd_nn.distributions import (
 from kd_nn.distributions import Delta as Delta
 from kd_nn.distributions import NormalParamExtractor as NormalParamExtractor
 from kd_nn.distributions import NormalParamWrapper as NormalParamWrapper
+from kd_nn.distributions import OneHotCategorical as OneHotCategorical
+from kd_nn.distributions import TanhNormal as TanhNormal
+from kd_nn.distributions import TruncatedNormal as TruncatedNormal
+from kd_nn.distributions import rand_one_hot as rand_one_hot
 from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
 from kd_nn.distributions._mappings import biased_softplus as biased_softplus
 from kd_nn.distributions._mappings import inv_softplus as inv_softplus

@@ -2,6 +2,8 @@
 
 from kd_core.extending import publish as _publish
 from kd_nn.distributions._delta import Delta as Delta
+from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
+from kd_nn.distributions._mappings import mappings as mappings
 from kd_nn.distributions._normal_params import (
     AddStateIndependentNormalScale as AddStateIndependentNormalScale,
 )
@@ -9,5 +11,9 @@ from kd_nn.distributions._normal_params import (
     NormalParamExtractor as NormalParamExtractor,
 )
 from kd_nn.distributions._normal_params import NormalParamWrapper as NormalParamWrapper
+from kd_nn.distributions._one_hot import OneHotCategorical as OneHotCategorical
+from kd_nn.distributions._one_hot import rand_one_hot as rand_one_hot
+from kd_nn.distributions._tanh_normal import TanhNormal as TanhNormal
+from kd_nn.distributions._truncated_normal import TruncatedNormal as TruncatedNormal
 
 _publish(__name__)

@@ -85,6 +85,35 @@ class Delta(Distribution):
         return self.param
 
     @property
+    def deterministic_sample(self) -> Tensor:
+        """The point."""
+        return self.param
+
+    def update(self, param: Tensor) -> None:
+        """Move the point, in place; tolerances and the shapes of batch and event stay.
+
+        Args:
+            param: The new point, of the shape of the old one.
+
+        Raises:
+            InvalidValue: If the shape differs; nothing changes.
+
+        Example:
+            >>> point = Delta(torch.zeros(2))
+            >>> point.update(torch.ones(2))
+            >>> point.mean
+            tensor([1., 1.])
+        """
+        if param.shape != self.param.shape:
+            raise InvalidValue(
+                f"the new point of a `Delta` must have the shape of the old one, "
+                f"{tuple(self.param.shape)}, got {tuple(param.shape)}. Build a new `Delta`."
+            )
+        if self._validate_args and not bool(constraints.real.check(param).all()):  # type: ignore[no-untyped-call]  # by torch
+            raise InvalidValue(f"the new point of a `Delta` must not be NaN, got {param}.")
+        self.param = param
+
+    @property
     def variance(self) -> Tensor:
         """Zero in each element."""
         return torch.zeros_like(self.param)

@@ -104,13 +104,16 @@ class NormalParamWrapper(nn.Module):
 
 
 class AddStateIndependentNormalScale(nn.Module):
-    """Add a trainable scale that does not depend on the input, next to a location.
+    """Add a scale that does not depend on the input next to a location; it can be trained.
 
     Args:
         scale_shape: Shape of the scale, equal to the last dimensions of the location; an int is one
             dimension.
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
         scale_lb: The smallest scale that is returned.
+        device: Where the scale is created; by default torch's default device.
+        make_param: Whether the scale is a parameter; otherwise it is a buffer, which is saved with
+            the module and not trained.
         init_value: First value of the raw scale, before the mapping.
 
     Example:
@@ -125,11 +128,18 @@ class AddStateIndependentNormalScale(nn.Module):
         scale_mapping: str | PositiveMap = "exp",
         scale_lb: float = 1e-4,
         *,
+        device: torch.device | str | int | None = None,
+        make_param: bool = True,
         init_value: float = 0.0,
     ) -> None:
         super().__init__()
         shape = (scale_shape,) if isinstance(scale_shape, int) else tuple(scale_shape)
-        self.state_independent_scale = nn.Parameter(torch.full(shape, init_value))
+        raw = torch.full(shape, init_value, device=device)
+        self.state_independent_scale: Tensor
+        if make_param:
+            self.state_independent_scale = nn.Parameter(raw)
+        else:
+            self.register_buffer("state_independent_scale", raw)
         self.scale_mapping = mappings(scale_mapping)
         self.scale_lb = scale_lb
 

@@ -1,0 +1,148 @@
+"""A normal variable squashed into an interval by the hyperbolic tangent.
+
+A value at an end of the interval, which rounding produces easily, has no finite inverse. Values are
+therefore kept one rounding unit away from the ends, in draws and in `log_prob` alike.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, Self
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, Normal, constraints
+from torch.distributions.utils import broadcast_all
+from torch.nn import functional
+
+from kd_core import InvalidValue
+
+_LOG_2: Final = math.log(2.0)
+
+
+class TanhNormal(Distribution):
+    """The distribution of `low + (high - low) (tanh(x) + 1) / 2` for a normal `x`.
+
+    It has no formula for mean, variance, mode and entropy. `deterministic_sample` is the median.
+
+    Args:
+        loc: Location of `x`.
+        scale: Scale of `x`, positive.
+        low: The lower end of the values.
+        high: The upper end, above `low`.
+        validate_args: Whether to check values, as in every torch distribution. Never while
+            compiling or exporting.
+
+    Raises:
+        InvalidValue: If values are checked and an interval is empty.
+
+    Example:
+        >>> action = TanhNormal(torch.tensor(20.0), 1.0)
+        >>> value = action.rsample()
+        >>> bool(value < 1), bool(action.log_prob(value).isfinite())
+        (True, True)
+        >>> TanhNormal(torch.tensor(0.0), 1.0, low=0.0, high=10.0).deterministic_sample
+        tensor(5.)
+    """
+
+    arg_constraints = {  # noqa: RUF012 - as torch declares it
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "low": constraints.dependent,
+        "high": constraints.dependent,
+    }
+    has_rsample = True
+
+    loc: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        low: Tensor | float = -1.0,
+        high: Tensor | float = 1.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.loc, self.scale, self.low, self.high = broadcast_all(loc, scale, low, high)
+        if torch.compiler.is_compiling():
+            validate_args = False
+        super().__init__(self.loc.shape, validate_args=validate_args)
+        if self._validate_args and not bool((self.low < self.high).all()):
+            raise InvalidValue(
+                "the lower end `low` of a `TanhNormal` must be below the upper end `high`, got "
+                f"low={self.low} and high={self.high}. Give an interval that is not empty."
+            )
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        """Return the interval."""
+        return constraints.interval(self.low, self.high)  # type: ignore[no-untyped-call]  # by torch
+
+    @property
+    def median(self) -> Tensor:
+        """The median: the squashed location."""
+        return self._squash(self.loc)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The median."""
+        return self.median
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the distribution with its batch shape expanded, without copying."""
+        new: Self = self._get_checked_instance(TanhNormal, _instance)  # type: ignore[no-untyped-call]  # by torch
+        for name in ("loc", "scale", "low", "high"):
+            setattr(new, name, getattr(self, name).expand(batch_shape))
+        super(TanhNormal, new).__init__(Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients, shape (*sample_shape, *batch_shape)."""
+        return self._squash(self._normal().rsample(Size(sample_shape)))
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw without gradients, shape (*sample_shape, *batch_shape)."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density, `-inf` outside of the interval."""
+        if self._validate_args:
+            self._validate_sample(value)
+        x = self._stretch(value)
+        inner: Tensor = self._normal().log_prob(x)  # type: ignore[no-untyped-call]  # by torch
+        # log(1 - tanh(x)^2), which rounds to log(0) where it is computed so
+        slope = 2 * (_LOG_2 - x - functional.softplus(-2 * x))
+        density = inner - slope - ((self.high - self.low) / 2).log()
+        return torch.where((value < self.low) | (value > self.high), -torch.inf, density)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of a smaller value."""
+        if self._validate_args:
+            self._validate_sample(value)
+        inner: Tensor = self._normal().cdf(self._stretch(value))  # type: ignore[no-untyped-call]  # by torch
+        inner = torch.where(value <= self.low, 0.0, inner)
+        return torch.where(value >= self.high, 1.0, inner)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the point below which a value lies with the given probability."""
+        inner: Tensor = self._normal().icdf(value)  # type: ignore[no-untyped-call]  # by torch
+        return self._squash(inner)
+
+    def _normal(self) -> Normal:
+        return Normal(self.loc, self.scale, validate_args=False)
+
+    def _squash(self, x: Tensor) -> Tensor:
+        """Map a real number into the interval."""
+        largest = 1 - torch.finfo(x.dtype).eps
+        unit = (x.tanh().clamp(-largest, largest) + 1) / 2
+        return (self.low + (self.high - self.low) * unit).clamp(self.low, self.high)
+
+    def _stretch(self, value: Tensor) -> Tensor:
+        """Map a value of the interval to the real number that it comes from."""
+        largest = 1 - torch.finfo(self.loc.dtype).eps
+        unit = (2 * (value - self.low) / (self.high - self.low) - 1).clamp(-largest, largest)
+        return unit.atanh()

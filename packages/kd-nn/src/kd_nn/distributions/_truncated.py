@@ -1,0 +1,206 @@
+"""The arithmetic of a normal distribution that is restricted to an interval.
+
+Far in the tails the mass of the interval, the density and both squares underflow or overflow, so
+nothing here is computed from them. Everything is taken relative to the density at the *mode*, the
+point of the interval that is nearest to the location: with `m` the mode and `y` the distance from
+it, both in standard deviations, the density is `exp(-m y - y^2 / 2)` up to a constant, a number
+between 0 and 1 wherever the interval lies.
+
+- The mass of an interval is a difference of Mills ratios (tail over density), or a series if the
+  interval is so narrow that the difference would cancel.
+- Moments are sums over fixed nodes (Gauss-Legendre), whose terms are positive. The formulas of
+  textbooks subtract numbers as large as `m^2`.
+- A quantile is `ndtri` if the interval holds the location. Elsewhere it is found by Newton's method
+  on the logarithm of the tail: a concave function, so the method converges from one side.
+
+Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributions, 2nd ed., 1994.
+"""
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+REACH: Final = 40.0
+"""How many standard deviations from the mode an interval matters: beyond, the density is zero."""
+
+_NARROW = 0.1
+"""Below this change of the log-density over an interval, its mass is computed by a series."""
+
+_FAR = 30.0
+"""From here on the Mills ratio is computed by its asymptotic series, which keeps derivatives."""
+
+_ASYMPTOTIC = (10395.0, -945.0, 105.0, -15.0, 3.0, -1.0, 1.0)
+_STEPS = 5
+_HALF_ROOT = math.sqrt(math.pi / 2)
+_ROOT = math.sqrt(2.0)
+
+
+def log_mass(lower: Tensor, width: Tensor) -> Tensor:
+    """Return the log of the integral of `exp((n^2 - x^2) / 2)` over `[lower, lower + width]`.
+
+    Here `n` is the point of the interval that is nearest to zero.
+
+    Args:
+        lower: The lower ends, finite.
+        width: The widths, non-negative and finite; the same shape.
+    """
+    upper = lower + width
+    inside = (lower < 0) & (upper > 0)
+    both = _HALF_ROOT * (torch.erf(upper / _ROOT) - torch.erf(lower / _ROOT))
+    near = torch.where(lower >= 0, lower, -upper)
+    mass = torch.where(inside, both, _tail_mass(near.clamp_min(0), width))
+    return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
+
+
+def _tail_mass(near: Tensor, width: Tensor) -> Tensor:
+    """Integrate `exp(-near t - t^2 / 2)` over `[0, width]`, for `near >= 0`."""
+    narrow = width * (near + 1) < _NARROW
+    end = torch.exp(-width * (near + width / 2))
+    wide = mills(near) - end * mills(near + width)
+    part = torch.where(narrow, width, 0.0)  # the series may overflow where it is not used
+    slope = torch.where(narrow, near, 0.0) + part / 2  # that of the log-density, at the centre
+    steep, square = slope * slope, part * part
+    series = ((steep - 15) * steep + 45) * steep - 15
+    series = series * square / 168 + (steep - 6) * steep + 3
+    series = (series * square / 80 + steep - 1) * square / 24 + 1
+    return torch.where(narrow, part * torch.exp(-part * (slope - part / 4) / 2) * series, wide)
+
+
+def mills(x: Tensor) -> Tensor:
+    """Return the upper tail of the standard normal distribution over its density, for `x >= 0`."""
+    far = x > _FAR
+    inverse = 1 / torch.where(far, x, _FAR)
+    square = inverse * inverse
+    series = torch.full_like(square, _ASYMPTOTIC[0])
+    for coefficient in _ASYMPTOTIC[1:]:
+        series = series * square + coefficient
+    return torch.where(far, inverse * series, _HALF_ROOT * torch.special.erfcx(x / _ROOT))
+
+
+def log_part(mode: Tensor, y: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logs of the mass below `y`, of the mass above it, and of the density at it.
+
+    All are relative to the density at the mode; distances are from the mode.
+
+    Args:
+        mode: The point of the interval that is nearest to zero.
+        y: A point of the interval.
+        low: The lower end, not positive.
+        high: The upper end, not negative.
+    """
+    density = -y * (mode + y / 2)
+    below = log_mass(mode + low, y - low) + torch.where(mode + y < 0, density, 0.0)
+    above = log_mass(mode + y, high - y) + torch.where(mode + y > 0, density, 0.0)
+    return below, above, density
+
+
+class Quantile(torch.autograd.Function):
+    """The quantile of the standard normal distribution restricted to an interval.
+
+    The derivatives are those of the implicit function `cdf(z) = p`. `backward` is written in
+    differentiable operations, so they have derivatives again.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return the point below which the fraction `p` of the mass lies; equal shapes."""
+        inside = _inner_quantile(p, lower, upper)
+        left = upper <= 0
+        fraction = torch.where(left, 1 - p, p)
+        near = torch.where(left, -upper, lower).clamp_min(0)
+        step = _tail_quantile(fraction, near, upper - lower)
+        outside = torch.where(left, upper - step, lower + step)
+        found = torch.where((lower < 0) & (upper > 0), inside, outside)
+        return found.clamp(lower, upper)
+
+    @staticmethod
+    def setup_context(
+        ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor
+    ) -> None:
+        """Keep the ends of the interval and the result."""
+        ctx.save_for_backward(*inputs[1:], output)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of `p` and of both ends."""
+        lower, upper, z = ctx.saved_tensors  # type: ignore[attr-defined]  # of the context of a backward
+        mode = torch.zeros_like(z).clamp(lower, upper)
+        y, low, high = z - mode, lower - mode, upper - mode
+        below, above, density = log_part(mode, y, low, high)
+        total = log_mass(lower, upper - lower)
+        to_p = torch.exp(total - density)
+        to_lower = torch.exp(above - total - low * (mode + low / 2) - density)
+        to_upper = torch.exp(below - total - high * (mode + high / 2) - density)
+        return grad * to_p, grad * to_lower, grad * to_upper
+
+
+def _inner_quantile(p: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Return the quantile of an interval around zero, from the nearer tail."""
+    whole = (torch.erf(upper / _ROOT) - torch.erf(lower / _ROOT)) / 2
+    below = torch.special.ndtr(lower) + p * whole
+    above = torch.special.ndtr(-upper) + (1 - p) * whole
+    from_left = below < above
+    quantile = torch.special.ndtri(torch.where(from_left, below, above))
+    return torch.where(from_left, quantile, -quantile)
+
+
+def _tail_quantile(fraction: Tensor, near: Tensor, width: Tensor) -> Tensor:
+    """Return how far from its nearer end an interval in the tail reaches a fraction of its mass."""
+    start = mills(near)
+    limits = torch.finfo(start.dtype)
+    filled = (fraction * _tail_mass(near, width) / start).clamp_max(1 - limits.eps / 2)
+    gone = -torch.log1p(-filled)
+    step = 2 * gone / (near + torch.sqrt(near * near + 2 * gone)).clamp_min(limits.tiny)
+    for _ in range(_STEPS):
+        tail = mills(near + step)
+        step = step + (torch.log(tail / start) - step * (near + step / 2) + gone) * tail
+    return step
+
+
+def moments(mode: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and variance of the distance from the mode, and minus the mean log-density.
+
+    The log-density is relative to that at the mode, and not normalised.
+
+    Args:
+        mode: The point of the interval that is nearest to zero.
+        low: The distance of the lower end from the mode, not positive.
+        high: The distance of the upper end, not negative.
+    """
+    # Beyond, the density is less than exp(-40) of that at the mode.
+    reach = 80 / (mode.abs() + torch.sqrt(mode * mode + 80))
+    first = torch.maximum(low, -reach).unsqueeze(-1)
+    last = torch.minimum(high, reach).unsqueeze(-1)
+    points, weights = mode.new_tensor(_POINTS), mode.new_tensor(_WEIGHTS)
+    y = first + (last - first) * points
+    fall = y * (mode.unsqueeze(-1) + y / 2)
+    share = weights * torch.exp(-fall)
+    share = share / share.sum(-1, keepdim=True)
+    mean = (share * y).sum(-1)
+    variance = (share * (y - mean.unsqueeze(-1)) ** 2).sum(-1)
+    return mean, variance, (share * fall).sum(-1)
+
+
+def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
+    """Return points and weights of the Gauss-Legendre quadrature on `[0, 1]`; `count` is even."""
+    points, weights = [], []
+    for k in range(count // 2):
+        x = math.cos(math.pi * (k + 0.75) / (count + 0.5))
+        slope = 1.0
+        for _ in range(5):
+            before, value = 1.0, x
+            for n in range(2, count + 1):
+                before, value = value, ((2 * n - 1) * x * value - (n - 1) * before) / n
+            slope = count * (x * value - before) / (x * x - 1)
+            x -= value / slope
+        points += [(1 - x) / 2, (1 + x) / 2]
+        weights += [1 / ((1 - x * x) * slope * slope)] * 2
+    return points, weights
+
+
+_POINTS, _WEIGHTS = _gauss_legendre(40)

@@ -1,0 +1,182 @@
+"""The normal distribution restricted to an interval: its interface, over `_truncated`."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.utils import broadcast_all
+
+from kd_core import InvalidValue
+from kd_nn.distributions._truncated import REACH, Quantile, log_mass, log_part, moments
+
+_LOG_ROOT = 0.9189385332046727
+"""The log of the square root of 2 pi."""
+
+
+class TruncatedNormal(Distribution):
+    """A normal distribution restricted to `[a, b]`.
+
+    `loc` and `scale` are those of the normal distribution before it is restricted. All results stay
+    finite and keep their digits if the interval lies far in a tail or is narrow. Samples carry
+    gradients to all parameters. Derivatives of any order are right.
+
+    Args:
+        loc: Location of the normal distribution.
+        scale: Its scale, positive.
+        a: The lower end; may be `-inf`.
+        b: The upper end, above `a`; may be `inf`.
+        validate_args: Whether to check values, as in every torch distribution. Never while
+            compiling or exporting.
+
+    Raises:
+        InvalidValue: If values are checked and an interval is empty.
+
+    Example:
+        >>> far = TruncatedNormal(torch.tensor(0.0), 1.0, 100.0, 200.0)
+        >>> far.mean, far.stddev
+        (tensor(100.0100), tensor(0.0100))
+        >>> far.log_prob(torch.tensor(100.0))
+        tensor(4.6053)
+        >>> bool(far.support.check(far.rsample((1000,))).all())
+        True
+    """
+
+    arg_constraints = {  # noqa: RUF012 - as torch declares it
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "a": constraints.dependent,
+        "b": constraints.dependent,
+    }
+    has_rsample = True
+
+    loc: Tensor
+    scale: Tensor
+    a: Tensor
+    b: Tensor
+
+    def __init__(
+        self,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        a: Tensor | float,
+        b: Tensor | float,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.loc, self.scale, self.a, self.b = broadcast_all(loc, scale, a, b)
+        if torch.compiler.is_compiling():
+            validate_args = False
+        super().__init__(self.loc.shape, validate_args=validate_args)
+        if self._validate_args and not bool((self.a < self.b).all()):
+            raise InvalidValue(
+                "the lower end `a` of a `TruncatedNormal` must be below the upper end `b`, got "
+                f"a={self.a} and b={self.b}. Give an interval that is not empty."
+            )
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        """Return the interval, both ends included."""
+        return constraints.interval(self.a, self.b)  # type: ignore[no-untyped-call]  # by torch
+
+    @property
+    def mode(self) -> Tensor:
+        """The point of the interval that is nearest to `loc`."""
+        return self.loc.clamp(self.a, self.b)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        standard, low, high = self._interval()
+        mean = self.mode + self.scale * moments(standard, low, high)[0]
+        return mean.clamp(self.a, self.b)
+
+    @property
+    def median(self) -> Tensor:
+        """The half quantile."""
+        return self.icdf(torch.full_like(self.loc, 0.5))
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        return self.scale**2 * moments(*self._interval())[1]
+
+    @property
+    def auc(self) -> Tensor:
+        """The probability that the unrestricted normal distribution falls into the interval."""
+        standard, low, high = self._interval()
+        total = log_mass(standard + low, high - low)
+        return torch.exp(total - standard * standard / 2 - _LOG_ROOT)
+
+    def entropy(self) -> Tensor:
+        """Return the differential entropy, shape (*batch_shape)."""
+        standard, low, high = self._interval()
+        total = log_mass(standard + low, high - low)
+        return moments(standard, low, high)[2] + total + self.scale.log()
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the distribution with its batch shape expanded, without copying."""
+        new: Self = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]  # by torch
+        for name in ("loc", "scale", "a", "b"):
+            setattr(new, name, getattr(self, name).expand(batch_shape))
+        super(TruncatedNormal, new).__init__(Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients, shape (*sample_shape, *batch_shape)."""
+        shape = self._extended_shape(Size(sample_shape))
+        return self._at(torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw without gradients, shape (*sample_shape, *batch_shape)."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density, `-inf` outside of the interval."""
+        if self._validate_args:
+            self._validate_sample(value)
+        standard, low, high = self._interval()
+        y = (value.clamp(self.a, self.b) - self.mode) / self.scale
+        density = -y * (standard + y / 2) - log_mass(standard + low, high - low) - self.scale.log()
+        return torch.where((value < self.a) | (value > self.b), -torch.inf, density)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of a smaller value."""
+        if self._validate_args:
+            self._validate_sample(value)
+        standard, low, high = self._interval()
+        y = ((value - self.mode) / self.scale).clamp(low, high)
+        below = log_part(standard, y, low, high)[0]
+        inner = torch.exp(below - log_mass(standard + low, high - low))
+        inner = torch.where(value <= self.a, 0.0, inner)
+        return torch.where(value >= self.b, 1.0, inner)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the point below which a value lies with the given probability.
+
+        NaN for what is not a probability.
+        """
+        found = self._at(value)
+        return torch.where((value >= 0) & (value <= 1), found, torch.nan)
+
+    def _at(self, p: Tensor) -> Tensor:
+        """Return the quantile of a probability."""
+        standard, low, high = self._interval()
+        p, lower, upper = broadcast_all(p, standard + low, standard + high)
+        z: Tensor = Quantile.apply(p, lower, upper)  # type: ignore[no-untyped-call]  # by torch
+        return (self.loc + self.scale * z).clamp(self.a, self.b)
+
+    def _interval(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mode, and the distances of both ends from it, in scales from `loc`.
+
+        Ends farther away than `REACH` are moved there; nothing depends on them.
+        """
+        mode = self.mode
+        low, high = self.a - mode, self.b - mode
+        reach = REACH * self.scale.detach()
+        # The ends are replaced before they are divided: infinite ones have no gradients.
+        low = torch.where(low < -reach, -reach, low) / self.scale
+        high = torch.where(high > reach, reach, high) / self.scale
+        return (mode - self.loc) / self.scale, low, high
