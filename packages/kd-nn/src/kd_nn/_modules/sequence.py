@@ -200,9 +200,7 @@ class TensorDictSequential(StepList):
                 f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
                 f"{list_keys(graph.writes)}."
             )
-        named = isinstance(self.module, nn.ModuleDict)
-        options = {"partial_tolerant": self.partial_tolerant, "inplace": self.inplace}
-        return type(self)(kept if named else list(kept.values()), **options)  # type: ignore[arg-type]  # of both
+        return self._part(list(kept.items()))
 
     def _graph(self) -> KeyGraph:
         return self._resolve().graph

@@ -6,7 +6,7 @@ parameters of step `k` are called `module.k...`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, cast, overload
 
 from torch import nn
@@ -99,13 +99,7 @@ class StepList(TensorDictModuleBase):
     def __getitem__(self, index: int | str | slice) -> nn.Module:
         """Return one step, or a sequence of some of them, which shares the modules."""
         if isinstance(index, slice):
-            part = self.named_steps()[index]
-            named = isinstance(self.module, nn.ModuleDict)
-            return type(self)(
-                dict(part) if named else [step for _, step in part],
-                partial_tolerant=self.partial_tolerant,
-                inplace=self.inplace,
-            )
+            return self._part(self.named_steps()[index])
         return dict(self.named_steps())[self._name_of(index)]
 
     def __setitem__(self, index: int | str, module: nn.Module) -> None:
@@ -126,6 +120,16 @@ class StepList(TensorDictModuleBase):
             gone = self._name_of(index)
             steps = [(name, step) for name, step in steps if name != gone]
         self._replace_steps(steps)
+
+    def _part(self, steps: Sequence[Step], kind: type | None = None) -> Self:
+        """Return a sequence of some of the steps, of the same kind unless another is given."""
+        named = isinstance(self.module, nn.ModuleDict)
+        build = cast("Callable[..., Self]", kind or type(self))
+        return build(
+            dict(steps) if named else [step for _, step in steps],
+            partial_tolerant=self.partial_tolerant,
+            inplace=self.inplace,
+        )
 
     def _replace_steps(self, steps: Sequence[Step], named: bool = False) -> Self:
         for name, step in steps:
