@@ -84,8 +84,8 @@ def test_log_prob_scores_the_value_in_the_container() -> None:
     actor = ProbabilisticTensorDictSequential(*steps())
     td = data().set("action", torch.zeros(3, 4))
     expected = log_density(actor.get_dist(td), torch.zeros(3, 4))
-    assert torch.equal(actor.log_prob(td), expected)
-    assert torch.equal(actor.log_prob(td, actor.get_dist(td)), expected)
+    assert torch.equal(actor.log_prob(td, aggregate=True), expected)
+    assert torch.equal(actor.log_prob(td, dist=actor.get_dist(td), aggregate=True), expected)
 
 
 def test_value_produced_earlier_is_scored() -> None:
@@ -120,7 +120,7 @@ def test_two_probabilistic_modules_use_the_value_of_the_first() -> None:
     latent = ProbabilisticTensorDictModule(
         {"loc": "x", "scale": "s"}, ["p"], distribution_class=Normal
     )
-    actor = ProbabilisticTensorDictSequential(latent, *steps()[1:])
+    actor = ProbabilisticTensorDictSequential(latent, *steps()[1:], return_composite=False)
     td = TensorDict({"x": torch.zeros(3, 4), "s": torch.ones(3, 4)}, [3])
     assert torch.equal(actor.get_dist(td).mean, torch.zeros(3, 2))
 

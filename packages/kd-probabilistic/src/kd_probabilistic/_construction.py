@@ -6,16 +6,18 @@ built without its constructor, which spends most of its time on checks: two redu
 valid parameters are valid. If they do not, the constructor is called, and raises as usual.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import ContinuousBernoulli, Distribution, Normal
 
-from kd_core import InvalidArgument, nearest_key
+from kd_core import InvalidArgument, TensorDictBase, nearest_key
+from kd_core.extending import assume_constant_result
 
 _EVENT: Final = Size()
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -55,7 +57,7 @@ class Construction:
                 f"the argument `{twice[0]}` of `{name_of(distribution)}` is given by `in_keys` and "
                 "by `distribution_kwargs`. Give it once."
             )
-        _check_arguments(distribution, names, settings)
+        _check_arguments(distribution, tuple(names), tuple(settings))
         self.distribution = distribution
         self.names = tuple(names)
         self.settings = dict(settings)
@@ -93,7 +95,14 @@ def must_not_look(values: Sequence[object]) -> bool:
         return not torch.compiler.is_dynamo_compiling()
     if _functorch_level() is None:
         return False
-    return any(isinstance(value, Tensor) and _is_batched(value) for value in values)
+    return any(_holds_batched(value) for value in values)
+
+
+def _holds_batched(value: object) -> bool:
+    """Return whether a tensor, or one in a container, has a hidden dimension of `vmap`."""
+    if isinstance(value, TensorDictBase):
+        return any(_is_batched(leaf) for leaf in value.values(True, True))
+    return isinstance(value, Tensor) and _is_batched(value)
 
 
 @contextmanager
@@ -109,6 +118,8 @@ def unchecked() -> Iterator[None]:
 
 def name_of(distribution: Callable[..., object]) -> str:
     """Return the name of a distribution class for messages."""
+    while isinstance(distribution, functools.partial):
+        distribution = distribution.func
     return getattr(distribution, "__name__", type(distribution).__name__)
 
 
@@ -141,19 +152,18 @@ def _surely_valid(loc: Tensor, scale: Tensor) -> bool:
     return total == total
 
 
+# dynamo cannot trace a signature; and what a class takes does not change.
+@assume_constant_result
 def _check_arguments(
-    function: Callable[..., object], names: Sequence[str], settings: Mapping[str, object]
+    function: Callable[..., object], names: tuple[str, ...], settings: tuple[str, ...]
 ) -> None:
     """Raise unless a callable takes these arguments and requires no others."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
+    taken = _signature(function)
+    if taken is None:
         return
-    taken = [p for p in signature.parameters.values() if p.kind in _NAMED]
-    known = [parameter.name for parameter in taken]
+    known = [name for name, _ in taken.named]
     given = [*names, *settings]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    unknown = [] if open_ended else [name for name in given if name not in known]
+    unknown = [] if taken.open_ended else [name for name in given if name not in known]
     if unknown:
         near = nearest_key(unknown[0], known)
         hint = "" if near is None else f" Did you mean `{near}`?"
@@ -162,7 +172,7 @@ def _check_arguments(
             f"{hint} The last part of a key names the argument; for other keys give a mapping "
             "`{argument: key}`."
         )
-    needed = [p.name for p in taken if p.default is p.empty and p.name not in given]
+    needed = [name for name, required in taken.named if required and name not in given]
     if needed:
         raise InvalidArgument(
             f"`{name_of(function)}` also requires {_listed(needed)}, got {_listed(given)}. Add "
@@ -170,16 +180,40 @@ def _check_arguments(
         )
 
 
+class _Signature(NamedTuple):
+    """The arguments of a callable, with whether each is required, and whether it takes others."""
+
+    named: tuple[tuple[str, bool], ...]
+    open_ended: bool
+
+
+def _signature(function: Callable[..., object]) -> _Signature | None:
+    """Return the arguments of a callable, None if they are unknown."""
+    try:
+        return _inspected(function)
+    except TypeError:  # not hashable
+        return _inspected.__wrapped__(function)
+
+
+@functools.lru_cache(maxsize=256)
+def _inspected(function: Callable[..., object]) -> _Signature | None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = tuple((p.name, p.default is p.empty) for p in parameters if p.kind in _NAMED)
+    return _Signature(named, any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "nothing"
 
 
+@assume_constant_result
 def _accepts(function: Callable[..., object], name: str) -> bool:
     """Return whether a callable has an argument of this name."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
+    taken = _signature(function)
+    return taken is not None and any(name == known for known, _ in taken.named)
 
 
 def _normal_is_plain() -> bool:

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, format_key, unravel_key_to_tuple
 
 
 @contextmanager
@@ -39,3 +42,24 @@ def _shared(device: torch.device) -> torch.Generator:
 def seeded(seed: int, device: torch.device) -> torch.Generator:
     """Return a new generator on `device` that starts from `seed`."""
     return torch.Generator(device).manual_seed(seed)
+
+
+def generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int | None:
+    """Return the generator or seed that an entry holds, None if there is none."""
+    if key not in tensordict.keys(True):
+        return None
+    return as_generator(tensordict[unravel_key_to_tuple(key)], key)
+
+
+def as_generator(found: object, key: NestedKey) -> torch.Generator | int:
+    """Return the generator or seed that the entry at `key` is."""
+    if isinstance(found, torch.Generator):
+        return found
+    if isinstance(found, Tensor) and found.numel() == 1 and not found.is_floating_point():
+        return int(found.item())
+    if isinstance(found, int):
+        return found
+    raise InvalidArgument(
+        f"the entry {format_key(key)} must hold a `torch.Generator` or one integer seed, got "
+        f"{type(found).__name__}."
+    )

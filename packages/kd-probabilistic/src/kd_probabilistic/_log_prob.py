@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+from torch.distributions import Distribution
+
 from kd_core import NestedKey, unravel_key_to_tuple
 
 
@@ -14,6 +17,23 @@ def log_prob_key_of(sample_key: NestedKey) -> NestedKey:
         >>> log_prob_key_of("_")
         'sample_log_prob'
     """
-    *holder, last = unravel_key_to_tuple(sample_key)
-    name = "sample_log_prob" if last == "_" else f"{last}_log_prob"
-    return (*holder, name) if holder else name
+    if unravel_key_to_tuple(sample_key)[-1] == "_":
+        sample_key = (*unravel_key_to_tuple(sample_key)[:-1], "sample")
+    return with_suffix(sample_key, "_log_prob")
+
+
+def with_suffix(key: NestedKey, suffix: str) -> NestedKey:
+    """Return a key with a suffix added to its last part.
+
+    Example:
+        >>> with_suffix(("agent", "action"), "_entropy")
+        ('agent', 'action_entropy')
+    """
+    *holder, last = unravel_key_to_tuple(key)
+    return (*holder, f"{last}{suffix}") if holder else f"{last}{suffix}"
+
+
+def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
+    """Return the log-probability of a value, as a tensor."""
+    found: Tensor = dist.log_prob(value)
+    return found

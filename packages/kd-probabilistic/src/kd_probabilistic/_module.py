@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Literal, TypeAlias, overload
 
 import torch
 from torch import Size, Tensor
@@ -12,17 +13,24 @@ from torch.distributions import Distribution
 from kd_core import (
     InvalidArgument,
     NestedKey,
+    TensorDict,
     TensorDictBase,
     format_key,
     nearest_key,
     unravel_key_to_tuple,
 )
 from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_existing
+from kd_probabilistic._cache import CachedDistribution
+from kd_probabilistic._components import check_keys, only_key
+from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._construction import must_not_look, name_of, unchecked
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
-from kd_probabilistic._generator import drawing_from, seeded
+from kd_probabilistic._generator import as_generator, drawing_from, generator_at, seeded
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
+from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
 from kd_probabilistic._settings import DISCARD, NAMES, Generator, InKeys, Settings
+
+LogProb: TypeAlias = Tensor | TensorDict
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
@@ -34,13 +42,18 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     Args:
         in_keys: The parameters: keys whose last part names the distribution's argument, or a
             mapping `{argument: key}`.
-        out_keys: The key of the value; None discards it, which leaves its log-probability.
+        out_keys: The key of the value; None discards it, which leaves its log-probability. For a
+            `CompositeDistribution` the keys of all values, which None stands for.
         default_interaction_type: Which value to take outside `set_interaction_type`.
         distribution_class: A distribution class, or a callable that returns a distribution.
         distribution_kwargs: Further arguments of the distribution. Unless `validate_args` is given,
             values are checked as torch does by default; never while compiling or exporting.
         return_log_prob: Whether to write the log-probability of the value too.
-        log_prob_key: Where to; by default the key of the value with `_log_prob` at its end.
+        log_prob_key: Where to; by default the key of the value with `_log_prob` at its end. For a
+            `CompositeDistribution` it asks for the sum over all values.
+        log_prob_keys: The same for several values: one key for each.
+        cache_dist: Whether to keep the last distribution, and use it again while the parameters are
+            the same tensors, for example for `log_prob` after a call. It keeps them alive.
         n_empirical_estimate: Number of draws to average for a mean without a formula.
         num_samples: Number of values, in a new first dimension. The result is then a new container
             with that dimension in front of its batch size.
@@ -50,7 +63,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     Raises:
         InvalidArgument: If the distribution is not callable or takes other arguments, an argument
-            is given twice, there is not exactly one out key, or a setting has a wrong type.
+            is given twice, the out keys are not those of its values, or a setting has a wrong type.
             Settings that are assigned later are checked in the same way.
         InvalidValue: If a number of samples is negative.
 
@@ -70,6 +83,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     changes_by_assignment = True
 
     _settings: Settings
+    cache_dist: bool
     default_interaction_type: InteractionType
     generator: Generator
     n_empirical_estimate: int
@@ -86,6 +100,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         distribution_kwargs: Mapping[str, object] | None = None,
         return_log_prob: bool = False,
         log_prob_key: NestedKey | None = None,
+        log_prob_keys: Sequence[NestedKey] | None = None,
+        cache_dist: bool = False,
         n_empirical_estimate: int = 1000,
         num_samples: int | None = None,
         generator: Generator = None,
@@ -101,6 +117,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                     "distribution_kwargs": distribution_kwargs,
                     "return_log_prob": return_log_prob,
                     "log_prob_key": log_prob_key,
+                    "log_prob_keys": log_prob_keys,
+                    "cache_dist": cache_dist,
                     "n_empirical_estimate": n_empirical_estimate,
                     "num_samples": num_samples,
                     "generator": generator,
@@ -149,13 +167,18 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
-        """The key of the value."""
-        return [self._settings.sample_key]
+        """The key of each value."""
+        return list(self._settings.sample_keys)
 
     @property
     def log_prob_key(self) -> NestedKey:
-        """The key of the log-probability."""
-        return self._settings.log_prob_key
+        """The key of the log-probability, if there is one."""
+        return only_key(self.described_as, self._settings.log_prob_keys)
+
+    @property
+    def log_prob_keys(self) -> list[NestedKey]:
+        """The keys of the log-probabilities."""
+        return list(self._settings.log_prob_keys)
 
     @property
     def replaces_container(self) -> bool:
@@ -201,25 +224,72 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         if must_not_look(fed):
             with unchecked():
                 return self._settings.build(fed)
-        return self._settings.build(fed)
+        return self._built(fed)
 
     build_dist_from_params = get_dist
 
-    def log_prob(self, tensordict: TensorDictBase, dist: Distribution | None = None) -> Tensor:
+    @overload
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        dist: Distribution | None = None,
+        *,
+        aggregate: Literal[True],
+    ) -> Tensor: ...
+    @overload
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        dist: Distribution | None = None,
+        *,
+        aggregate: bool | None = None,
+    ) -> LogProb: ...
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        dist: Distribution | None = None,
+        *,
+        aggregate: bool | None = None,
+    ) -> LogProb:
         """Return the log-probability of the value that the container holds.
 
         Args:
             tensordict: Holds the value, and the parameters unless `dist` is given.
             dist: The distribution, if it has been built.
+            aggregate: Whether those of several values are summed; None follows `log_prob_keys`.
+
+        Returns:
+            A tensor; for several values that are not summed a container, at `log_prob_keys`.
 
         Raises:
-            InputMissing: If the value or a parameter is missing.
+            InputMissing: If a value or a parameter is missing.
         """
         dist = self.get_dist(tensordict) if dist is None else dist
-        value = tensordict.get(self._settings.sample_key)
-        if value is None:
-            raise _missing(self, self._settings.sample_key, tensordict)
-        return log_prob_of(dist, value)
+        values: dict[NestedKey, Tensor] = {}
+        for key in self._settings.sample_keys:
+            value = tensordict.get(key)
+            if value is None:
+                raise _missing(self, key, tensordict)
+            values[key] = value
+        return self.log_prob_of_values(dist, values, aggregate)
+
+    def log_prob_of_values(
+        self,
+        dist: Distribution,
+        values: Mapping[NestedKey, Tensor],
+        aggregate: bool | None = None,
+    ) -> LogProb:
+        """Return the log-probability of bare values, by key; see `log_prob`."""
+        settings = self._settings
+        if not isinstance(dist, CompositeDistribution):
+            return log_prob_of(dist, values[settings.sample_keys[0]])
+        parts = {key: log_prob_of(dist[key], value) for key, value in values.items()}
+        if settings.aggregates if aggregate is None else aggregate:
+            return dist.summed(parts)
+        keys = settings.sample_keys if settings.aggregates else settings.log_prob_keys
+        if settings.aggregates:
+            keys = tuple(log_prob_key_of(key) for key in settings.sample_keys)
+        return dist.collected(parts, dict(zip(settings.sample_keys, keys, strict=True)))
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -245,7 +315,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
             drawn = (interaction_type() or self.default_interaction_type) is InteractionType.RANDOM
             if drawn and generator not in tensordict.keys(True):
                 raise _missing(self, generator, tensordict)
-            generator = _generator_at(tensordict, generator)
+            generator = generator_at(tensordict, generator)
         outputs = self._outputs(values, generator)
         target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and tensordict_out is None:
@@ -262,7 +332,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """Compute a value of the distribution of bare parameters; see `forward`."""
         generator = self.generator
         if isinstance(generator, (str, tuple)):
-            generator = _as_generator(values[self.in_keys.index(generator)], generator)
+            generator = as_generator(values[self.in_keys.index(generator)], generator)
         return self._outputs(values, generator)
 
     def extra_repr(self) -> str:
@@ -281,19 +351,53 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _taken(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        dist = self._settings.build(values)
+        dist = self._built(values)
         kind = interaction_type() or self.default_interaction_type
         if generator is None:
-            value = self._take(dist, kind)
+            made = self._values(dist, kind)
         else:
             with drawing_from(self._own_generator(generator, values)):
-                value = self._take(dist, kind)
+                made = self._values(dist, kind)
+        settings = self._settings
+        outputs = tuple(made[key] for key in settings.sample_keys)
         if not self.return_log_prob:
-            return (value,)
+            return outputs
         selected = self.__dict__["_selected"]
-        if selected is not None and self._settings.log_prob_key not in selected:
-            return value, None
-        return value, log_prob_of(dist, value)
+        if selected is not None and not any(key in selected for key in settings.log_prob_keys):
+            return outputs + (None,) * len(settings.log_prob_keys)
+        found = self.log_prob_of_values(dist, made)
+        if isinstance(found, Tensor):
+            return (*outputs, found)
+        return (*outputs, *(found[unravel_key_to_tuple(key)] for key in settings.log_prob_keys))
+
+    def _values(self, dist: Distribution, kind: InteractionType) -> dict[NestedKey, Tensor]:
+        """Return the value of a distribution, or of each component of a composite one."""
+        keys = self._settings.sample_keys
+        if isinstance(dist, CompositeDistribution):
+            check_keys(self.described_as, keys, dist)
+            return {key: self._take(dist[key], kind) for key in keys}
+        if len(keys) != 1:
+            raise InvalidArgument(
+                f"{self.described_as} has {len(keys)} out_keys, but `{self.node_label}` returned a "
+                f"{type(dist).__name__}, which has one value. Give one key."
+            )
+        return {keys[0]: self._take(dist, kind)}
+
+    def _built(self, fed: Sequence[object]) -> Distribution:
+        """Build the distribution of the parameters, or return the one that is kept of them."""
+        settings = self._settings
+        if not settings.cache_dist or torch.compiler.is_compiling():
+            return settings.build(fed)
+        kept: CachedDistribution | None = self.__dict__.get("_kept")
+        if kept is not None and kept.fits(settings, fed):
+            return kept.distribution
+        made = settings.build(fed)
+        self.__dict__["_kept"] = CachedDistribution(settings, fed, made)
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state to copy or pickle, without the distribution that is kept."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_kept"}
 
     def _take(self, dist: Distribution, kind: InteractionType) -> Tensor:
         count = self.num_samples
@@ -328,6 +432,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
 _ONE = Size()
 _READ = (
+    "cache_dist",
     "default_interaction_type",
     "generator",
     "n_empirical_estimate",
@@ -356,30 +461,3 @@ def _is_done(module: ProbabilisticTensorDictModule, tensordict: TensorDictBase) 
     keys = [key for key in module.out_keys if key != DISCARD]
     reads = module.in_keys
     return bool(keys) and all(key in present and key not in reads for key in keys)
-
-
-def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
-    """Return the log-probability of a value, as a tensor."""
-    found: Tensor = dist.log_prob(value)
-    return found
-
-
-def _generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int | None:
-    """Return the generator or seed that an entry holds, None if there is none."""
-    if key not in tensordict.keys(True):
-        return None
-    return _as_generator(tensordict[unravel_key_to_tuple(key)], key)
-
-
-def _as_generator(found: object, key: NestedKey) -> torch.Generator | int:
-    """Return the generator or seed that the entry at `key` is."""
-    if isinstance(found, torch.Generator):
-        return found
-    if isinstance(found, Tensor) and found.numel() == 1 and not found.is_floating_point():
-        return int(found.item())
-    if isinstance(found, int):
-        return found
-    raise InvalidArgument(
-        f"the entry {format_key(key)} must hold a `torch.Generator` or one integer seed, got "
-        f"{type(found).__name__}."
-    )

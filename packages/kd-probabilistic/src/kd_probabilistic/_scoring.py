@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast, overload
+
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, unravel_key_to_tuple
 from kd_nn import TensorDictModuleBase, dispatch
 from kd_probabilistic._construction import must_not_look, unchecked
-from kd_probabilistic._module import ProbabilisticTensorDictModule, log_prob_of
+from kd_probabilistic._module import LogProb, ProbabilisticTensorDictModule
 
 
 class ScoringModule(TensorDictModuleBase):
     """Write the log-probability of an entry under the distribution of a probabilistic module.
 
-    It reads the parameters and the value, and writes `log_prob_key`.
+    It reads the parameters and the value, and writes `log_prob_keys`.
 
     Args:
         module: The probabilistic module whose distribution scores.
@@ -40,8 +42,13 @@ class ScoringModule(TensorDictModuleBase):
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
-        """The key of the value that is scored."""
+        """The key of each value that is scored."""
         return self.module.dist_sample_keys
+
+    @property
+    def log_prob_keys(self) -> list[NestedKey]:
+        """The keys of the log-probabilities."""
+        return self.module.log_prob_keys
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
         """Build the distribution of a container's parameters."""
@@ -49,9 +56,31 @@ class ScoringModule(TensorDictModuleBase):
 
     build_dist_from_params = get_dist
 
-    def log_prob(self, tensordict: TensorDictBase, dist: Distribution | None = None) -> Tensor:
+    @overload
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        dist: Distribution | None = None,
+        *,
+        aggregate: Literal[True],
+    ) -> Tensor: ...
+    @overload
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        dist: Distribution | None = None,
+        *,
+        aggregate: bool | None = None,
+    ) -> LogProb: ...
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        dist: Distribution | None = None,
+        *,
+        aggregate: bool | None = None,
+    ) -> LogProb:
         """Return the log-probability of the value that the container holds."""
-        return self.module.log_prob(tensordict, dist)
+        return self.module.log_prob(tensordict, dist, aggregate=aggregate)
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -60,25 +89,35 @@ class ScoringModule(TensorDictModuleBase):
         Raises:
             InputMissing: If the value or a parameter is missing.
         """
-        return tensordict.set(self.module.log_prob_key, self.module.log_prob(tensordict))
+        found = self.module.log_prob(tensordict)
+        made = dict(zip(self._own_out_keys(), self._outputs(found), strict=True))
+        return tensordict.update({key: made[key] for key in self.out_keys})
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Score a bare value; see `forward`."""
         by_key = dict(zip(self.in_keys, values, strict=True))
         params = [by_key[key] for key in self.module.dist_params_keys]
-        value = by_key[self.module.dist_sample_keys[0]]
-        assert isinstance(value, Tensor)
+        scored = {key: cast(Tensor, by_key[key]) for key in self.module.dist_sample_keys}
         if must_not_look(values):
             with unchecked():
-                return (log_prob_of(self.module.dist_of_values(params), value),)
-        return (log_prob_of(self.module.dist_of_values(params), value),)
+                return self._scores(params, scored)
+        return self._scores(params, scored)
+
+    def _scores(self, params: list[object], values: dict[NestedKey, Tensor]) -> tuple[Tensor, ...]:
+        dist = self.module.dist_of_values(params)
+        return self._outputs(self.module.log_prob_of_values(dist, values))
+
+    def _outputs(self, found: LogProb) -> tuple[Tensor, ...]:
+        if isinstance(found, Tensor):
+            return (found,)
+        return tuple(found[unravel_key_to_tuple(key)] for key in self.module.log_prob_keys)
 
     def _own_in_keys(self) -> tuple[NestedKey, ...]:
         module = self.module
         return tuple(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
 
     def _own_out_keys(self) -> tuple[NestedKey, ...]:
-        return (self.module.log_prob_key,)
+        return tuple(self.module.log_prob_keys)
 
     def _set_in_spec(self, spec: object) -> None:
         raise self._refusal("in_keys")

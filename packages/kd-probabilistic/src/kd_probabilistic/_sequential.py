@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar, overload
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_nn import TensorDictSequential
-from kd_probabilistic._module import ProbabilisticTensorDictModule
+from kd_probabilistic._components import only_key
+from kd_probabilistic._composite import CompositeDistribution
+from kd_probabilistic._interaction import InteractionType
+from kd_probabilistic._module import LogProb, ProbabilisticTensorDictModule
 from kd_probabilistic._scoring import ScoringModule
+from kd_probabilistic._settings import DISCARD
+from kd_probabilistic._walk import LEAVES, Leaf, Walk
 
 T = TypeVar("T")
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -20,13 +25,16 @@ Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """Run keyed modules in order; at least one of them is probabilistic.
 
-    It offers everything of `TensorDictSequential`, and access to the distribution of the last
-    probabilistic module. If an earlier step writes the value of that module, the module scores: it
-    writes the log-probability of that value instead of a value of its own.
+    It offers everything of `TensorDictSequential`, and access to the distribution of its
+    probabilistic modules. If an earlier step writes the values of the last probabilistic module,
+    that module scores: it writes the log-probability of these values instead of values of its own.
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
         partial_tolerant: Whether steps whose inputs are missing are skipped.
+        return_composite: Whether `get_dist` and `log_prob` are about the values of all
+            probabilistic modules, as a `CompositeDistribution`; False is about the last module
+            alone. None stands for True if there are several.
         selected_out_keys: The outputs to keep; see `select_out_keys`.
         inplace: As for `TensorDictSequential`.
 
@@ -50,10 +58,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     changes_by_assignment = True
 
+    return_composite: bool | None
+
     def __init__(
         self,
         *modules: Modules,
         partial_tolerant: bool = False,
+        return_composite: bool | None = None,
         selected_out_keys: NestedKey | Sequence[NestedKey] | None = None,
         inplace: bool | Literal["empty"] | None = None,
     ) -> None:
@@ -63,34 +74,65 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             selected_out_keys=selected_out_keys,
             inplace=inplace,
         )
+        self.return_composite = return_composite
         self._last_probabilistic()
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
-        """The keys of the parameters of the last distribution."""
-        return self._last_probabilistic()[1].dist_params_keys
+        """The keys of the parameters of the distribution, each once."""
+        keys = [key for step in self._asked() for key in step.dist_params_keys]
+        return list(dict.fromkeys(keys))
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
-        """The key of the value of the last distribution."""
-        return self._last_probabilistic()[1].dist_sample_keys
+        """The keys of the values of the distribution, each once."""
+        keys = [key for step in self._asked() for key in step.dist_sample_keys]
+        return list(dict.fromkeys(keys))
 
-    def get_dist_params(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Run the steps before the last probabilistic module, on a copy.
+    @property
+    def log_prob_keys(self) -> list[NestedKey]:
+        """The keys of the log-probabilities of the distribution."""
+        return [key for step in self._asked() for key in step.log_prob_keys]
+
+    @property
+    def log_prob_key(self) -> NestedKey:
+        """The key of the log-probability, if there is one."""
+        return only_key(f"`{type(self).__name__}`", self.log_prob_keys)
+
+    @property
+    def default_interaction_type(self) -> InteractionType:
+        """That of the last probabilistic module."""
+        return _drawing(self._leaves()[-1]).default_interaction_type
+
+    @property
+    def num_samples(self) -> int | None:
+        """That of the last probabilistic module."""
+        return _drawing(self._leaves()[-1]).num_samples
+
+    @property
+    def det_part(self) -> TensorDictSequential:
+        """The steps before the last probabilistic module, as a sequence that shares them."""
+        index, last = self._last_probabilistic()
+        steps = self.named_steps()[:index]
+        if isinstance(last, ProbabilisticTensorDictSequential):
+            steps.append((self.named_steps()[index][0], last.det_part))
+        return super()._part(steps, TensorDictSequential)
+
+    def get_dist_params(
+        self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
+    ) -> TensorDictBase:
+        """Run the steps before the last probabilistic module.
 
         Args:
             tensordict: Holds what these steps read; it is not changed.
+            tensordict_out: The container to write, instead of a copy of `tensordict`.
 
         Returns:
-            A container of the input's entries and what the steps wrote, parameters included.
+            A container of the input's entries and what the steps wrote, parameters included; or
+            `tensordict_out`, with what the steps wrote.
         """
-        index, last = self._last_probabilistic()
-        made = tensordict.copy()
-        for _, step in self.named_steps()[:index]:
-            made = step(made)
-        if isinstance(last, ProbabilisticTensorDictSequential):
-            return last.get_dist_params(made)
-        return made
+        walk = self._walked(tensordict, False, tensordict_out)
+        return walk.container if tensordict_out is None else tensordict_out
 
     def build_dist_from_params(self, tensordict: TensorDictBase) -> Distribution:
         """Build the last distribution from a container that holds its parameters.
@@ -100,11 +142,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         return self._last_probabilistic()[1].build_dist_from_params(tensordict)
 
-    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
-        """Run the steps before the last probabilistic module, and build its distribution.
+    def get_dist(
+        self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
+    ) -> Distribution:
+        """Run the steps before the last probabilistic module, and build the distribution.
+
+        With several probabilistic modules, each is given the values of those before it.
 
         Args:
             tensordict: Holds what the sequence reads; it is not changed.
+            tensordict_out: A container to write what the steps wrote, parameters included.
 
         Example:
             >>> import torch
@@ -116,24 +163,136 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             >>> model.get_dist(TensorDict(probs=torch.tensor(0.25))).mean
             tensor(0.2500)
         """
-        return self.build_dist_from_params(self.get_dist_params(tensordict))
+        walk = self._walked(tensordict, False, tensordict_out)
+        return walk.composite(tensordict) if self._is_composite() else walk.found[-1][1]
 
-    def log_prob(self, tensordict: TensorDictBase, dist: Distribution | None = None) -> Tensor:
-        """Return the log-probability of the value that the container holds.
+    @overload
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        *,
+        dist: Distribution | None = None,
+        aggregate: Literal[True],
+    ) -> Tensor: ...
+    @overload
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        *,
+        dist: Distribution | None = None,
+        aggregate: bool | None = None,
+    ) -> LogProb: ...
+    def log_prob(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        *,
+        dist: Distribution | None = None,
+        aggregate: bool | None = None,
+    ) -> LogProb:
+        """Return the log-probability of the values that the container holds.
+
+        Values that it holds are not drawn again: each distribution is conditional on them.
 
         Args:
-            tensordict: Holds the value, and what the sequence reads unless `dist` is given.
+            tensordict: Holds the values, and what the sequence reads unless `dist` is given.
+            tensordict_out: A container to write what the steps wrote, parameters included.
             dist: The distribution, if it has been built.
+            aggregate: Whether those of several values are summed to one tensor; None follows the
+                modules.
+
+        Returns:
+            A tensor; for several values that are not summed a container, at `log_prob_keys`.
 
         Raises:
-            InputMissing: If the value is missing.
+            InputMissing: If a value is missing.
         """
-        _, last = self._last_probabilistic()
         if dist is not None:
-            return last.log_prob(tensordict, dist)
-        made = self.get_dist_params(tensordict)
-        dist = last.build_dist_from_params(made)
-        return last.log_prob(made if isinstance(last, ScoringModule) else tensordict, dist)
+            return self._scored_by(dist, tensordict, aggregate)
+        walk = self._walked(tensordict, True, tensordict_out)
+        if self._is_composite():
+            return self._scored_by(walk.composite(tensordict), walk.container, aggregate)
+        last, found = walk.found[-1]
+        return last.log_prob(walk.container, found, aggregate=aggregate)
+
+    def _scored_by(
+        self, dist: Distribution, values: TensorDictBase, aggregate: bool | None
+    ) -> LogProb:
+        """Score values under a distribution that `get_dist` returned."""
+        leaves = self._asked()
+        if len(leaves) == 1:
+            return leaves[0].log_prob(values, dist, aggregate=aggregate)
+        if not isinstance(dist, CompositeDistribution):
+            raise InvalidArgument(
+                f"`dist` must be the `CompositeDistribution` of all {len(leaves)} probabilistic "
+                f"modules, got {type(dist).__name__}. Pass what `get_dist` returns."
+            )
+        if aggregate:
+            return dist.log_prob(values, aggregate=True)
+        made = TensorDict()
+        for leaf in leaves:
+            found = leaf.log_prob(values, dist, aggregate=aggregate)
+            if isinstance(found, Tensor):
+                made.set(leaf.log_prob_keys[0], found)
+            else:
+                made.batch_size = found.batch_size
+                made.update(found)
+        return made
+
+    def _is_composite(self) -> bool:
+        if self.return_composite is None:
+            keys = [key for leaf in self._leaves() for key in leaf.dist_sample_keys]
+            return len(self._leaves()) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
+        return self.return_composite
+
+    def _visit(self, walk: Walk, whole: bool) -> None:
+        """Run the steps before the last probabilistic module, or the whole sequence."""
+        index, _ = self._last_probabilistic()
+        for place, (_, step) in enumerate(self.named_steps()):
+            if place > index and not whole:
+                return
+            draws = whole or place < index
+            if isinstance(step, ProbabilisticTensorDictSequential):
+                step._visit(walk, draws)
+            elif isinstance(step, LEAVES):
+                walk.take(step, draws)
+            else:
+                walk.run(step, self.partial_tolerant)
+
+    def _walked(self, tensordict: TensorDictBase, keeps: bool, out: TensorDictBase | None) -> Walk:
+        if isinstance(out, Distribution):
+            raise InvalidArgument(
+                "`tensordict_out` must be a container, got a distribution. Pass it as `dist=`."
+            )
+        walk = Walk(tensordict.copy(), keeps, scores=keeps and self._is_composite())
+        self._visit(walk, whole=False)
+        if out is not None:
+            walk.write(out)
+        return walk
+
+    def _asked(self) -> list[Leaf]:
+        """Return the probabilistic modules that the distribution is about."""
+        leaves = self._leaves()
+        return leaves if self._is_composite() else leaves[-1:]
+
+    def _leaves(self) -> list[Leaf]:
+        """Return all probabilistic modules, also those in sequences inside."""
+        found: list[Leaf] = []
+        for _, step in self.named_steps():
+            if isinstance(step, ProbabilisticTensorDictSequential):
+                found += step._leaves()
+            elif isinstance(step, LEAVES):
+                found.append(step)
+        return found
+
+    def _part(self, steps: Sequence[tuple[str, nn.Module]], kind: type | None = None) -> Self:
+        if not any(isinstance(step, _PROBABILISTIC) for _, step in steps):
+            return super()._part(steps, TensorDictSequential)
+        part = super()._part(steps, kind)
+        part.return_composite = self.return_composite
+        return part
 
     def _replace_steps(self, steps: Sequence[tuple[str, nn.Module]], named: bool = False) -> Self:
         scored = _scored([step for _, step in steps])
@@ -152,8 +311,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         )
 
 
-Probabilistic = ProbabilisticTensorDictModule | ScoringModule | ProbabilisticTensorDictSequential
-_PROBABILISTIC = (ProbabilisticTensorDictModule, ScoringModule, ProbabilisticTensorDictSequential)
+Probabilistic = Leaf | ProbabilisticTensorDictSequential
+_PROBABILISTIC = (*LEAVES, ProbabilisticTensorDictSequential)
+
+
+def _drawing(leaf: Leaf) -> ProbabilisticTensorDictModule:
+    """Return the module whose distribution a probabilistic module has."""
+    return leaf.module if isinstance(leaf, ScoringModule) else leaf
 
 
 def _with_scoring(modules: tuple[Modules, ...]) -> tuple[Modules, ...]:
@@ -173,6 +337,6 @@ def _scored(steps: list[T]) -> list[T | ScoringModule]:
         return [*steps]
     before = steps[: places[-1]]
     produced = {key for step in before for key in getattr(step, "out_keys", ())}
-    if last.dist_sample_keys[0] not in produced:
+    if not produced.issuperset(last.dist_sample_keys):
         return [*steps]
     return [*before, ScoringModule(last), *steps[places[-1] + 1 :]]

@@ -21,6 +21,7 @@ from kd_core import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from kd_probabilistic._composite import CompositeDistribution, value_keys
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._interaction import as_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of
@@ -42,8 +43,9 @@ class Settings:
         params: The keys of the parameters, each once.
         feeds: Which of them feeds each argument of the distribution.
         build: Calls the distribution class.
-        sample_key: The key of the value.
-        log_prob_key: The key of its log-probability.
+        sample_keys: The key of each value.
+        log_prob_keys: The key of the log-probability of each value, or the one of their sum.
+        aggregates: Whether the log-probabilities of several values are summed.
         in_keys: All keys that are read.
         out_keys: All keys that are written.
     """
@@ -55,31 +57,27 @@ class Settings:
         kwargs = _keywords(given["distribution_kwargs"])
         distribution = cast("Callable[..., Distribution]", given["distribution_class"])
         self.build = Construction(distribution, tuple(arguments), kwargs)
-        self.sample_key = _only_key(given["out_keys"])
-        own = given["log_prob_key"]
-        self.log_prob_key = unravel_key(
-            log_prob_key_of(self.sample_key) if own is None else cast("NestedKey", own)
-        )
+        known = value_keys(distribution, kwargs)
+        several = known is not None or not _is_plain(distribution)
+        self.sample_keys = _value_keys(given["out_keys"], several, known)
+        self.log_prob_keys, self.aggregates = _log_prob_keys(given, self.sample_keys, known)
         self.return_log_prob = _flag("return_log_prob", given["return_log_prob"])
         self.default_interaction_type = as_interaction_type(given["default_interaction_type"])
+        self.cache_dist = _flag("cache_dist", given["cache_dist"])
         self.n_empirical_estimate = _count("n_empirical_estimate", given, 1)
         number = given["num_samples"]
         self.num_samples = None if number is None else _count("num_samples", given, 0)
         self.generator = _generator(given["generator"])
         asked = [self.generator] if isinstance(self.generator, (str, tuple)) else []
         self.in_keys: list[NestedKey] = list(dict.fromkeys([*self.params, *asked]))
-        self.out_keys: list[NestedKey] = [self.sample_key]
+        self.out_keys: list[NestedKey] = [*self.sample_keys]
         if self.return_log_prob:
-            self.out_keys.append(self.log_prob_key)
-        if self.sample_key == self.log_prob_key:
-            raise InvalidArgument(
-                f"the value and its log-probability cannot have one key, "
-                f"{format_key(self.sample_key)}. Choose another `log_prob_key`."
-            )
+            self.out_keys += self.log_prob_keys
+        _check_distinct(self.sample_keys, self.log_prob_keys)
         self._given = {
             **given,
             "in_keys": arguments,
-            "out_keys": self.sample_key,
+            "out_keys": given["out_keys"] if given["out_keys"] is None else [*self.sample_keys],
             "distribution_kwargs": kwargs,
             "generator": self.generator,
         }
@@ -96,8 +94,13 @@ class Settings:
         keys = list(value) if isinstance(value, list) else None
         if name == "in_keys" and keys is not None and self.in_keys != list(self.params):
             changes[name] = [key for key in keys if key != self.generator]
-        elif name == "out_keys" and keys is not None and self.return_log_prob and len(keys) == 2:
-            changes = {"out_keys": keys[:1], "log_prob_key": keys[1]}
+        elif name == "out_keys" and keys is not None and len(keys) == len(self.out_keys):
+            count = len(self.sample_keys)
+            changes = {"out_keys": keys[:count]}
+            if self.return_log_prob:
+                changes |= {"log_prob_key": None, "log_prob_keys": keys[count:]}
+        elif name in _OTHER and value is not None:
+            changes[_OTHER[name]] = None
         return type(self)({**self._given, **changes})
 
 
@@ -108,13 +111,22 @@ NAMES: Final = frozenset(
         "distribution_kwargs",
         "generator",
         "in_keys",
+        "cache_dist",
         "log_prob_key",
+        "log_prob_keys",
         "n_empirical_estimate",
         "num_samples",
         "out_keys",
         "return_log_prob",
     }
 )
+
+
+_OTHER: Final = {"log_prob_key": "log_prob_keys", "log_prob_keys": "log_prob_key"}
+"""The setting that another one replaces."""
+
+Known: TypeAlias = "tuple[tuple[NestedKey, ...], bool, NestedKey] | None"
+"""What is known of a composite distribution before it is built; see `value_keys`."""
 
 
 def _arguments(in_keys: object) -> dict[str, NestedKey]:
@@ -137,17 +149,75 @@ def _arguments(in_keys: object) -> dict[str, NestedKey]:
     return arguments
 
 
-def _only_key(out_keys: object) -> NestedKey:
-    """Return the one key of the value."""
+def _is_plain(distribution: object) -> bool:
+    """Return whether the values are single tensors, because a class of torch is built."""
+    return (
+        isinstance(distribution, type)
+        and issubclass(distribution, Distribution)
+        and not issubclass(distribution, CompositeDistribution)
+    )
+
+
+def _value_keys(out_keys: object, several: bool, known: Known) -> tuple[NestedKey, ...]:
+    """Return the keys of the values: more than one for a composite distribution alone."""
     if out_keys is None:
-        return DISCARD
+        return (DISCARD,) if known is None else known[0]
     keys = _listed("out_keys", out_keys)
-    if len(keys) != 1:
+    if len(keys) != 1 and not several:
         raise InvalidArgument(
             f"`out_keys` must be the one key of the value, got {len(keys)} keys. Give the key of "
             "the log-probability as `log_prob_key`."
         )
-    return unravel_key(keys[0])
+    if not keys:
+        raise InvalidArgument("`out_keys` must name at least one value, got none.")
+    if known is not None and set(keys) != set(known[0]):
+        raise InvalidArgument(
+            f"`out_keys` must be the keys of the values of the distribution, "
+            f"{_keys_text(known[0])}, got {_keys_text(keys)}. Rename values with `name_map`; to "
+            "write some of them alone use `select_out_keys`."
+        )
+    return tuple(keys)
+
+
+def _log_prob_keys(
+    given: Mapping[str, object], values: tuple[NestedKey, ...], known: Known
+) -> tuple[tuple[NestedKey, ...], bool]:
+    """Return the keys of the log-probabilities, and whether they are one sum."""
+    one, several = given["log_prob_key"], given["log_prob_keys"]
+    if one is not None and several is not None:
+        raise InvalidArgument(
+            "`log_prob_key` cannot be combined with `log_prob_keys`. Give the first for a sum, the "
+            "second for one log-probability of each value."
+        )
+    if one is not None:
+        return (unravel_key(cast("NestedKey", one)),), known is not None or len(values) > 1
+    if several is not None:
+        keys = tuple(_listed("log_prob_keys", several))
+        if len(keys) not in (1, len(values)):
+            raise InvalidArgument(
+                f"`log_prob_keys` must be one key for a sum, or one for each of the {len(values)} "
+                f"values, got {_keys_text(keys)}."
+            )
+        return keys, len(keys) != len(values)
+    if known is not None and known[1]:
+        return (known[2],), True
+    return tuple(log_prob_key_of(key) for key in values), False
+
+
+def _check_distinct(values: Sequence[NestedKey], log_probs: Sequence[NestedKey]) -> None:
+    keys = [*values, *log_probs]
+    twice = [key for place, key in enumerate(keys) if key in keys[:place]]
+    if twice and twice[0] in values:
+        raise InvalidArgument(
+            f"the value and its log-probability cannot have one key, {format_key(twice[0])}. "
+            "Choose another `log_prob_key`."
+        )
+    if twice:
+        raise InvalidArgument(f"`log_prob_keys` must differ, got {format_key(twice[0])} twice.")
+
+
+def _keys_text(keys: Iterable[NestedKey]) -> str:
+    return ", ".join(format_key(key) for key in keys) or "none"
 
 
 def _listed(name: str, keys: object) -> list[NestedKey]:

@@ -1,0 +1,52 @@
+"""The entropy of a distribution; from draws if there is no formula."""
+
+import warnings
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution
+
+from kd_core import InvalidValue
+
+DRAWS = 100
+"""How many draws an entropy is estimated from if nobody says."""
+
+
+class EntropyEstimateWarning(UserWarning):
+    """An entropy has no formula and is estimated from draws, although nobody said from how many."""
+
+
+def entropy_of(distribution: Distribution, name: str, draws: int | None) -> Tensor:
+    """Compute an entropy by its formula, or else estimate it.
+
+    The estimate is the mean of `-log_prob` over draws. Its gradients are estimated, too, with or
+    without `rsample`: they are those of the score function, `-log_prob` times the gradient of
+    `log_prob`, since the derivative of a draw that cannot be differentiated is missing.
+
+    Args:
+        distribution: The distribution.
+        name: How a warning names it.
+        draws: From how many draws; None warns and takes `DRAWS`.
+
+    Returns:
+        The entropy, shape (*batch_shape).
+    """
+    if draws is not None and (isinstance(draws, bool) or draws < 1):
+        raise InvalidValue(f"`samples_mc` must be a positive int or None, got {draws!r}.")
+    try:
+        found: Tensor = distribution.entropy()
+        return found
+    except NotImplementedError:
+        pass
+    if draws is None:
+        draws = DRAWS
+        if not torch.compiler.is_compiling():
+            warnings.warn(
+                f"the entropy of {name} (`{type(distribution).__name__}`) has no formula and is "
+                f"estimated from {draws} draws. Pass `samples_mc` to say from how many.",
+                EntropyEstimateWarning,
+                stacklevel=4,
+            )
+    score: Tensor = distribution.log_prob(distribution.sample(Size((draws,))))
+    value = score.detach()
+    return -(value + value * (score - value)).mean(0)
