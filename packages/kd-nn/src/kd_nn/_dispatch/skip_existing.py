@@ -36,7 +36,7 @@ def skip_existing() -> bool:
         ...     skip_existing()
         True
     """
-    return _SWITCH.get()
+    return bool(anyone_skips) and _SWITCH.get()  # dynamo traces the first alone
 
 
 class set_skip_existing:  # noqa: N801  # used like a function, as a context manager and a decorator

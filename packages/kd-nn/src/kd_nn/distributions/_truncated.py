@@ -56,7 +56,7 @@ def log_mass(lower: Tensor, width: Tensor) -> Tensor:
 
 
 def _tail_mass(near: Tensor, width: Tensor) -> Tensor:
-    """Integrate `exp(-near t - t^2 / 2)` over `[0, width]`, for `near >= 0`."""
+    """Return the integral of `exp(-near t - t^2 / 2)` over `[0, width]`, for `near >= 0`."""
     narrow = width * (near + 1) < _NARROW
     end = torch.exp(-width * (near + width / 2))
     wide = mills(near) - end * mills(near + width)
