@@ -5,11 +5,13 @@ Also what torch offers only together with its compiler, whose import takes long.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +32,22 @@ CONSTANT_OBJECTS: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (
 
 Older versions raise an internal error. No feature test shows it, so the version decides.
 """
+
+
+def to_index(value: object) -> int:
+    """Return `operator.index(value)`; the dynamo of older versions does not trace it on a tensor.
+
+    Raises:
+        TypeError: if the value is not an integer.
+    """
+    if (
+        is_dynamo_compiling()
+        and isinstance(value, Tensor)
+        and value.numel() == 1
+        and not (value.is_floating_point() or value.is_complex())
+    ):
+        return int(value)
+    return operator.index(cast("SupportsIndex", value))
 
 
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:

@@ -6,12 +6,12 @@ integer argument may be. Sizes may be symbolic (under `torch.export`) and stay s
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
+from kd_core._compat import to_index
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def as_int(value: object) -> int:
         return cast("int", value)
     if not isinstance(value, bool) and getattr(value, "dtype", None) is not torch.bool:
         try:
-            return operator.index(value)  # type: ignore[arg-type]  # refused below
+            return to_index(value)
         except TypeError:
             pass
     raise InvalidArgument(f"expected an integer, got {value!r} of type `{type(value).__name__}`.")

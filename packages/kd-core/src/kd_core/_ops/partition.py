@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kd_core._entry import Entry
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
+T = TypeVar("T")
 W = TypeVar("W", bound=AbstractContainer)
 
 
@@ -119,7 +120,7 @@ class Partition(AbstractContainer):
                 "Use `gather`, or `td[index]`."
             )
         new = (*batch[:at], index.numel(), *batch[at + 1 :])
-        where = (*(slice(None),) * at, index.reshape(-1))  # one row is a dimension of size 1
+        where = _along(at, index.reshape(-1))  # one row is a dimension of size 1
         return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
     def gather(
@@ -297,11 +298,18 @@ def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) ->
 
 def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
     """Return the index of each part, with which a lazy stack selects members."""
-    before = (slice(None),) * at
     if () in sizes:
-        return [(*before, row) for row in range(len(sizes))]
+        return [_along(at, row) for row in range(len(sizes))]
     stops = [*accumulate(size for (size,) in sizes)]
-    return [(*before, slice(stop - size, stop)) for (size,), stop in zip(sizes, stops, strict=True)]
+    return [
+        _along(at, slice(stop - size, stop)) for (size,), stop in zip(sizes, stops, strict=True)
+    ]
+
+
+def _along(at: int, item: T) -> tuple[T | slice, ...]:
+    """Return an index that takes `item` of dimension `at`."""
+    # Not a tuple times `at`, whose product by a symbolic integer dynamo may put into the graph.
+    return (*[slice(None) for _ in range(at)], item) if at else (item,)
 
 
 def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
@@ -368,8 +376,8 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> PartsPlan:
     bounds = list(zip((0, *where), (*where, size), strict=True))
     sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
     how = _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
-    before = (slice(None),) * at
-    how.leaf.__dict__["indices"] = [(*before, slice(*bound)) for bound in bounds]
+    if not is_dynamo_compiling():
+        how.leaf.__dict__["indices"] = [_along(at, slice(*bound)) for bound in bounds]
     return how
 
 
@@ -392,8 +400,7 @@ def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
     rows = slice(first, first + length)
     if at == 0:
         return plan(batch, takes(lambda leaf: leaf[first : first + length], rows), new)
-    index = (*(slice(None),) * at, rows)
-    return plan(batch, takes(lambda leaf: leaf.narrow(at, first, length), index), new)
+    return plan(batch, takes(lambda leaf: leaf.narrow(at, first, length), _along(at, rows)), new)
 
 
 def _leading(index: Tensor, batch: Batch) -> BatchFn:
