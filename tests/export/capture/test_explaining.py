@@ -23,18 +23,6 @@ class Positions(nn.Module):
         return x + self.table[: x.shape[1]]
 
 
-class Four(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], 4, 4)[:, :, : x.shape[1]].sum(-1)
-
-
-class Half(nn.Module):
-    """Serve an even number of rows only: torch names no range for that."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(2, -1)
-
-
 X = torch.randn(3, 5, 4)
 REMEDIES: list[tuple[nn.Module, Mapping[str, object], str]] = [
     (Positions(), {"x": {0: "batch", 1: "seq"}}, "'seq': (1, 512)"),
@@ -64,6 +52,16 @@ def test_a_nested_key_is_written_as_it_is_pasted() -> None:
     assert raised.value.hint is not None
     pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
     assert export(module, example, dynamic=pasted).schema.axes["seq"].max == 512
+
+
+def test_axes_that_must_be_one_are_named_so() -> None:
+    module = TensorDictModule(lambda x, y: x @ y, in_keys=["x", "y"], out_keys=["z"])
+    example = {"x": torch.randn(3, 4), "y": torch.randn(4, 5)}
+    with pytest.raises(Specialized) as raised:
+        export(module, example, dynamic={"x": {1: "a"}, "y": {0: "b"}})
+    assert raised.value.hint is not None
+    pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
+    assert len(export(module, example, dynamic=pasted).schema.axes) == 1
 
 
 class Branching(nn.Module):

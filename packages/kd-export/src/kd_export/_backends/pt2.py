@@ -101,7 +101,7 @@ def _own_operators() -> set[str]:
     return {
         f"torch.ops.{definition._qualname.replace('::', '.')}.default"
         for definition in OPDEFS.values()
-        if not definition._init_fn.__module__.startswith("torch.")
+        if not str(definition._init_fn.__module__).startswith("torch.")
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 
 import torch
@@ -67,28 +67,34 @@ def specialized(
 def _remedy(text: str, shapes: DynamicShapes) -> str:
     """Return the argument that works, if torch names the sizes that the module serves."""
     axes, names = dict(shapes.axes), {key: dict(dims) for key, dims in shapes.names.items()}
-    for name in shapes.axes:
-        found = re.search(rf"^\s*{name} = (?:Dim\('{name}'(.*)\)|(\d+))\s*$", text, re.MULTILINE)
-        if found is None:
+    for name, fix in re.findall(r"^\s*(\w+) = (\w+|Dim\(.*\))\s*$", text, re.MULTILINE):
+        if name not in axes:
             continue
-        if found[2] is not None:
-            del axes[name]
-            names = {k: {d: n for d, n in ds.items() if n != name} for k, ds in names.items()}
+        if fix.startswith("Dim("):
+            limits = {word: int(size) for word, size in re.findall(r"(min|max)=(\d+)", fix)}
+            axes[name] = Axis(limits.get("min", axes[name].min), limits.get("max", axes[name].max))
             continue
-        limits = {word: int(number) for word, number in re.findall(r"(min|max)=(\d+)", found[1])}
-        axes[name] = Axis(limits.get("min", axes[name].min), limits.get("max", axes[name].max))
+        del axes[name]  # it is another axis, or one size
+        names = {k: _renamed(dims, name, fix) for k, dims in names.items()}
     if axes == dict(shapes.axes):
         return (
             "Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
             "give the axis a range it can serve, or fix the shape with `dynamic=None`."
         )
-    dims = {k: ds for k, ds in names.items() if ds}
-    words = [
-        f"{k[0] if len(k) == 1 else k!r}: {ds}" if len(k) > 1 else f"{k[0]!r}: {ds}"
-        for k, ds in dims.items()
-    ]
-    words += [f"{name!r}: {(axis.min, axis.max)}" for name, axis in axes.items()]
-    return f"Pass `dynamic={{{', '.join(words)}}}`." if dims else "Pass `dynamic=None`."
+    dims = {key: dims for key, dims in names.items() if dims}
+    words = [f"{key[0]!r}" if len(key) == 1 else f"{key!r}" for key in dims]
+    pairs = [f"{word}: {dims}" for word, dims in zip(words, dims.values(), strict=True)]
+    pairs += [f"{name!r}: {(axis.min, axis.max)}" for name, axis in axes.items()]
+    return f"Pass `dynamic={{{', '.join(pairs)}}}`." if dims else "Pass `dynamic=None`."
+
+
+def _renamed(dims: Mapping[int, str], name: str, fix: str) -> dict[int, str]:
+    """Give dimensions the name of another axis; those of one size are named no more."""
+    return {
+        dim: fix if known == name else known
+        for dim, known in dims.items()
+        if known != name or not fix.isdecimal()
+    }
 
 
 def _module_of(error: BaseException, flat: FlatModule) -> str:
