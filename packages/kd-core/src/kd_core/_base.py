@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+import torch
 
 from torch.compiler import is_dynamo_compiling
 
@@ -41,7 +43,7 @@ from kd_core._ops.pointwise import (
     Unary,
     UnaryInPlace,
 )
-from kd_core._ops.ragged import Ragged
+from kd_core._ops.ragged import Ragged, as_stack, densified
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.shape import Shape
 from kd_core._ops.statistics import Statistics
@@ -129,6 +131,40 @@ class TensorDictBase(
     def _ipython_key_completions_(self) -> list[NestedKey]:
         """Return the keys that a prompt offers after `td["`, nested ones as tuples."""
         return list(self.keys(include_nested=True))
+
+    def to_lazystack(self, dim: int = 0) -> TensorDictBase:
+        """Return a lazy stack of the rows along a batch dimension; the members are views.
+
+        Args:
+            dim: the batch dimension; that of the stack for a lazy stack, which is returned itself.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2]).to_lazystack()
+            >>> type(stack).__name__, stack.batch_size
+            ('LazyStackedTensorDict', torch.Size([2]))
+        """
+        return cast("TensorDictBase", as_stack(self, dim))
+
+    def densify(self, layout: torch.layout = torch.jagged) -> TensorDictBase:
+        """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
+
+        Args:
+            layout: the layout of the nested tensors.
+
+        Raises:
+            ShapeMismatch: if rows differ in more than one dimension.
+            InvalidValue: if the rows are not stacked along the first dimension.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict, lazy_stack
+            >>> rows = [TensorDict({"a": torch.zeros(n, 2)}) for n in (1, 3)]
+            >>> lazy_stack(rows).densify()["a"].is_nested
+            True
+        """
+        return cast("TensorDictBase", densified(self, layout))
 
     @classmethod
     def __torch_function__(

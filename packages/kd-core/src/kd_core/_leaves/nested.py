@@ -16,8 +16,7 @@ def row_lengths(leaf: Tensor) -> Tensor:
     if lengths is not None:
         return lengths
     offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # as above
-    gaps: Tensor = torch.diff(offsets)
-    return gaps
+    return offsets.diff()
 
 
 def padded_leaf(leaf: Tensor, padding: float) -> Tensor:

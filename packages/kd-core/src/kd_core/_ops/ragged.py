@@ -19,8 +19,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._base import TensorDictBase
-    from kd_core._entry import Entry
+    from kd_core._entry import Entry, Node
     from kd_core._types import BatchFn, LeafFn, NestedKey
 
 
@@ -29,48 +28,9 @@ class Ragged(AbstractContainer):
 
     __slots__ = ()
 
-    def to_lazystack(self, dim: int = 0) -> TensorDictBase:
-        """Return a lazy stack of the rows along a batch dimension; the members are views.
-
-        Args:
-            dim: the batch dimension; that of the stack for a lazy stack, which is returned itself.
-
-        Example:
-            >>> import torch
-            >>> from kd_core import TensorDict
-            >>> stack = TensorDict({"a": torch.zeros(2, 3)}, [2]).to_lazystack()
-            >>> type(stack).__name__, stack.batch_size
-            ('LazyStackedTensorDict', torch.Size([2]))
-        """
-        at = wrap_dim(dim, self._desc.ndim)
-        if isinstance(self, Composite) and self._dim == at:
-            return cast("TensorDictBase", self)
-        rows = [self._map_each(*_row(at, row)) for row in range(self._desc.batch[at])]
-        return cast("TensorDictBase", _registry.make_stack(rows, at))
-
-    def densify(self, layout: torch.layout = torch.jagged) -> TensorDictBase:
-        """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
-
-        Args:
-            layout: the layout of the nested tensors.
-
-        Raises:
-            ShapeMismatch: if rows differ in more than one dimension.
-            InvalidValue: if the rows are not stacked along the first dimension.
-
-        Example:
-            >>> import torch
-            >>> from kd_core import TensorDict, lazy_stack
-            >>> rows = [TensorDict({"a": torch.zeros(n, 2)}) for n in (1, 3)]
-            >>> lazy_stack(rows).densify()["a"].is_nested
-            True
-        """
-        entries = {key: self._dense_entry(key, layout) for key in self._entries}
-        return cast("TensorDictBase", _registry.make_dense(entries, self._desc.unlocked()))
-
     def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
         entry = self._entries[key]
-        return cast("Entry", entry.densify(layout)) if isinstance(entry, Ragged) else entry
+        return densified(entry, layout) if isinstance(entry, Ragged) else entry
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Self:
         """Return the container with nested tensors padded to their longest row.
@@ -119,3 +79,18 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
         lambda leaf: leaf.select(dim, row),
         lambda batch: batch[:dim] + batch[dim + 1 :],
     )
+
+
+def densified(container: Ragged, layout: torch.layout) -> Node:
+    """Return a dense container in which entries that cannot be stacked are nested tensors."""
+    entries = {key: container._dense_entry(key, layout) for key in container._entries}
+    return _registry.make_dense(entries, container._desc.unlocked())
+
+
+def as_stack(container: AbstractContainer, dim: int) -> Node:
+    """Return a lazy stack of the rows along a batch dimension."""
+    at = wrap_dim(dim, container._desc.ndim)
+    if isinstance(container, Composite) and container._dim == at:
+        return cast("Node", container)
+    rows = [container._map_each(*_row(at, row)) for row in range(container._desc.batch[at])]
+    return _registry.make_stack(rows, at)
