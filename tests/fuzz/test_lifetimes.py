@@ -139,7 +139,6 @@ def test_dropped_models_and_their_weights_are_freed_at_once(seeds: Seeds) -> Non
             made = life(seed)
             found = references(made, made.parameters())
             del made
-            gc.collect()  # F23: plans of models are in cycles, which is being mended
             seeds.count("models")
             assert [each() for each in found if each() is not None] == []
 

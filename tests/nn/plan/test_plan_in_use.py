@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tests.nn.plans import FORMS, X, call, make, module_calls, planned, same
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
@@ -57,6 +57,20 @@ def test_output_that_does_not_fit_leaves_the_container() -> None:
         with pytest.raises(ValueError, match="`b`"):
             model(td)
         assert list(td.keys()) == ["x"]
+
+
+def test_a_step_that_has_a_plan_of_its_own_is_freed_without_the_cycle_collector() -> None:
+    gc.disable()
+    try:
+        step = TensorDictModule(nn.Linear(3, 3), ["x"], ["y"])
+        td = TensorDict({"x": torch.zeros(2, 3)}, [2])
+        for _ in range(3):
+            step(td.clone())
+        found = weakref.ref(step)
+        del step
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_module_is_freed_without_the_cycle_collector() -> None:

@@ -146,22 +146,26 @@ def write_container_call(program: Program, text: Text, inplace: Inplace) -> None
     if inplace not in (True, None):
         text.name("_destination", destination)
         text.add(1, f"_td = _destination(_td, {inplace!r}, None)")
-    text.name("_note_output", OutputNote(program))
-    text.add(1, "try:")
+    depth = 1
+    if program.is_sequence:  # the plan of one module must not hold its program, which holds it
+        text.name("_note_output", OutputNote(program))
+        text.add(1, "try:")
+        depth = 2
     if program.tolerant:
-        text.add(2, "_out = {}")
+        text.add(depth, "_out = {}")
         for key, slot in program.outputs:
-            text.add(2, f"if _v{slot} is not _MISSING:")
-            text.add(3, f"_out[{key!r}] = _v{slot}")
-        text.add(2, "_td.assign(_out)")
+            text.add(depth, f"if _v{slot} is not _MISSING:")
+            text.add(depth + 1, f"_out[{key!r}] = _v{slot}")
+        text.add(depth, "_td.assign(_out)")
     elif len(program.outputs) == 1:
         ((key, slot),) = program.outputs
-        text.add(2, f"_td.set({key!r}, _v{slot})")
+        text.add(depth, f"_td.set({key!r}, _v{slot})")
     else:
         pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in program.outputs)
-        text.add(2, f"_td.assign({{{pairs}}})")
-    text.add(1, "except _Exception as _error:", "    _note_output(_error, _td, _locals())")
-    text.add(2, "raise")
+        text.add(depth, f"_td.assign({{{pairs}}})")
+    if program.is_sequence:
+        text.add(1, "except _Exception as _error:", "    _note_output(_error, _td, _locals())")
+        text.add(2, "raise")
     text.add(1, "return _td")
 
 
