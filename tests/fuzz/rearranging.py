@@ -138,7 +138,9 @@ def reshape(rng: Random, s: Subject, name: str) -> Call:
     if len(args) == 1 and not isinstance(args[0], int) and rng.random() < 0.3:
         return rows_call(rng, name, args, {}, function=True)
     if rng.random() < 0.1:
-        return plain_method(name, (), {"shape": args[0] if isinstance(args[0], tuple) else args})
+        return plain_method(
+            name, (), {"shape": args[0] if args and isinstance(args[0], tuple) else args}
+        )
     return plain_method(name, args, {})
 
 

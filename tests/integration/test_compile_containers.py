@@ -170,3 +170,14 @@ def test_rows_of_a_mask_take_a_mask_in_one_graph() -> None:
     td = TensorDict({"a": torch.ones(3)}, [3])
     compiled = torch.compile(chosen, backend="eager", fullgraph=True)
     assert torch.equal(compiled(td)["a"], td["a"])
+
+
+def test_sizes_of_a_result_are_sizes_in_the_graph() -> None:
+    def grown(td: TensorDict) -> TensorDict:
+        for _ in range(2):
+            td = td.expand(2, *td.batch_size)
+        return td
+
+    td = TensorDict({"a": torch.ones(3)}, [3])
+    found = torch.compile(grown, backend="eager", fullgraph=True)(td)
+    assert found.batch_size == (2, 2, 3)

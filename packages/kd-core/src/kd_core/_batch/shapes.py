@@ -42,7 +42,7 @@ def as_ints(values: Iterable[object]) -> Batch:
     """Return integer arguments as a tuple; see `as_int`."""
     ints = tuple(values)
     for value in ints:
-        if type(value) is not int:
+        if value.__class__ is not int:  # dynamo guards no `type` of a size of a container it made
             return tuple([as_int(each) for each in ints])
     return cast("Batch", ints)
 
