@@ -1,5 +1,7 @@
 """What the public base class says of itself."""
 
+import inspect
+
 import pytest
 
 from kd_core import TensorDict
@@ -8,3 +10,10 @@ from kd_core import TensorDict
 def test_an_error_of_arguments_names_the_public_class() -> None:
     with pytest.raises(TypeError, match=r"^TensorDictBase\.to_dict\(\) takes 1 positional"):
         TensorDict().to_dict(1)  # type: ignore[call-arg, arg-type]  # what is refused
+
+
+def test_the_source_of_methods_is_found_and_that_of_a_class_is_not() -> None:
+    assert TensorDict.__module__ == "kd_core"
+    assert inspect.getsource(TensorDict.clone).lstrip().startswith("def clone(")
+    with pytest.raises(OSError, match="could not find class definition|not available"):
+        inspect.getsource(TensorDict)
