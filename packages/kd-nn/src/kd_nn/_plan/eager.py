@@ -182,13 +182,18 @@ class FastCalls(Calls):
 
     `forward` is called without `nn.Module.__call__` around it, after a test that no hook, no
     tracer and no compiled form would have made a difference.
+
+    Attributes:
+        empty: Dicts and lists that change in place: whatever is in them must not be left out.
+        checks: Expressions that are true if something is not what it was.
     """
 
     def __init__(self, root: nn.Module, program: Program, text: Text) -> None:
         super().__init__(program, text)
         self.root = root
         self.watch = Watch(text)
-        self.hooks, self.checks = self.watch.hooks, self.watch.checks
+        self.empty: list[object] = [anyone_skips, *_global_hooks()]
+        self.checks = self.watch.checks
         self.classes: set[type] = set()
         self.opened: set[int] = set()
         self.forms: dict[int, list[str]] = {}
@@ -235,9 +240,10 @@ class FastCalls(Calls):
             _call_of_modules=CALL,
             _impl_of_modules=IMPL,
             _owner=weakref.ref(self.root),
-            _skips=anyone_skips,
+            _any=any,
+            _empty=tuple(self.empty),
         )
-        busy = [*self.hooks, *_global_hooks(text), "_skips", "_compiler._is_compiling_flag"]
+        busy = ["_any(_empty)", *self.watch.hooks, "_compiler._is_compiling_flag"]
         busy += ["_Module.__call__ is not _call_of_modules"]
         busy += ["_Module._call_impl is not _impl_of_modules", "_tracing()"]
         text.add(1, f"if {' or '.join(busy)}:")
@@ -281,7 +287,8 @@ class FastCalls(Calls):
             self.checks.append(self.text.name(f"{name}_changed{idx}", flag))
         self._watch_class(type(module))
         self._watch_properties(module, name)
-        self._watch_hooks(module, name)
+        # These dicts stay the same: a keyed module tells when another one is assigned.
+        self.empty += [getattr(module, kind) for kind in HOOKS]
 
     def _watch_class(self, kind: type) -> None:
         """Write the tests that nothing was assigned on a class that changes how it runs."""
@@ -307,10 +314,6 @@ class FastCalls(Calls):
             self.checks.append(f"{name}.{what} != {now}")
         self.checks.append(f"{name}.has_value_form is not _True")
 
-    def _watch_hooks(self, module: nn.Module, name: str) -> None:
-        for kind in HOOKS:
-            self.hooks.append(self.text.name(f"{name}{kind}", getattr(module, kind)))
-
     def _prepare(self, idx: int) -> None:
         """Name what a step wraps, and find out whether its `forward` can be called directly."""
         step = self.program.calls[idx].step
@@ -334,12 +337,5 @@ class FastCalls(Calls):
                 self.forms[idx] = lines
 
 
-def _global_hooks(text: Text) -> list[str]:
-    module = nn.modules.module
-    kinds = (
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-    return [text.name(kind, getattr(module, kind)) for kind in kinds]
+def _global_hooks() -> list[object]:
+    return [getattr(nn.modules.module, f"_global{kind}") for kind in HOOKS]

@@ -80,17 +80,17 @@ class Watch:
         """Name a class of wrapped modules, and test that they are called as torch calls them."""
         if kind not in self.classes:
             own = self.classes[kind] = self.text.name(f"_K{len(self.classes)}", kind)
-            self.text.names.update(_calls=CALL, _call_impl=IMPL)
-            self.checks.append(
-                f"{own}.__call__ is not _calls or {own}._call_impl is not _call_impl"
-            )
+            # It got `__call__` and `_call_impl` from `nn.Module`, and so did all between them.
+            for place, base in enumerate(kind.__mro__[: kind.__mro__.index(nn.Module)]):
+                state = self.text.name(f"{own}_dict{place}", base.__dict__)
+                self.checks.append(f"_len({state}) != {len(base.__dict__)}")
         return self.classes[kind]
 
     def holds(self, holder: nn.Module, name: str) -> None:
         """Name the members of a module, and test that they stay the same, in order."""
-        members = self.text.name(f"{name}_members", tuple(holder._modules.values()))
+        members = self.text.name(f"{name}_members", list(holder._modules.values()))
         state = self.text.name(f"{name}_state", holder.__dict__)
-        self.checks.append(f"(*{state}['_modules'].values(),) != {members}")
+        self.checks.append(f"[*{state}['_modules'].values()] != {members}")
 
     def lines(self, module: nn.Module, name: str) -> list[str] | None:
         """Return the expressions that do what `forward` does, one after the other.
