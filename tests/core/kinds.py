@@ -11,6 +11,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    TypedTensorDict,
     is_tensor_collection,
     lazy_stack,
 )
@@ -33,6 +34,12 @@ class Reach(TensorClass):
     word: str
 
 
+class OpenReach(TypedTensorDict):
+    """A part of the content, declared."""
+
+    word: str
+
+
 def dense() -> TensorDict:
     return TensorDict(ContainerContract.content(), [3, 4])
 
@@ -52,5 +59,6 @@ FACTORIES = cast(
         "stacked_first": lambda: stacked(0),
         "stacked_last": lambda: stacked(1),
         "declared": declared,
+        "typed": lambda: OpenReach.from_dict(ContainerContract.content(), [3, 4]),
     },
 )

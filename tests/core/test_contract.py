@@ -28,3 +28,8 @@ class TestTensorClass(ContainerContract):
 
     def make(self) -> TensorDictBase:
         return FACTORIES["declared"]()
+
+
+class TestTypedTensorDict(ContainerContract):
+    def make(self) -> TensorDictBase:
+        return FACTORIES["typed"]()

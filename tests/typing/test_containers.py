@@ -9,6 +9,7 @@ from kd_core import (
     LazyStackedTensorDict,
     TensorClass,
     TensorDict,
+    TypedTensorDict,
     cat,
     lazy_stack,
     make_tensordict,
@@ -72,3 +73,29 @@ def test_fields_have_their_types() -> None:
     assert_type(sample[0], Sample)
     assert_type(stack([sample, sample]), Sample)
     assert_type(sample.to("cpu").clone().reshape(1, 3), Sample)
+
+
+class Fast(TensorClass, autocast=True, kw_only=True):
+    image: Tensor
+    count: int = 0
+
+
+class Open(TypedTensorDict):
+    image: Tensor
+
+
+def test_options_keep_the_types_of_fields() -> None:
+    fast = Fast(image=torch.zeros(3), batch_size=[3])
+    assert_type(fast.count, int)
+    assert_type(fast[0], Fast)
+    assert_type(fast.__replace__(count=2), Fast)
+    assert_type(Fast.from_tensordict(make(), {"image": torch.zeros(3)}, check=False), Fast)
+    opened = Open(image=torch.zeros(3))
+    assert_type(opened.image, Tensor)
+    assert_type(opened + 1, Open)
+
+
+def test_ragged_rows_are_read_by_type() -> None:
+    rows = lazy_stack([make(), make()])
+    assert_type(rows.get("a", as_list=True), list[Tensor])
+    assert_type(rows.get("a", as_padded_tensor=True), Tensor)

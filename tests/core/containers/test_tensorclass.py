@@ -19,6 +19,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    TypedTensorDict,
     UnknownField,
     is_tensorclass,
 )
@@ -205,3 +206,37 @@ def test_a_missing_field_is_named() -> None:
 
     with pytest.raises(InvalidArgument, match="`Pair` expected a value for `y`"):
         Pair(torch.ones(2))  # type: ignore[call-arg]  # wrong on purpose
+
+
+class Batch(TypedTensorDict):
+    obs: Tensor
+    name: str = "x"
+
+
+def test_a_typed_container_takes_other_keys_too() -> None:
+    batch = Batch(torch.zeros(3, 2), batch_size=[3])
+    batch["extra"] = torch.ones(3)
+    batch["n", "deep"] = torch.ones(3)
+    for same in (batch[:2], batch + 1, batch.clone(), batch.select("obs", "name", "extra")):
+        assert type(same) is Batch
+        assert "extra" in same
+    assert not is_tensorclass(batch.select("obs"))
+    del batch["extra"]
+    with pytest.raises(InvalidArgument, match="field `obs` of `Batch` cannot be removed"):
+        del batch["obs"]
+    with pytest.raises(InvalidArgument, match="`Batch` expected a value for `obs`"):
+        Batch()  # type: ignore[call-arg]  # wrong on purpose
+    with pytest.raises(ShapeMismatch, match="`extra`"):
+        batch["extra"] = torch.ones(4)
+    made = Batch.from_tensordict(TensorDict({"obs": torch.zeros(2), "k": torch.ones(2)}, [2]))
+    assert type(made) is Batch
+    assert made.name == "x"
+    assert sorted(made.keys()) == ["k", "name", "obs"]
+    more = Batch(obs=torch.zeros(2), more=1.0)  # type: ignore[call-arg]  # another key
+    assert more["more"].item() == 1
+
+
+def test_fields_are_listed() -> None:
+    names = [(each.name, each.default) for each in Sample.fields()]
+    assert names[2:] == [("source", "camera"), ("weight", None)]
+    assert Sample.fields()[0].type is Tensor

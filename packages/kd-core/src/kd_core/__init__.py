@@ -10,6 +10,8 @@ from kd_core._combine.merging import merge_tensordicts as merge_tensordicts
 from kd_core._combine.padding import pad as pad
 from kd_core._combine.padding import pad_sequence as pad_sequence
 from kd_core._combine.stacking import stack as stack
+from kd_core._containers.declaring import from_dataclass as from_dataclass
+from kd_core._containers.declaring import tensorclass as tensorclass
 from kd_core._containers.factories import from_module as from_module
 from kd_core._containers.factories import make_tensordict as make_tensordict
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
@@ -21,6 +23,7 @@ from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBas
 from kd_core._containers.non_tensor import is_non_tensor as is_non_tensor
 from kd_core._containers.non_tensor_stack import NonTensorStack as NonTensorStack
 from kd_core._containers.tensorclass import TensorClass as TensorClass
+from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
 from kd_core._errors import DeviceMismatch as DeviceMismatch

@@ -7,7 +7,6 @@ from types import FunctionType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
-
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry

@@ -13,9 +13,9 @@ fields.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar, cast, dataclass_transform
 
 from torch import Tensor
 
@@ -24,9 +24,10 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
+from kd_core._containers.field_options import checked_options, converted, converts
 from kd_core._containers.tensordict import fill
 from kd_core._decided.lookup import explain_attribute
-from kd_core._errors import InvalidArgument, InvalidValue, UnknownField, listed
+from kd_core._errors import InvalidArgument, InvalidValue, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+D = TypeVar("D", bound="TensorClass")
 
 
 class _FieldOf(Generic[T]):
@@ -76,11 +78,33 @@ class TensorClassMeta(type):
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
     ) -> TensorClassMeta:
         """Create the class without a `__dict__`; move defaults from the namespace to the fields."""
+        chosen = checked_options(name, options)
         namespace.setdefault("__slots__", ())
-        made = super().__new__(cls, name, bases, namespace, **options)
+        made = super().__new__(cls, name, bases, namespace)
         if any(isinstance(base, TensorClassMeta) for base in bases):
-            _declare(cast("type[TensorClass]", made), namespace)
+            own = cast("type[TensorClass]", made)
+            own._options = checked_options(name, dict.fromkeys(own._options | chosen, True))
+            _declare(own, namespace)
         return made
+
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
+    ) -> None:
+        super().__init__(name, bases, namespace)
+
+    def __getitem__(cls, options: str | tuple[str, ...]) -> TensorClassMeta:
+        """Return a base class with options: `TensorClass["frozen", "autocast"]`."""
+        names = (options,) if isinstance(options, str) else options
+        key = cls, frozenset(names)
+        made = _WITH_OPTIONS.get(key)
+        if made is None:
+            named = dict.fromkeys(names, True)
+            made = TensorClassMeta(cls.__name__, (cls,), {"__module__": cls.__module__}, **named)
+            _WITH_OPTIONS[key] = made
+        return made
+
+
+_WITH_OPTIONS: dict[tuple[TensorClassMeta, frozenset[str]], TensorClassMeta] = {}
 
 
 def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
@@ -88,14 +112,21 @@ def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
     for name, kind in inspect.get_annotations(cls).items():
         if str(kind).startswith(("ClassVar", "typing.ClassVar")):
             continue
-        if name.startswith("_") or (name not in fields and hasattr(TensorClass, name)):
+        taken = name not in fields and hasattr(TensorClass, name)
+        if name.startswith("_") or (taken and (name in _KEPT or "shadow" not in cls._options)):
             raise InvalidValue(
                 f"field name {format_key(name)} of `{cls.__name__}` must not be the name of a "
-                "method or property of containers or start with an underscore. Choose another name."
+                "method or property of containers or start with an underscore. Choose another "
+                "name, or pass the option `shadow=True`."
             )
-        fields[name] = _default_of(cls, name, namespace.get(name, MISSING))
+        spec = fields[name] = _default_of(cls, name, namespace.get(name, MISSING))
+        spec.name, spec.type = name, kind
         setattr(cls, name, _FieldOf[object](name))
     cls._fields = fields
+
+
+_KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})
+"""Names that fields may not have: the constructor and conversions need them."""
 
 
 def _default_of(cls: type, name: str, default: object) -> Field[object]:
@@ -117,6 +148,17 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     returns an instance of the class. A method `__post_init__` runs after construction, as in a
     dataclass. The keys are fixed: a method whose result has other keys returns a `TensorDict`, and
     one that would change the keys in place raises an error.
+
+    Options are keywords of the class, `class Sample(TensorClass, frozen=True)`, or names in
+    brackets, `class Sample(TensorClass["frozen"])`, which type checkers do not understand:
+
+    - `autocast`: cast values to the declared types: `Tensor`, numbers, strings, tensor classes.
+    - `nocast`: keep numbers and lists as they are, as non-tensor data.
+    - `tensor_only`: convert every value to a tensor, and refuse those that cannot be.
+    - `checked`: refuse values that are not of the declared type.
+    - `frozen`: refuse to set a field after construction; tensors can be written in place.
+    - `shadow`: allow fields with the names of methods.
+    - `kw_only`: take fields by keyword only.
 
     Args:
         *values: values of the fields, in the order of their declaration or by keyword.
@@ -146,6 +188,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     """
 
     _fields: ClassVar[dict[str, Field[object]]] = {}
+    _options: ClassVar[frozenset[str]] = frozenset()
+    _more_keys: ClassVar[bool] = False
+    """Whether a container may have other keys beside its fields."""
 
     if TYPE_CHECKING:
         # Keywords of the constructor that checkers write; at run time they are properties.
@@ -154,12 +199,18 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     else:
 
         def __init__(self, *values, batch_size=None, device=None, **named):
-            given = _bind(type(self), values, named)
+            cls = type(self)
+            given = _bind(cls, values, named)
             self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+            if converts(cls._options):
+                for key, value in given.items():
+                    given[key] = self._as_declared(key, value)
             fill(self, given, self._desc)
-            after = getattr(type(self), "__post_init__", None)
+            after = getattr(cls, "__post_init__", None)
             if after is not None:
                 after(self)
+            if "frozen" in cls._options:
+                self.lock_()
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
@@ -184,32 +235,113 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             input_dict = input_dict._entries
         return cls(**input_dict, batch_size=batch_size, device=device)
 
+    @classmethod
+    def from_tensordict(
+        cls,
+        tensordict: TensorDictBase,
+        non_tensordict: Mapping[str, object] | None = None,
+        *,
+        check: bool = True,
+    ) -> Self:
+        """Build an instance of a container that has its fields as keys; tensors are shared.
+
+        Args:
+            tensordict: the container; its batch size and device are kept.
+            non_tensordict: more values of fields.
+            check: refuse keys that are not fields; else they are left out.
+
+        Raises:
+            UnknownField: if a key is not a field.
+            InvalidArgument: if a field without default is missing.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorClass, TensorDict
+            >>> class Point(TensorClass):
+            ...     x: torch.Tensor
+            >>> Point.from_tensordict(TensorDict({"x": torch.zeros(2)}, [2])).batch_size
+            torch.Size([2])
+        """
+        given: dict[str, object] = {**tensordict._entries, **(non_tensordict or {})}
+        if not (check or cls._more_keys):
+            given = {key: value for key, value in given.items() if key in cls._fields}
+        return _built(cls, given, tensordict._desc)
+
+    @classmethod
+    def fields(cls) -> tuple[Field[object], ...]:
+        """Return the declared fields, with their names, types and defaults.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorClass
+            >>> class Point(TensorClass):
+            ...     x: torch.Tensor
+            >>> [each.name for each in Point.fields()]
+            ['x']
+        """
+        return tuple(cls._fields.values())
+
+    def __replace__(self, **changes: object) -> Self:
+        """Return a new instance with some fields changed; called by `copy.replace` too."""
+        return _built(type(self), {**self._entries, **changes}, self._desc)
+
+    def _as_declared(self, key: str, value: object) -> object:
+        cls = type(self)
+        if key not in cls._fields:
+            return value
+        return converted(cls, cls._options, key, value, self._desc.unlocked())
+
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
-        if key not in type(self)._fields:
-            raise _unknown(type(self), key)
+        self._check_field(key)
+        if converts(type(self)._options):
+            value = self._as_declared(key, value)
         return super()._as_entry(key, value, path)
 
+    def _check_field(self, key: str) -> None:
+        cls = type(self)
+        if key not in cls._fields and not cls._more_keys:
+            raise _unknown(cls, key)
+        if "frozen" in cls._options:
+            raise Locked(
+                f"field {format_key(key)} of `{cls.__name__}` cannot be set: the class is frozen. "
+                f"Make a new instance: `data.__replace__({key}=...)`."
+            )
+
     def _set_entry(self, key: str, value: Entry) -> None:
-        if key not in type(self)._fields:
-            raise _unknown(type(self), key)
+        self._check_field(key)
         super()._set_entry(key, value)
 
     def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        if converts(type(self)._options):
+            for key, leaf in leaves.items():
+                self._set_entry(key, self._as_entry(key, leaf))
+            return
         for key in leaves:
-            if key not in type(self)._fields:
-                raise _unknown(type(self), key)
+            self._check_field(key)
         super()._set_leaves(leaves)
 
     def _del_entry(self, key: str) -> None:
+        cls = type(self)
+        if cls._more_keys and key not in cls._fields and "frozen" not in cls._options:
+            super()._del_entry(key)
+            return
         raise InvalidArgument(
             f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields are "
             "fixed. Use `select` or `exclude`, which return a `TensorDict`."
         )
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        if entries.keys() == type(self)._fields.keys():
+        cls = type(self)
+        if entries.keys() == cls._fields.keys() or (
+            cls._more_keys and entries.keys() >= cls._fields.keys()
+        ):
             return super()._like(entries, desc)
         return cast("Self", _registry.make_dense(entries, desc))  # fewer fields: another kind
+
+
+def _built(cls: type[D], given: dict[str, object], desc: Descriptor) -> D:
+    build: Callable[..., D] = cls  # the options of the constructor are hidden from type checkers
+    return build(**given, batch_size=desc.batch, device=desc.device)
 
 
 def _bind(
@@ -217,6 +349,11 @@ def _bind(
 ) -> dict[str, object]:
     """Match arguments with fields, as the signature of the constructor does."""
     fields = cls._fields
+    if values and "kw_only" in cls._options:
+        raise InvalidArgument(
+            f"`{cls.__name__}` takes keywords only, got {len(values)} positional values. Pass each "
+            "field by name."
+        )
     if len(values) > len(fields):
         raise InvalidArgument(
             f"`{cls.__name__}` expected at most {len(fields)} values ({listed(fields)}), got "
@@ -224,7 +361,7 @@ def _bind(
         )
     given = dict(zip(fields, values, strict=False))
     for name, value in named.items():
-        if name not in fields:
+        if name not in fields and not cls._more_keys:
             raise _unknown(cls, name)
         if name in given:
             raise InvalidArgument(f"field {format_key(name)} is given twice. Pass each field once.")
@@ -244,7 +381,8 @@ def _bind(
             f"`{cls.__name__}` expected a value for {listed(missing)}, got none. Pass a value for "
             "each field that does not have a default."
         )
-    return {name: given[name] for name in fields}
+    more = {name: value for name, value in given.items() if name not in fields}
+    return {name: given[name] for name in fields} | more
 
 
 def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
@@ -254,7 +392,27 @@ def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
-def is_tensorclass(value: object) -> bool:
+class TypedTensorDict(TensorClass):
+    """A container with declared fields that may have other keys too.
+
+    Unlike a `TensorClass` it takes keys beyond its fields, in the constructor and later; the fields
+    must be there, and cannot be removed.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TypedTensorDict
+        >>> class Batch(TypedTensorDict):
+        ...     obs: torch.Tensor
+        >>> batch = Batch(obs=torch.zeros(3, 2), batch_size=[3])
+        >>> batch["extra"] = torch.ones(3)
+        >>> sorted(batch[:2].keys()), batch[:2].obs.shape
+        (['extra', 'obs'], torch.Size([2, 2]))
+    """
+
+    _more_keys: ClassVar[bool] = True
+
+
+def is_tensorclass(obj: object) -> bool:
     """Return whether a class, or the class of an instance, is a tensor class.
 
     Example:
@@ -265,4 +423,4 @@ def is_tensorclass(value: object) -> bool:
         >>> is_tensorclass(Point), is_tensorclass(TensorDict())
         (True, False)
     """
-    return isinstance(value if isinstance(value, type) else type(value), TensorClassMeta)
+    return isinstance(obj if isinstance(obj, type) else type(obj), TensorClassMeta)

@@ -1,0 +1,198 @@
+"""Tensor classes that are made of other classes: by a decorator, or of a dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
+
+from kd_core._containers.tensorclass import TensorClass, TensorClassMeta
+from kd_core._containers.tensordict import TensorDict
+from kd_core._errors import wrong_type
+
+if TYPE_CHECKING:
+    from kd_core._types import BatchSize, DeviceLike
+
+T = TypeVar("T")
+
+
+@overload
+@dataclass_transform(field_specifiers=(field,))
+def tensorclass(cls: type[T], /) -> type[T]: ...
+@overload
+@dataclass_transform(field_specifiers=(field,))
+def tensorclass(
+    *,
+    autocast: bool = False,
+    frozen: bool = False,
+    nocast: bool = False,
+    shadow: bool = False,
+    tensor_only: bool = False,
+    kw_only: bool = False,
+    checked: bool = False,
+) -> Callable[[type[T]], type[T]]: ...
+def tensorclass(
+    cls: type[T] | None = None,
+    /,
+    *,
+    autocast: bool = False,
+    frozen: bool = False,
+    nocast: bool = False,
+    shadow: bool = False,
+    tensor_only: bool = False,
+    kw_only: bool = False,
+    checked: bool = False,
+) -> type[T] | Callable[[type[T]], type[T]]:
+    """Convert a class with annotated fields to a `TensorClass`.
+
+    Prefer the base class, `class Sample(TensorClass)`: type checkers then know the methods of
+    containers, and `super()` without arguments works in methods.
+
+    Args:
+        cls: the class; its annotations become fields, its methods stay.
+        autocast: see `TensorClass` for this option and the others.
+        frozen: fields cannot be set after construction.
+        nocast: numbers and lists are kept as they are.
+        shadow: fields may have the names of methods.
+        tensor_only: every value becomes a tensor.
+        kw_only: the constructor takes keywords only.
+        checked: values must be of the declared types.
+
+    Example:
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from kd_core import tensorclass
+        >>> @tensorclass
+        ... class Point:
+        ...     x: Tensor
+        ...     y: Tensor
+        >>> Point(x=torch.zeros(3), y=torch.ones(3), batch_size=[3])[0].y
+        tensor(1.)
+    """
+    options = {
+        "autocast": autocast,
+        "frozen": frozen,
+        "nocast": nocast,
+        "shadow": shadow,
+        "tensor_only": tensor_only,
+        "kw_only": kw_only,
+        "checked": checked,
+    }
+
+    def convert(plain: type[T]) -> type[T]:
+        return cast("type[T]", _made_of(plain, options))
+
+    return convert if cls is None else convert(cls)
+
+
+def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
+    if isinstance(plain, TensorClassMeta):
+        return cast("type[TensorClass]", plain)
+    if not isinstance(plain, type):
+        raise wrong_type("the argument of `tensorclass`", "a class", plain)
+    hidden = {"__dict__", "__weakref__", "__dataclass_fields__", "__dataclass_params__"}
+    generated = {"__init__", "__repr__", "__eq__", "__hash__", "__match_args__"}
+    if dataclasses.is_dataclass(plain):
+        hidden |= generated
+    namespace = {key: value for key, value in vars(plain).items() if key not in hidden}
+    if dataclasses.is_dataclass(plain):
+        namespace |= _defaults_of(plain)
+        namespace["__annotations__"] = {each.name: each.type for each in dataclasses.fields(plain)}
+    bases = tuple(base for base in plain.__bases__ if base is not object)
+    if dataclasses.is_dataclass(plain):
+        bases = ()
+    made = TensorClassMeta(plain.__name__, (*bases, TensorClass), namespace, **options)
+    made.__qualname__ = plain.__qualname__
+    return cast("type[TensorClass]", made)
+
+
+def _defaults_of(plain: type) -> dict[str, object]:
+    """Return the defaults of the fields of a dataclass, inherited ones too."""
+    defaults: dict[str, object] = {}
+    for each in dataclasses.fields(plain):
+        if each.default is not dataclasses.MISSING:
+            defaults[each.name] = each.default
+        elif each.default_factory is not dataclasses.MISSING:
+            defaults[each.name] = field(default_factory=each.default_factory)
+    return defaults
+
+
+_MADE: dict[tuple[type, frozenset[str]], type[TensorClass]] = {}
+
+
+def from_dataclass(
+    obj: object,
+    *,
+    dest_cls: type[TensorClass] | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: BatchSize | None = None,
+    device: DeviceLike | None = None,
+    frozen: bool = False,
+    autocast: bool = False,
+    nocast: bool = False,
+    shadow: bool = False,
+    tensor_only: bool = False,
+) -> TensorClass | type[TensorClass]:
+    """Convert a dataclass to a `TensorClass`, or an instance of one to an instance.
+
+    Args:
+        obj: a dataclass, or an instance of one; nested instances are converted too.
+        dest_cls: the tensor class of the result; `None`: it is made of the dataclass, once.
+        auto_batch_size: infer the batch size of an instance.
+        batch_dims: the largest number of batch dimensions to infer.
+        batch_size: the batch size of an instance.
+        device: the device of an instance.
+        frozen: see `TensorClass` for this option and the following.
+        autocast: cast values to the declared types.
+        nocast: keep numbers and lists as they are.
+        shadow: fields may have the names of methods.
+        tensor_only: every value becomes a tensor.
+
+    Raises:
+        InvalidArgument: if it is neither.
+
+    Example:
+        >>> import dataclasses, torch
+        >>> from kd_core import from_dataclass
+        >>> @dataclasses.dataclass
+        ... class Point:
+        ...     x: torch.Tensor
+        ...     name: str
+        >>> point = from_dataclass(Point(torch.zeros(2), "a"), batch_size=[2])
+        >>> point.x, point.name
+        (tensor([0., 0.]), 'a')
+    """
+    if not dataclasses.is_dataclass(obj):
+        raise wrong_type("the argument of `from_dataclass`", "a dataclass or its instance", obj)
+    options = {
+        "frozen": frozen,
+        "autocast": autocast,
+        "nocast": nocast,
+        "shadow": shadow,
+        "tensor_only": tensor_only,
+    }
+    plain = obj if inspect.isclass(obj) else type(obj)
+    key = plain, frozenset(name for name, value in options.items() if value)
+    cls = dest_cls or _MADE.get(key)
+    if cls is None:
+        cls = _MADE[key] = _made_of(plain, options)
+    if inspect.isclass(obj):
+        return cls
+    values = {each.name: _plain_value(getattr(obj, each.name)) for each in dataclasses.fields(obj)}
+    if auto_batch_size and batch_size is None:
+        batch_size = TensorDict.from_dict(
+            values, auto_batch_size=True, batch_dims=batch_dims
+        ).batch_size
+    return cls(**values, batch_size=batch_size, device=device)
+
+
+def _plain_value(value: object) -> object:
+    """Return the value of a field; an instance of a dataclass becomes a mapping."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            each.name: _plain_value(getattr(value, each.name)) for each in dataclasses.fields(value)
+        }
+    return value

@@ -1,0 +1,104 @@
+"""Tensor classes that are made of other classes."""
+
+import dataclasses
+from dataclasses import field
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import (
+    InvalidArgument,
+    Locked,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    from_dataclass,
+    is_tensorclass,
+    tensorclass,
+)
+
+
+@tensorclass
+class Point:
+    x: Tensor
+    name: str = "p"
+    tags: dict[str, int] = field(default_factory=dict)
+
+    def norm(self) -> Tensor:
+        return self.x.abs()
+
+
+@dataclasses.dataclass
+class Inner:
+    y: Tensor
+
+
+@dataclasses.dataclass
+class Plain:
+    x: Tensor
+    inner: Inner
+    words: list[str] = field(default_factory=lambda: ["a", "b"])
+
+
+def test_the_decorator_makes_a_container() -> None:
+    point = Point(x=-torch.ones(3), batch_size=[3])  # type: ignore[call-arg]  # a keyword of containers
+    made = cast("TensorClass", point)
+    assert is_tensorclass(Point)
+    assert Point.__qualname__ == "Point"
+    row: object = made[0]
+    assert isinstance(row, Point)
+    assert row.norm() == 1
+    assert point.name == "p"
+    assert tensorclass(Point) is Point
+
+
+def test_the_decorator_takes_options() -> None:
+    @tensorclass(frozen=True, autocast=True)
+    class Frozen:
+        n: int
+
+    data = Frozen(torch.tensor(2))  # type: ignore[arg-type]  # it is cast
+    assert data.n == 2
+    with pytest.raises(Locked):
+        data.n = 3  # type: ignore[misc]  # wrong on purpose
+    with pytest.raises(InvalidArgument, match="`tensorclass` must be a class"):
+        tensorclass(3)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def test_a_dataclass_becomes_a_tensor_class() -> None:
+    cls = from_dataclass(Plain)
+    assert from_dataclass(Plain) is cls
+    plain = Plain(torch.zeros(2), Inner(torch.ones(2, 3)))
+    data = from_dataclass(plain, auto_batch_size=True)
+    assert isinstance(data, TensorClass)
+    assert type(data) is cls
+    assert data.batch_size == (2,)
+    assert data.get_non_tensor("words") == ["a", "b"]
+    assert data["inner", "y"].shape == (2, 3)
+    assert [each.name for each in data.fields()] == ["x", "inner", "words"]
+    with pytest.raises(InvalidArgument, match="a dataclass or its instance"):
+        from_dataclass(3)
+
+
+def test_a_given_class_is_filled() -> None:
+    class Target(TensorClass):
+        y: Tensor
+
+    data = from_dataclass(Inner(torch.zeros(2)), dest_cls=Target, batch_size=[2])
+    assert isinstance(data, Target)
+    assert data.y.shape == (2,)
+
+
+def test_containers_are_taken_and_fields_replaced() -> None:
+    class Target(TensorClass):
+        y: Tensor
+        s: str = "s"
+
+    source: TensorDictBase = TensorDict({"y": torch.zeros(2), "z": torch.ones(2)}, [2])
+    data = Target.from_tensordict(source, {"s": "t"}, check=False)
+    assert data.y is source["y"]
+    assert (data.s, data.batch_size) == ("t", (2,))
+    other = data.__replace__(s="u")
+    assert (other.s, data.s, other.batch_size) == ("u", "t", (2,))

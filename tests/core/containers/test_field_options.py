@@ -1,0 +1,154 @@
+"""Options of tensor classes: what they do to the values of fields."""
+
+import types
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    Locked,
+    TensorClass,
+    TensorDict,
+    UnknownField,
+    stack,
+)
+
+
+class Inner(TensorClass):
+    x: Tensor
+
+
+class Cast(TensorClass, autocast=True):
+    x: Tensor
+    n: int
+    s: str = "a"
+    maybe: float | None = None
+    inner: Inner | None = None
+
+
+def test_autocast_casts_to_the_declared_types() -> None:
+    data = Cast([1, 2], torch.tensor(3), 4, "0.5", {"x": torch.ones(1)})  # type: ignore[arg-type]  # they are cast
+    assert data.x.tolist() == [1, 2]
+    assert (data.n, data.s, data.maybe) == (3, "4", 0.5)
+    assert isinstance(data.inner, Inner)
+    data.n = 2.9  # type: ignore[assignment]  # it is cast
+    assert data.n == 2
+    data.update({"n": torch.tensor(5), "x": 7})
+    assert (data.n, data.x.item()) == (5, 7)
+    assert data.clone().n == 5
+    assert stack([data, data]).n == [5, 5]  # type: ignore[comparison-overlap]  # one for each row
+    with pytest.raises(InvalidValue, match="field `n` of `Cast` must be of type `int`, got 'x'"):
+        data.n = "x"  # type: ignore[assignment]  # wrong on purpose
+    with pytest.raises(InvalidValue, match="field `x` of `Cast` must be a tensor, as the option"):
+        data.x = "x"  # type: ignore[assignment]  # wrong on purpose
+    assert (data.n, data.x.item()) == (5, 7)
+
+
+def test_nocast_keeps_numbers() -> None:
+    class Plain(TensorClass, nocast=True):
+        x: Tensor
+        n: int
+        words: list[str]
+
+    data = Plain(torch.zeros(2), 3, ["a", "b", "c"], batch_size=[2])
+    assert data.n == 3
+    assert isinstance(data.n, int)
+    assert data.words == ["a", "b", "c"]
+    assert data[0].n == 3
+
+
+def test_tensor_only_refuses_other_data() -> None:
+    class Only(TensorClass, tensor_only=True):
+        x: Tensor
+
+    assert Only([1.0, 2.0]).x.tolist() == [1, 2]  # type: ignore[arg-type]  # it is converted
+    with pytest.raises(InvalidValue, match="`x` of `Only` must be a tensor, as the option `tens"):
+        Only("a")  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_checked_refuses_other_types() -> None:
+    class Checked(TensorClass, checked=True):
+        x: Tensor
+        n: int
+        words: list[str]
+
+    data = Checked(torch.zeros(2), 3, ["a", "b"], batch_size=[])
+    assert data.words == ["a", "b"]
+    with pytest.raises(InvalidValue, match="`x` of `Checked` must be of type `Tensor`, got 'a'"):
+        data.x = "a"  # type: ignore[assignment]  # wrong on purpose
+    with pytest.raises(InvalidValue, match="`n` of `Checked` must be of type `int`"):
+        Checked(torch.zeros(2), 0.5, [])  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_frozen_instance_keeps_its_fields() -> None:
+    class Frozen(TensorClass, frozen=True):
+        x: Tensor
+
+    data = Frozen(torch.zeros(2), batch_size=[2])
+    assert data.is_locked
+    for one in (data, data + 1, data[:1], data.clone(), stack([data, data])):
+        with pytest.raises(Locked, match="`x`"):
+            one["x"] = one.x * 2
+        with pytest.raises(Locked, match="x"):
+            one.update({"x": torch.ones(one.shape)})
+    data.x.add_(1)
+    assert data.__replace__(x=data.x * 3).x.tolist() == [3, 3]
+
+
+def test_shadow_allows_names_of_methods() -> None:
+    class Shadow(TensorClass, shadow=True):
+        values: Tensor  # type: ignore[assignment]  # hides the method
+        sum: Tensor  # type: ignore[assignment]  # as above
+
+    data = Shadow(torch.zeros(2), torch.ones(2), batch_size=[2])
+    assert data[1:].sum.tolist() == [1]
+    assert (data + 1).values.tolist() == [1, 1]
+    with pytest.raises(InvalidValue, match="`batch_size`"):
+        types.new_class(
+            "Bad",
+            (TensorClass,),
+            {"shadow": True},
+            lambda body: body.update({"__annotations__": {"batch_size": Tensor}}),
+        )
+
+
+def test_keywords_only() -> None:
+    class Named(TensorClass, kw_only=True):
+        x: Tensor
+
+    assert Named(x=torch.zeros(2)).x.shape == (2,)
+    with pytest.raises(InvalidArgument, match="`Named` takes keywords only, got 1 positional"):
+        Named(torch.zeros(2))  # type: ignore[call-arg, arg-type]  # wrong on purpose
+
+
+def test_options_come_in_brackets_and_are_inherited() -> None:
+    base: type = TensorClass["frozen", "autocast"]
+    assert base is TensorClass["autocast", "frozen"]
+    made = types.new_class(
+        "Made", (base,), {}, lambda body: body.update({"__annotations__": {"x": Tensor}})
+    )
+    data = made(x=[1, 2])
+    assert data.x.tolist() == [1, 2]
+    with pytest.raises(Locked):
+        data.x = torch.zeros(2)
+
+    class More(Cast):
+        k: int = 0
+        count: ClassVar[int] = 3
+
+    assert More([1], 2, k=torch.tensor(4)).k == 4  # type: ignore[arg-type]  # they are cast
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(InvalidArgument, match="`frozn` is not a valid option of `Bad`; available"):
+        types.new_class("Bad", (TensorClass,), {"frozn": True})
+    with pytest.raises(
+        InvalidArgument, match=r"options `autocast`.*`nocast` of `Bad` cannot be combined"
+    ):
+        types.new_class("Bad", (TensorClass,), {"autocast": True, "nocast": True})
+    with pytest.raises(UnknownField, match="`y`"):
+        Inner.from_tensordict(TensorDict(x=1, y=2))
