@@ -73,6 +73,20 @@ def matrix(session: nox.Session, torch: str) -> None:
 
 
 @nox.session
+def formats(session: nox.Session) -> None:
+    """Run the tests of formats with the libraries that read and write them."""
+    install(session, "test", "formats")
+    session.run("pytest", "tests/core/convert", *session.posargs)
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Run containers through the real trainers, and exchange them with the peer."""
+    install(session, "test", "trainers", "peer")
+    session.run("pytest", "tests/interop", *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Run random programs, MINUTES for each harness: `nox -s fuzz -- 30 -k plans` (default 5)."""
     minutes, *options = session.posargs or ["5"]

@@ -15,5 +15,5 @@ def test_an_error_of_arguments_names_the_public_class() -> None:
 def test_the_source_of_methods_is_found_and_that_of_a_class_is_not() -> None:
     assert TensorDict.__module__ == "kd_core"
     assert inspect.getsource(TensorDict.clone).lstrip().startswith("def clone(")
-    with pytest.raises(OSError, match="could not find class definition|not available"):
+    with pytest.raises(OSError, match=r"could not find class definition|not available"):
         inspect.getsource(TensorDict)

@@ -55,6 +55,25 @@ from kd_core._torch import pytree as _pytree
 from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
+from kd_core.convert import LeafSchema as LeafSchema
+from kd_core.convert import from_any as from_any
+from kd_core.convert import from_arrow as from_arrow
+from kd_core.convert import from_csv as from_csv
+from kd_core.convert import from_dict as from_dict
+from kd_core.convert import from_h5 as from_h5
+from kd_core.convert import from_json as from_json
+from kd_core.convert import from_list as from_list
+from kd_core.convert import from_modules as from_modules
+from kd_core.convert import from_namedtuple as from_namedtuple
+from kd_core.convert import from_pandas as from_pandas
+from kd_core.convert import from_parquet as from_parquet
+from kd_core.convert import from_pytree as from_pytree
+from kd_core.convert import from_schema as from_schema
+from kd_core.convert import from_struct_array as from_struct_array
+from kd_core.convert import from_tuple as from_tuple
+from kd_core.convert import from_zarr as from_zarr
+from kd_core.convert import fromkeys as fromkeys
+from kd_core.convert import to_arrow as to_arrow
 
 __version__: Final = "0.1.0"
 

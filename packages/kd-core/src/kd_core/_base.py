@@ -23,6 +23,7 @@ from kd_core._ops.description import Description
 from kd_core._ops.dimensions import Dimensions
 from kd_core._ops.extremes import Extrema
 from kd_core._ops.filling import Filling
+from kd_core._ops.formats import Formats
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.inventory import Inventory
 from kd_core._ops.locking import Locking
@@ -90,6 +91,7 @@ class TensorDictBase(
     Conversion,
     Ragged,
     Objects,
+    Formats,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

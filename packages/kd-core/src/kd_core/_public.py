@@ -1,14 +1,14 @@
 """Where public names say that they are defined: the package that users import them from.
 
 Tracebacks, pickles and `help` show that place. A file of saved containers then survives a move of
-private modules. The price is that `inspect.getsource` of a class fails, because it reads the file of
-the module that `__module__` names, as for numpy and JAX; of functions and methods it succeeds.
+private modules. The price is that `inspect.getsource` of a class fails, because it reads the file
+of the module that `__module__` names, as for numpy and JAX; of functions and methods it succeeds.
 """
 
 from __future__ import annotations
 
 import sys
-from types import FunctionType
+from types import FunctionType, MethodType
 
 from kd_core._decided.lookup import attribute_lookup
 
@@ -26,14 +26,14 @@ def publish(package: str) -> None:
         if callable(value) and not name.startswith("_")
     ]
     methods = [
-        member
+        function
         for cls in exported
         if isinstance(cls, type) and _is_private(cls, package)
         for member in vars(cls).values()
-        if isinstance(member, FunctionType)
+        if isinstance(function := getattr(member, "__func__", member), FunctionType)
     ]
     for thing in [*exported, *methods]:
-        if _is_private(thing, package):
+        if _is_private(thing, package) and not isinstance(thing, MethodType):
             thing.__module__ = package
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from kd_core import _registry
 from kd_core._batch.shapes import batch_of
 from kd_core._convert import plain
-from kd_core._errors import InvalidArgument, InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
+from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._ops import module_state
+from kd_core._ops.building import build, stack_rows
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kd_core._convert.schema import LeafSchema
     from kd_core._entry import Node
     from kd_core._types import BatchSize, DeviceLike, NestedKey
-
-C = TypeVar("C", bound=AbstractContainer)
 
 
 class Objects(AbstractContainer):
@@ -453,38 +451,6 @@ class Objects(AbstractContainer):
         if as_module:
             made = cast("Self", module_state.as_module(cast("Node", made)))
         return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
-
-
-def build(
-    cls: type[C],
-    tree: object,
-    batch_size: BatchSize | None,
-    device: DeviceLike | None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-) -> C:
-    """Build a container of a class from nested dicts.
-
-    Raises:
-        InvalidArgument: if the class is not built from a mapping.
-    """
-    make = cast("Callable[..., C] | None", getattr(cls, "from_dict", None))
-    if make is None:
-        raise InvalidArgument(
-            f"`{cls.__name__}` cannot be built from a mapping. Call the method of `TensorDict`."
-        )
-    made = make(tree, batch_size, device)
-    if batch_size is None and (auto_batch_size or batch_dims is not None):
-        made.auto_batch_size_(batch_dims)  # type: ignore[attr-defined]  # of a concern
-    return made
-
-
-def stack_rows(rows: list[C], lazy: bool | None) -> C:
-    """Stack containers along a new first dimension; `lazy` as in `from_list`."""
-    if lazy is False:
-        return cast("C", torch.stack(cast("list[Tensor]", rows)))
-    stack = _registry.lazy_stack if lazy else _registry.maybe_dense_stack
-    return cast("C", stack(rows))
 
 
 def _plain_dict(td: AbstractContainer) -> dict[str, object]:

@@ -1,0 +1,164 @@
+"""What the plain values of a container do not say: batch sizes, dtypes, shapes, non-tensor data.
+
+Files keep it beside the values, as JSON, so that reading them returns an equal container.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._batch.descriptor import describe
+from kd_core._errors import InvalidValue
+from kd_core._keys import format_key
+from kd_core._leaves.loops import same_data
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.validation import values_of_rows
+
+Path: TypeAlias = tuple[str, ...]
+Plain: TypeAlias = dict[str, object]
+Tree: TypeAlias = dict[Any, object]
+"""Entries by their keys, tuples of strings for nested ones, from which a container is built."""
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Leaf(NamedTuple):
+    """A leaf and where it is."""
+
+    path: Path
+    tensor: Tensor
+
+
+def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
+    """Yield the leaves of a container, nested ones too.
+
+    Raises:
+        InvalidValue: if a leaf is nested, sparse or quantised, or has no data.
+    """
+    for key, value in td._entries.items():
+        where = (*path, key)
+        if isinstance(value, Tensor):
+            if value.is_nested or value.layout is not torch.strided or value.is_quantized:
+                raise InvalidValue(
+                    f"entry {format_key(where)} must be a dense tensor, got layout "
+                    f"`{value.layout}`. Convert it with `to_dense` or `to_padded_tensor`."
+                )
+            yield Leaf(where, value.detach())
+        elif isinstance(value, AbstractContainer):
+            yield from leaves_of(value, where)
+
+
+def data_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, object, bool]]:
+    """Yield path and value of non-tensor data, and whether it has one value per row."""
+    for key, value in td._entries.items():
+        where = (*path, key)
+        if isinstance(value, AbstractContainer):
+            yield from data_of(value, where)
+        elif not isinstance(value, Tensor):
+            yield where, value._item(), hasattr(value, "_positions")
+
+
+def layout_of(td: AbstractContainer) -> Plain:
+    """Return what the values do not say, as values of JSON.
+
+    Raises:
+        InvalidValue: if a value of non-tensor data cannot be written as JSON.
+    """
+    levels: list[object] = []
+    _list_levels(td, (), levels)
+    leaves = [
+        [leaf.path, str(leaf.tensor.dtype).removeprefix("torch."), list(leaf.tensor.shape)]
+        for leaf in leaves_of(td)
+    ]
+    data = [[path, checked(path, value), rows] for path, value, rows in data_of(td)]
+    return {"levels": levels, "leaves": leaves, "data": data}
+
+
+def _list_levels(td: AbstractContainer, path: Path, levels: list[object]) -> None:
+    levels.append([path, list(td._desc.batch)])
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            _list_levels(value, (*path, key), levels)
+
+
+def checked(path: Path, value: object) -> object:
+    """Return a value that JSON keeps as it is.
+
+    Raises:
+        InvalidValue: if JSON does not keep it: the message names the entry.
+    """
+    try:
+        same = same_data(json.loads(json.dumps(value)), value) or value != value
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise InvalidValue(
+            f"entry {format_key(path)} is non-tensor data that JSON cannot keep: {value!r}. Use "
+            "strings, numbers, lists, dicts with string keys and `None`, or `exclude` the entry."
+        )
+    return value
+
+
+def rebuilt(layout: Plain, read: Callable[[Path], Tensor]) -> Tree:
+    """Return nested dicts of entries, whose nested containers are built already.
+
+    Args:
+        layout: what `layout_of` returned, from JSON.
+        read: returns the values of a leaf; their dtype and shape may be those of `stored`.
+    """
+    levels = {tuple(path): describe(tuple(batch)) for path, batch in _rows(layout, "levels")}
+    content: dict[Path, Plain] = {path: {} for path in levels}
+    for path, dtype, shape in _rows(layout, "leaves"):
+        leaf = restored(read(tuple(path)), getattr(torch, dtype), shape)
+        content[tuple(path[:-1])][path[-1]] = leaf
+    for path, value, rows in _rows(layout, "data"):
+        level = tuple(path[:-1])
+        desc = levels[level]
+        if rows:
+            values = values_of_rows(value, desc.batch, format_key(tuple(path)))
+            content[level][path[-1]] = _registry.wrap_list(values, desc)
+        else:
+            content[level][path[-1]] = _registry.wrap_data(value, desc)
+    for path in sorted(levels, key=len, reverse=True):
+        if path:
+            node = _registry.nest_mapping(content[path], levels[path], path)
+            content[path[:-1]][path[-1]] = node
+    return {**content[()]}
+
+
+def batch_of_layout(layout: Plain) -> tuple[int, ...]:
+    """Return the batch size of the whole container."""
+    return tuple(_rows(layout, "levels")[0][1])
+
+
+def _rows(layout: Plain, name: str) -> list[list]:  # type: ignore[type-arg]  # rows of JSON
+    return cast("list[list]", layout[name])  # type: ignore[type-arg]  # rows of JSON
+
+
+def stored(leaf: Tensor) -> Tensor:
+    """Return a leaf as numbers that every format has: bits of small floats, parts of complex."""
+    leaf = leaf.detach().cpu().resolve_conj().resolve_neg()
+    if leaf.is_complex():
+        leaf = torch.view_as_real(leaf)
+    small = leaf.is_floating_point() and leaf.dtype not in (torch.float32, torch.float64)
+    if small and leaf.dtype is not torch.float16:
+        leaf = leaf.contiguous().view(_BITS[leaf.element_size()])
+    return leaf.contiguous()
+
+
+def restored(values: Tensor, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    """Return the leaf of a dtype and shape from what `stored` made of it."""
+    if dtype.is_complex and not values.is_complex():
+        real = torch.empty((), dtype=dtype).real.dtype
+        parts = values.to(real).reshape(*shape, 2)
+        return torch.complex(parts[..., 0], parts[..., 1])
+    if values.dtype != dtype:
+        bits = dtype.is_floating_point and not values.is_floating_point()
+        values = values.contiguous().view(dtype) if bits else values.to(dtype)
+    return values.reshape(shape)

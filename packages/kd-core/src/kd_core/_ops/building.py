@@ -1,0 +1,62 @@
+"""Building a container of a given class from what a source holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._errors import InvalidArgument
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from kd_core._types import BatchSize, DeviceLike
+
+C = TypeVar("C", bound=AbstractContainer)
+
+
+def build(
+    cls: type[C],
+    tree: object,
+    batch_size: BatchSize | None,
+    device: DeviceLike | None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    found: BatchSize | None = None,
+) -> C:
+    """Build a container of a class from nested dicts.
+
+    Args:
+        cls: the class.
+        tree: the nested dicts.
+        batch_size: the batch size that the caller gives.
+        device: the device to which every entry is moved.
+        auto_batch_size: infer the batch size if none is given.
+        batch_dims: the largest number of batch dimensions to infer.
+        found: the batch size that the source has, if none is given or inferred.
+
+    Raises:
+        InvalidArgument: if the class is not built from a mapping.
+    """
+    make = cast("Callable[..., C] | None", getattr(cls, "from_dict", None))
+    if make is None:
+        raise InvalidArgument(
+            f"`{cls.__name__}` cannot be built from a mapping. Call the method of `TensorDict`."
+        )
+    if batch_size is not None or not (auto_batch_size or batch_dims is not None):
+        return make(tree, found if batch_size is None else batch_size, device)
+    made = make(tree, None, device).auto_batch_size_(batch_dims)  # type: ignore[attr-defined]  # of a concern
+    if not made._desc.ndim:
+        return cast("C", made)
+    return make(tree, made._desc.batch, device)  # lists are rows now
+
+
+def stack_rows(rows: list[C], lazy: bool | None) -> C:
+    """Stack containers along a new first dimension; `lazy` as in `from_list`."""
+    if lazy is False:
+        return cast("C", torch.stack(cast("list[Tensor]", rows)))
+    stack = _registry.lazy_stack if lazy else _registry.maybe_dense_stack
+    return cast("C", stack(rows))
