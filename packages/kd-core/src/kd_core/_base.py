@@ -7,10 +7,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
-from kd_core._decided.lookup import explain_attribute
+from kd_core._decided.lookup import instance_getattr
 from kd_core._html import html_of_node
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply
@@ -114,13 +113,7 @@ class TensorDictBase(
 
     if not TYPE_CHECKING:
         # Hidden from type checkers, so that they report a misspelt method.
-        def __getattr__(self, name):
-            if is_dynamo_compiling():  # it cannot trace the lookup below
-                raise AttributeError(name)
-            error = explain_attribute(type(self), name)
-            if error is not None:
-                raise error
-            return object.__getattribute__(self, name)  # raises, with the message of Python
+        __getattr__ = instance_getattr
 
     def __repr__(self) -> str:
         return describe_node(self)

@@ -17,6 +17,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
+from kd_core._decided.lookup import instance_getattr
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
@@ -43,6 +44,10 @@ class NonTensorDataBase:
     __slots__ = ("_desc",)
 
     _desc: Descriptor
+
+    if not TYPE_CHECKING:
+        # Hidden from type checkers, so that they report a misspelt method.
+        __getattr__ = instance_getattr
 
     @property
     def batch_size(self) -> torch.Size:

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from torch.compiler import is_dynamo_compiling
+
 from kd_core._errors import NotOffered, NotOfferedImport
 
 Rows: TypeAlias = dict[str, dict[str, str]]
@@ -71,3 +73,13 @@ def explain_attribute(cls: type, name: str) -> NotOffered | None:
     areas = ["TensorDict", *(kind.__name__ for kind in cls.__mro__)]
     reason = find_reason(name, areas)
     return None if reason is None else NotOffered(reason)
+
+
+def instance_getattr(self: object, name: str) -> object:
+    """Explain an attribute that an object lacks: the `__getattr__` of containers and of data."""
+    if is_dynamo_compiling():  # it cannot trace the lookup below
+        raise AttributeError(name)
+    error = explain_attribute(type(self), name)
+    if error is not None:
+        raise error
+    return object.__getattribute__(self, name)  # raises, with the message of Python
