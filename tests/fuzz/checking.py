@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -91,9 +90,7 @@ class Call:
 
 def attempt(run: Callable[[], object]) -> Outcome:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return run(), None
+        return run(), None
     except Exception as error:
         return None, error
 

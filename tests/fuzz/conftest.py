@@ -8,6 +8,7 @@ What was run is counted and printed at the end.
 
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 
@@ -45,6 +46,14 @@ class Seeds:
     def count(self, what: str, number: int = 1) -> None:
         """Add to the count of `what`: calls, files, events."""
         self.counts[what] += number
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_odd_programs() -> Iterator[None]:
+    """Ignore warnings, once for all threads: `catch_warnings` in several at once undoes others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -31,9 +30,7 @@ def busy() -> Iterator[None]:
     """Let threads take turns as often as they can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    yield
     sys.setswitchinterval(before)
 
 
