@@ -8,7 +8,7 @@ is it a tensor?
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
 
@@ -61,6 +61,15 @@ class Node(Protocol):
 
     def _hold(self, count: int) -> None:
         """Count `count` more enclosing containers that are locked."""
+
+
+def is_node(value: object) -> TypeGuard[Node]:
+    """Return whether a value is a node. A value that is a tensor is asked for that first.
+
+    The loops of `_leaves`, and methods of containers that are overridden for speed, spell it out: a
+    call for each entry shows in the benchmarks.
+    """
+    return hasattr(value, "_map_each")
 
 
 AnyKey = TypeVar("AnyKey", bound=NestedKey)

@@ -229,6 +229,11 @@ def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -
     )
 
 
+def unwrapped(entry: object) -> object:
+    """Return the value of non-tensor data, and anything else as it is."""
+    return entry._item() if hasattr(entry, "_item") else entry
+
+
 def same_data(one: object, other: object) -> bool:
     """Return whether two non-tensor values are equal; arrays are if all elements are."""
     if one is other:

@@ -26,7 +26,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies, shares_storage
-from kd_core._leaves.loops import same_data
+from kd_core._leaves.loops import same_data, unwrapped
 
 if TYPE_CHECKING:
     from kd_core._entry import Entries, Entry
@@ -238,8 +238,7 @@ def check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
     Raises:
         InvalidArgument: if the value differs from that of the entry.
     """
-    old = entry if isinstance(entry, Tensor) else entry._item()
-    new = value._item() if hasattr(value, "_item") else value
+    old, new = unwrapped(entry), unwrapped(value)
     if not same_data(old, new):
         raise one_value_for_all(format_key(path), old, new)
 

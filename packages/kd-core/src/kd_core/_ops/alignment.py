@@ -49,7 +49,7 @@ def lift_scalars(
     operands: Sequence[object],
     columns: Sequence[list[Tensor]] | Sequence[list[object]],
 ) -> list[int]:
-    """Give the scalars of members back the dimension that they have in the stack.
+    """Replace the scalars of members by views with the dimension that they have in the stack.
 
     Torch promotes a 0-d operand beside a stacked leaf by its kind alone. Beside the 0-d leaf of a
     member it would promote by dtype, because both have the same rank. Where an operand is 0-d

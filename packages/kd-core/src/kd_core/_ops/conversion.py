@@ -69,7 +69,7 @@ class Conversion(AbstractContainer):
             state = {MEMBERS: members, STACK_DIM: self._dim}
             entries = {}
         for key, value in entries.items():
-            if value.__class__ is Tensor or isinstance(value, Tensor):
+            if isinstance(value, Tensor):
                 state[key] = value
             else:
                 state[key] = value.state_dict() if isinstance(value, Conversion) else value._item()

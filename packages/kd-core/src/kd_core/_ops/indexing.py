@@ -296,7 +296,7 @@ class _Rows:
             target = leaf
             shape = self.batch_fn(tuple(leaf.shape[: self.ndim])) + leaf.shape[self.ndim :]
         source = value
-        if source.__class__ is not Tensor and not isinstance(source, Tensor):
+        if not isinstance(source, Tensor):
             source = as_source(path, value, leaf.dtype)
         if source.shape != shape:
             while source.ndim > len(shape) and source.shape[0] == 1:  # as torch does
@@ -411,12 +411,10 @@ def _stage_level(
         }
     for key, new in source.items():
         entry = entries.get(key)
-        if entry.__class__ is Tensor:
+        if isinstance(entry, Tensor):
             writes.append(rows.stage(entry, new, (*path, key)))
         elif isinstance(entry, AbstractContainer):
             _stage_level(entry, new, (*path, key), rows, writes)
-        elif isinstance(entry, Tensor):
-            writes.append(rows.stage(entry, new, (*path, key)))
         elif entry is None:
             raise unknown_below(source, target._entries, path)
         else:

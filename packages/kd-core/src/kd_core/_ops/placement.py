@@ -198,7 +198,7 @@ def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
         return td._by_member(lambda member: _moved(member, device, non_blocking))
     entries: dict[str, Entry] = {}
     for key, value in td._entries.items():
-        if value.__class__ is Tensor or isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             # Asked first: `to` takes 1 us to find out that there is nothing to do.
             there = value.device == device
             entries[key] = value if there else value.to(device, non_blocking=non_blocking)

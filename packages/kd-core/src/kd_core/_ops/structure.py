@@ -353,11 +353,7 @@ def _flatten_into(
 ) -> None:
     for key, value in entries.items():
         name = prefix + key
-        if (
-            value.__class__ is not Tensor
-            and isinstance(value, AbstractContainer)
-            and (is_leaf is None or not is_leaf(type(value)))
-        ):
+        if isinstance(value, AbstractContainer) and not (is_leaf and is_leaf(type(value))):
             _flatten_into(value._entries, separator, name + separator, flat, is_leaf)
         elif name in flat:
             raise KeyCollision(

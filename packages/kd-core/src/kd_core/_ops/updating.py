@@ -6,14 +6,14 @@ The functions append to a stage, a list of calls that the caller makes when ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._errors import wrong_type
 from kd_core._keys import Path, format_key
-from kd_core._leaves.loops import kinds_by_key, same_data
+from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import spread_keys
@@ -130,8 +130,7 @@ def _is_same_data(current: Entry, value: object) -> bool:
     """Return whether an entry is non-tensor data equal to the value: nothing is to be written."""
     if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
         return False
-    new = cast("Entry", value)._item() if hasattr(value, "_item") else value  # type: ignore[union-attr]  # asked with `hasattr`
-    return same_data(current._item(), new)
+    return same_data(unwrapped(current), unwrapped(value))
 
 
 def stage_writes(

@@ -112,7 +112,7 @@ class AbstractContainer:
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         """Check and convert a value for this container; messages name its path."""
         entry = as_entry(key, value, self._desc, path)
-        if entry.__class__ is not Tensor and not isinstance(entry, Tensor):
+        if not isinstance(entry, Tensor):
             refuse_cycle(key, entry, cast("Node", self), path)
         return entry
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry
+from kd_core._entry import is_node
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -48,8 +49,8 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         if desc.device is None and leaf_fits(value, desc):
             return value
         return _tensor_as_entry(key, value, desc, path)
-    if type(value) is not dict and hasattr(value, "_collect_pair"):
-        return _node_as_entry(key, cast("Node", value), desc, path)
+    if type(value) is not dict and is_node(value):
+        return _node_as_entry(key, value, desc, path)
     if type(value) is dict or isinstance(value, Mapping):
         return mapping_as_entry(key, value, desc, path)
     converted = _as_tensor(key, value, path)

@@ -34,6 +34,7 @@ from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._containers.dense import Dense
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
+from kd_core._entry import is_node
 from kd_core._errors import InvalidValue
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._torch.vmap_dims import check_mapped_dims
@@ -177,13 +178,11 @@ def _is_child(value: object) -> bool:
     """Return whether a value is a child: whatever `tree_map` put in place of a tensor is one."""
     if isinstance(value, Tensor) or isinstance(value, AbstractContainer):  # noqa: SIM101 - a union is slower
         return True
-    return not hasattr(value, "_with_descriptor")
+    return not is_node(value)
 
 
 def _shape_of(value: object) -> Batch | None:
     """Return the shape that limits the batch of the parent; `None` for an empty container."""
-    if value.__class__ is Tensor:
-        return tuple(value.shape)
     if isinstance(value, AbstractContainer):
         return value._desc.batch if _holds_shape(value) else None
     return tuple(value.shape) if isinstance(value, Tensor) else None
@@ -191,7 +190,7 @@ def _shape_of(value: object) -> Batch | None:
 
 def _holds_shape(container: AbstractContainer) -> bool:
     for value in container._entries.values():
-        if value.__class__ is Tensor or isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             return True
         if isinstance(value, AbstractContainer) and _holds_shape(value):
             return True
@@ -289,7 +288,7 @@ def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
 
 def _is_hollow(container: AbstractContainer) -> bool:
     for value in container._entries.values():
-        if value.__class__ is Tensor or isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             return False
         if _is_child(value) and not (isinstance(value, AbstractContainer) and _is_hollow(value)):
             return False

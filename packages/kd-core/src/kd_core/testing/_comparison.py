@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kd_core._base import TensorDictBase
 from kd_core._keys import format_key
+from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._protocol.primitives import AbstractContainer
 
 Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
@@ -104,7 +105,7 @@ def _compare_leaves(
 
 
 def _same_data(value: object, other: object) -> bool:
-    plain, wanted = (item._item() if hasattr(item, "_item") else item for item in (value, other))
+    plain, wanted = unwrapped(value), unwrapped(other)
     if isinstance(plain, Tensor) or isinstance(wanted, Tensor):
         return False
-    return plain is wanted or bool(plain == wanted)
+    return same_data(plain, wanted)
