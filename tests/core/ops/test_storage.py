@@ -2,8 +2,16 @@
 
 import pytest
 import torch
+from tests.core.kinds import inner
 
-from kd_core import InvalidValue, TensorDict
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    Locked,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 
 
 @pytest.fixture(params=["one dtype", "several"])
@@ -71,3 +79,43 @@ def test_one_leaf_is_copied_too() -> None:
     copy = TensorDict({"a": x}, [3]).consolidate()["a"]
     assert copy.data_ptr() != x.data_ptr()
     assert not copy.requires_grad
+
+
+def mixed() -> TensorDict:
+    nested = {"c": torch.arange(6).view(3, 2), "s": ["x", "y", "z"]}
+    return TensorDict({"a": torch.ones(3), "b": nested}, [3])
+
+
+def test_the_storage_is_made_on_a_device() -> None:
+    moved = mixed().consolidate(device="meta")
+    assert moved.device == torch.device("meta")
+    assert moved["b", "c"].is_meta
+    assert inner(moved, "b").device == torch.device("meta")
+    assert mixed().consolidate(device="cpu", non_blocking=True).device == torch.device("cpu")
+
+
+def test_the_storage_is_shared_with_other_processes() -> None:
+    td = mixed().consolidate(share_memory=True)
+    assert td.is_shared()
+    assert td.is_consolidated()
+    assert td["b", "c"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_leaves_are_replaced_in_place(stacked: bool) -> None:
+    td: TensorDictBase = lazy_stack(mixed().unbind(0)) if stacked else mixed()
+    nested = None if stacked else td.get("b")
+    assert td.consolidate(inplace=True) is td
+    assert stacked or td.get("b") is nested
+    assert stacked or td.is_consolidated()
+    assert td.get_non_tensor(("b", "s")) == ["x", "y", "z"]
+    assert td["b", "c"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    td["a"] = torch.zeros(3)
+    assert not td.is_consolidated()
+
+
+def test_a_locked_container_is_not_consolidated_in_place() -> None:
+    with pytest.raises(Locked, match="replace leaves"):
+        mixed().lock_().consolidate(inplace=True)
+    with pytest.raises(InvalidArgument, match="cannot be combined with another `device`"):
+        mixed().consolidate(inplace=True, device="meta")
