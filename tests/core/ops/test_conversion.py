@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from kd_core import InvalidArgument, KeySetMismatch, Locked, ShapeMismatch, TensorDict
+from kd_core import InvalidArgument, KeyCollision, KeySetMismatch, Locked, ShapeMismatch, TensorDict
 
 
 @pytest.fixture
@@ -111,3 +111,30 @@ def test_numpy_of_a_leaf_that_requires_grad_raises_as_torch_does() -> None:
         td.numpy()
     assert "entry `('b', 'w')`" in caught.value.__notes__[0]
     assert td.detach().numpy()["b"]["w"].tolist() == [1, 1]  # type: ignore[index]  # nested
+
+
+def test_a_flat_state_comes_back(td: TensorDict) -> None:
+    td["n.x"] = torch.ones(3)
+    td["n", "deep"] = TensorDict({"e": torch.full((3, 2), 4.0)}, [3, 2])
+    state = td.state_dict(flatten=True)
+    assert list(state) == ["a", "n.b", "n.deep.e", "s", "n.x"]
+    fresh = td.clone().zero_()
+    assert fresh.load_state_dict(state, from_flatten=True) is fresh
+    assert bool((fresh == td).all())
+    with pytest.raises(KeySetMismatch, match="lacks `deep`"):
+        fresh.load_state_dict(
+            {k: v for k, v in state.items() if "deep" not in k}, from_flatten=True
+        )
+    made = TensorDict({}, [3]).load_state_dict(state, assign=True, from_flatten=True)
+    assert made["n", "deep", "e"].sum() == 24
+
+
+def test_a_state_is_added_to_a_destination() -> None:
+    td = TensorDict({"w": torch.nn.Parameter(torch.ones(2)), "n": {"b": 1}})
+    state: dict[str, object] = {"before": 1}
+    assert td.state_dict(state, "net.") is state
+    assert sorted(state) == ["before", "net.__batch_size", "net.__device", "net.n", "net.w"]
+    assert not state["net.w"].requires_grad  # type: ignore[attr-defined]  # a tensor
+    assert td.state_dict(keep_vars=True)["w"] is td["w"]
+    with pytest.raises(KeyCollision, match=r"`a\.b` is given twice"):
+        TensorDict({"a": {"b": 1}, "a.b": 2}).state_dict(flatten=True)

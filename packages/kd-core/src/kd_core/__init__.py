@@ -6,6 +6,8 @@ from kd_core import extending as _extending
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import is_tensor_collection as is_tensor_collection
 from kd_core._combine.concatenating import cat as cat
+from kd_core._combine.membership import isin as isin
+from kd_core._combine.membership import remove_duplicates as remove_duplicates
 from kd_core._combine.merging import merge_tensordicts as merge_tensordicts
 from kd_core._combine.padding import pad as pad
 from kd_core._combine.padding import pad_sequence as pad_sequence
@@ -47,6 +49,12 @@ from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
+from kd_core._leaves.questions import expand_as_right as expand_as_right
+from kd_core._leaves.questions import expand_right as expand_right
+from kd_core._leaves.questions import is_bool as is_bool
+from kd_core._leaves.questions import is_floating as is_floating
+from kd_core._leaves.questions import is_inexact as is_inexact
+from kd_core._leaves.questions import is_integer as is_integer
 from kd_core._ops.module_state import ModuleBusy as ModuleBusy
 from kd_core._public import publish as _publish
 from kd_core._torch import data_loading as _data_loading

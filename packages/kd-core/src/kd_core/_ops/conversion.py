@@ -16,6 +16,7 @@ from kd_core._errors import (
     KdError,
     KeySetMismatch,
     ShapeMismatch,
+    given_twice,
     listed,
     wrong_type,
 )
@@ -28,7 +29,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._entry import Entries, Entry
 
     Path = tuple[str, ...]
 
@@ -44,41 +45,70 @@ class Conversion(AbstractContainer):
 
     __slots__ = ()
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(
+        self,
+        destination: dict[str, object] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        flatten: bool = False,
+    ) -> dict[str, object]:
         """Return nested dicts of the leaves, for `torch.save`; tensors are shared.
 
         Each level also has its batch size and device, under `__batch_size` and `__device`. A lazy
         stack whose entries cannot be stacked has a list of the state of each member instead, under
         `__members`, and the stacked dimension, under `__stack_dim`.
 
+        Args:
+            destination: a dict to add the items to; `None`: a new one.
+            prefix: what each key of the first level starts with.
+            keep_vars: return leaves as they are; else those that require grad are detached.
+            flatten: join nested keys by dots, without batch sizes and devices, as modules do.
+
+        Raises:
+            KeyCollision: if two keys become one by flattening.
+
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
-            >>> state = TensorDict({"a": torch.ones(2)}, [2]).state_dict()
-            >>> state["__batch_size"], sorted(state)
-            (torch.Size([2]), ['__batch_size', '__device', 'a'])
+            >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2])
+            >>> td.state_dict()["__batch_size"]
+            torch.Size([2])
+            >>> sorted(td.state_dict(prefix="net.", flatten=True))
+            ['net.a', 'net.b.c']
         """
+        state: dict[str, object] = {} if destination is None else destination
+        if flatten:
+            _flatten_state(self, prefix, keep_vars, state)
+            return state
         desc = self._desc
-        state: dict[str, object] = {}
         try:
             entries = dict(self._entries.items())
         except KdError:
             if not isinstance(self, Composite):
                 raise
-            members = [cast("Conversion", member).state_dict() for member in self._members]
-            state = {MEMBERS: members, STACK_DIM: self._dim}
+            states = [
+                cast("Conversion", member).state_dict(None, "", keep_vars)
+                for member in self._members
+            ]
+            state |= {prefix + MEMBERS: states, prefix + STACK_DIM: self._dim}
             entries = {}
         for key, value in entries.items():
             if isinstance(value, Tensor):
-                state[key] = value
+                state[prefix + key] = _kept(value, keep_vars)
+            elif isinstance(value, Conversion):
+                state[prefix + key] = value.state_dict(None, "", keep_vars)
             else:
-                state[key] = value.state_dict() if isinstance(value, Conversion) else value._item()
-        state[BATCH_SIZE] = desc.size
-        state[DEVICE] = desc.device
+                state[prefix + key] = value._item()
+        state[prefix + BATCH_SIZE] = desc.size
+        state[prefix + DEVICE] = desc.device
         return state
 
     def load_state_dict(
-        self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
+        self,
+        state_dict: Mapping[str, object],
+        strict: bool = True,
+        assign: bool = False,
+        from_flatten: bool = False,
     ) -> Self:
         """Load the values of a state dict: all of them, or none if one does not fit.
 
@@ -89,6 +119,7 @@ class Conversion(AbstractContainer):
             strict: its keys must be those of this container; else only the shared ones are taken.
             assign: keep the tensors of the state dict instead of copying; then keys and the batch
                 size are taken from it too, and the container must not be locked.
+            from_flatten: the nested keys of the state dict are joined by dots.
 
         Raises:
             KeySetMismatch: if keys differ.
@@ -101,6 +132,8 @@ class Conversion(AbstractContainer):
             >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}, [2]).state_dict())["a"]
             tensor([1., 1.])
         """
+        if from_flatten:
+            state_dict = _nested_state(self._entries, state_dict)
         if assign:
             _assign(self, state_dict)
             return self
@@ -185,6 +218,57 @@ def _member_states(
             "into a lazy stack of as many members."
         )
     return list(zip(td._members, states, strict=True))
+
+
+def _kept(leaf: Tensor, keep_vars: bool) -> Tensor:
+    return leaf.detach() if leaf.requires_grad and not keep_vars else leaf
+
+
+def _flatten_state(
+    td: AbstractContainer, prefix: str, keep_vars: bool, state: dict[str, object]
+) -> None:
+    """Add the leaves and the data of a level and of those below, under joined keys."""
+    for key, value in td._entries.items():
+        name = prefix + key
+        if isinstance(value, AbstractContainer):
+            _flatten_state(value, f"{name}.", keep_vars, state)
+            continue
+        if name in state:
+            raise given_twice(f"`{name}`", " once nested keys are joined by dots")
+        state[name] = _kept(value, keep_vars) if isinstance(value, Tensor) else value._item()
+
+
+def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, object]:
+    """Return a state dict whose joined keys are nested like the entries they are for."""
+    nested: dict[str, object] = {}
+    pending: dict[str, dict[str, object]] = {}
+    for name, value in state.items():
+        above = next((name[:at] for at in _dots(name) if _is_level(entries, name[:at])), None)
+        if name in entries and not _is_level(entries, name):
+            nested[name] = value
+        elif above is not None:
+            pending.setdefault(above, {})[name[len(above) + 1 :]] = value
+        elif "." not in name:
+            nested[name] = value
+        else:
+            first, _, rest = name.partition(".")
+            pending.setdefault(first, {})[rest] = value
+    for key, below in pending.items():
+        entry = entries.get(key)
+        inner = entry._entries if isinstance(entry, AbstractContainer) else {}
+        nested[key] = _nested_state(inner, below)
+    for key, entry in entries.items():
+        if isinstance(entry, AbstractContainer) and key not in nested and not entry._entries:
+            nested[key] = {}
+    return nested
+
+
+def _dots(name: str) -> list[int]:
+    return [at for at, char in enumerate(name) if char == "."]
+
+
+def _is_level(entries: Entries, key: str) -> bool:
+    return isinstance(entries.get(key), AbstractContainer)
 
 
 def _content(state: Mapping[str, object]) -> dict[str, object]:
