@@ -32,6 +32,9 @@ wrap_list: Callable[[list[object], Descriptor], Node]
 make_stack: Callable[..., Node]
 """Stack containers lazily along a dimension; set by `_lazy_stack`."""
 
+foreign_node: Callable[[object], Node]
+"""Convert a container of the package tensordict; set by `_convert.peer`."""
+
 lazy_stack: Callable[..., Node]
 """Stack containers lazily; set by `_lazy_stack`."""
 

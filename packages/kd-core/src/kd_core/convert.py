@@ -4,8 +4,11 @@ Each `from_` function returns a `TensorDict`; call the method of another class f
 class, as in `Sample.from_pandas(frame)`.
 """
 
+from typing import cast
+
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
+from kd_core._convert.peer import container_of, node_of
 from kd_core._convert.schema import LeafSchema as LeafSchema
 from kd_core._public import publish
 
@@ -39,6 +42,39 @@ def to_arrow(td: TensorDictBase) -> object:
         ...     assert to_arrow(TensorDict({"a": [1, 2]}, [2])).num_rows == 2
     """
     return td.to_arrow()
+
+
+def from_tensordict_library(value: object) -> TensorDictBase:
+    """Return a container of the package tensordict as one of ours; tensors are shared.
+
+    Nested containers, lazy stacks, batch sizes and non-tensor data are kept; a tensor class becomes
+    a `TensorDict`. `TensorDict(value)` takes such a container too, as it takes any mapping: its
+    entries without its batch size.
+
+    Args:
+        value: the container.
+
+    Raises:
+        InvalidArgument: if it is not a container of that package.
+
+    Example:
+        >>> from importlib.util import find_spec
+        >>> from kd_core import TensorDict
+        >>> from kd_core.convert import from_tensordict_library, to_tensordict_library
+        >>> td = TensorDict({"a": [1, 2]}, [2])
+        >>> if find_spec("tensordict"):
+        ...     assert from_tensordict_library(to_tensordict_library(td))["a"] is td["a"]
+    """
+    return cast("TensorDictBase", node_of(value))
+
+
+def to_tensordict_library(td: TensorDictBase) -> object:
+    """Return a container of the package tensordict that shares the tensors of `td`.
+
+    Raises:
+        MissingDependency: if that package is not installed.
+    """
+    return container_of(td)
 
 
 publish(__name__)

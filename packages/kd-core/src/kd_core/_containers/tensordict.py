@@ -17,7 +17,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._ops import module_state
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import MAX_DEPTH, as_entry, with_plain_keys
+from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self
@@ -374,6 +374,8 @@ def _undescribed(
 def _mapping_of(source: object) -> Mapping[str, object]:
     if isinstance(source, AbstractContainer):
         return source._entries
+    if is_foreign(source):
+        return cast("AbstractContainer", _registry.foreign_node(source))._entries
     if isinstance(source, Mapping):
         return source
     remedy = "Wrap a single tensor as `{'key': tensor}`."

@@ -8,6 +8,7 @@ tensors, numbers, arrays and the registry; must not know a container class.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -51,6 +52,8 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         return _tensor_as_entry(key, value, desc, path)
     if type(value) is not dict and is_node(value):
         return _node_as_entry(key, value, desc, path)
+    if is_foreign(value):
+        return _node_as_entry(key, _registry.foreign_node(value), desc, path)
     if type(value) is dict or isinstance(value, Mapping):
         return mapping_as_entry(key, value, desc, path)
     converted = _as_tensor(key, value, path)
@@ -62,6 +65,15 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
             values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), desc
         )
     return _tensor_as_entry(key, converted, desc, path)
+
+
+def is_foreign(value: object) -> bool:
+    """Return whether a value is a container of the package tensordict, or data of one."""
+    if type(value).__module__ == "builtins" or is_dynamo_compiling():
+        return False
+    library = sys.modules.get("tensordict")  # a value of it has imported it
+    asked = getattr(library, "is_tensor_collection", None)
+    return asked is not None and bool(asked(value))
 
 
 def mapping_as_entry(
