@@ -78,6 +78,14 @@ def test_weibull_mode_is_zero_where_the_density_falls(concentration: float) -> N
     assert estimate(weibull, InteractionType.MODE).item() == 0.0
 
 
+@pytest.mark.parametrize(("a", "b"), [(2.0, 3.0), (1.5, 1.1), (0.5, 2.0), (2.0, 0.5), (1.0, 2.0)])
+def test_kumaraswamy_mode_is_where_the_density_is_largest(a: float, b: float) -> None:
+    dist: Distribution = distributions.Kumaraswamy(a, b)
+    grid = torch.linspace(1e-4, 1 - 1e-4, 9999)
+    largest = grid[dist.log_prob(grid).argmax()]
+    assert abs(estimate(dist, InteractionType.MODE) - largest) < 2e-4
+
+
 @pytest.mark.parametrize(
     ("distribution", "interaction", "message"),
     [

@@ -1,6 +1,7 @@
 """Keyed modules that build distributions and draw from them."""
 
 from kd_core.extending import publish as _publish
+from kd_probabilistic import _formulas as _formulas
 from kd_probabilistic import _pickled as _pickled
 from kd_probabilistic._composite import CompositeDistribution as CompositeDistribution
 from kd_probabilistic._entropy import EntropyEstimateWarning as EntropyEstimateWarning

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Self, cast, overload
 
 from torch import Size, Tensor
-from torch.compiler import is_compiling
 from torch.distributions import Distribution
 
 from kd_core import (
@@ -26,6 +25,7 @@ from kd_probabilistic._entropy import entropy_of
 from kd_probabilistic._estimators import EstimateNotOffered, estimate
 from kd_probabilistic._interaction import InteractionType
 from kd_probabilistic._log_prob import with_suffix
+from kd_probabilistic._reading import must_not_look
 
 Builders = Mapping[NestedKey, Callable[..., Distribution]]
 Names = Mapping[NestedKey, NestedKey]
@@ -390,7 +390,7 @@ def _built(
 
 def _variance(distribution: Distribution) -> Tensor:
     value: Tensor = distribution.variance
-    if not is_compiling() and bool(value.isnan().any()):
+    if not must_not_look([value]) and bool(value.isnan().any()):
         raise EstimateNotOffered(f"`{type(distribution).__name__}` has no variance.")
     return value
 

@@ -8,21 +8,19 @@ valid parameters are valid. If they do not, the constructor is called, and raise
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import ContinuousBernoulli, Distribution, Normal
 
-from kd_core import InvalidArgument, TensorDictBase, nearest_key
+from kd_core import InvalidArgument, nearest_key
 from kd_core.extending import assume_constant_result
+from kd_probabilistic._reading import functorch_level, must_not_look
 
 _EVENT: Final = Size()
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
 
 class Construction:
@@ -88,34 +86,6 @@ class Construction:
         return found
 
 
-def must_not_look(values: Sequence[object]) -> bool:
-    """Return whether values cannot be read: while capturing, or under `vmap`."""
-    if torch.compiler.is_compiling():
-        # dynamo has disabled checks already, and cannot trace the change.
-        return not torch.compiler.is_dynamo_compiling()
-    if _functorch_level() is None:
-        return False
-    return any(_holds_batched(value) for value in values)
-
-
-def _holds_batched(value: object) -> bool:
-    """Return whether a tensor, or one in a container, has a hidden dimension of `vmap`."""
-    if isinstance(value, TensorDictBase):
-        return any(_is_batched(leaf) for leaf in value.values(True, True))
-    return isinstance(value, Tensor) and _is_batched(value)
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Disable torch's default of checking values, also for distributions inside others."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
 def name_of(distribution: Callable[..., object]) -> str:
     """Return the name of a distribution class for messages."""
     while isinstance(distribution, functools.partial):
@@ -131,7 +101,7 @@ def _normal(values: Sequence[object]) -> Normal | None:
     assert isinstance(loc, Tensor)
     assert isinstance(scale, Tensor)
     shape = loc.shape
-    if shape != scale.shape or _functorch_level() is not None:
+    if shape != scale.shape or functorch_level() is not None:
         return None
     if Distribution._validate_args and not _surely_valid(loc, scale):
         return None

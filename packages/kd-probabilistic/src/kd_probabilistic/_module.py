@@ -23,11 +23,12 @@ from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_exis
 from kd_probabilistic._cache import CachedDistribution
 from kd_probabilistic._components import check_keys, only_key
 from kd_probabilistic._composite import CompositeDistribution
-from kd_probabilistic._construction import must_not_look, name_of, unchecked
+from kd_probabilistic._construction import name_of
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
 from kd_probabilistic._generator import as_generator, drawing_from, generator_at, seeded
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
+from kd_probabilistic._reading import must_not_look, unchecked
 from kd_probabilistic._settings import DISCARD, NAMES, Generator, InKeys, Settings
 
 LogProb: TypeAlias = Tensor | TensorDict

@@ -9,8 +9,8 @@ from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, unravel_key_to_tuple
 from kd_nn import TensorDictModuleBase, dispatch
-from kd_probabilistic._construction import must_not_look, unchecked
 from kd_probabilistic._module import LogProb, ProbabilisticTensorDictModule
+from kd_probabilistic._reading import must_not_look, unchecked
 
 
 class ScoringModule(TensorDictModuleBase):

@@ -5,7 +5,7 @@ A container of that package has imported it, so reading one imports nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from torch import Tensor
@@ -79,7 +79,7 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
         if hasattr(node, "_positions"):
             return _rows(library, node._item(), desc, len(desc.batch))
         return library.NonTensorData(node._item(), batch_size=desc.batch, device=desc.device)
-    entries = cast("Mapping[str, Entry]", node._entries)
+    entries = node._entries
     made = library.TensorDict({}, batch_size=desc.batch, device=desc.device)
     for key, entry in entries.items():
         made.set(key, entry if isinstance(entry, Tensor) else _given_back(library, entry))
