@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, attempt
 from tests.fuzz.registry import dim, dims, given, lax, odd, operation
-from tests.fuzz.subjects import Batch, Plain, Subject
+from tests.fuzz.subjects import Batch, Node, Plain, Subject
 from torch import Tensor
 
 from kd_core import TensorDict, TensorDictBase, torch_functions
@@ -305,6 +305,61 @@ def turn(rng: Random, s: Subject, name: str) -> Call:
         return rows_call(rng, name, (), {}, True)
     plane = dims(rng, ndim, 2) if rng.random() < 0.3 else tuple(rng.sample(range(max(ndim, 2)), 2))
     return rows_call(rng, name, (rng.randint(-3, 5), plane), {}, True)
+
+
+SCOPES: dict[str, Args] = {
+    "view": (-1,),
+    "flatten": (),
+    "unsqueeze": (0,),
+    "squeeze": (),
+    "transpose": (0, -1),
+    "flip": (0,),
+    "roll": (1, -1),
+    "flatten_keys": (),
+}
+
+
+@operation("__enter__", "__exit__")
+def scope(rng: Random, s: Subject, name: str) -> Call:
+    """Change entries of a result in a `with` statement, which changes the container."""
+    method = rng.choice(list(SCOPES))
+    gone, new = rng.choice([("a", "new"), ("a", "b"), ("none", "new"), ("b", "new")])
+
+    def theirs(plain: Plain) -> object:
+        if not plain.batch or s.td.is_locked or s.node.members:
+            raise Refusal("nothing to move, locked, or a stack")
+        tree = Plain(plain.batch, dict(plain.entries))
+        tree.entries.pop(gone, None)
+        tree.entries[new] = numbered(plain.batch)
+        return tree, None
+
+    def ours(td: TensorDictBase) -> object:
+        rows = TensorDict({"rows": numbered(s.batch)}, s.batch)
+        moved_rows = getattr(rows, method)(*SCOPES[method])["rows"]
+        with getattr(td, method)(*SCOPES[method]) as view:
+            if gone in view:
+                del view[gone]
+            view[new] = moved_rows
+        return None
+
+    nested = any(isinstance(s.node.entries.get(key), Node) for key in (gone, new))
+    return Call(
+        name,
+        f"with td.{method}{SCOPES[method]} as view: del view[{gone!r}]; view[{new!r}] = rows",
+        ours,
+        theirs,
+        restructures=True,
+        may_refuse=lambda plain: (
+            s.node.declared
+            or not plain.batch
+            or (method == "view" and any(not leaf.is_contiguous() for leaf in plain.tensors()))
+            or (
+                method in TORCH
+                and cannot(lambda rows: getattr(rows, method)(*SCOPES[method]))(plain)
+            )
+        ),
+        unchecked=nested or bool(s.node.members),
+    )
 
 
 @operation(

@@ -16,6 +16,7 @@ from kd_core._ops.apply import Apply
 from kd_core._ops.arrangement import Arrangement
 from kd_core._ops.autograd import Autograd
 from kd_core._ops.blending import Blending
+from kd_core._ops.contexts import Contexts
 from kd_core._ops.conversion import Conversion
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
@@ -68,6 +69,7 @@ class TensorDictBase(
     Partition,
     Copying,
     Locking,
+    Contexts,
     Modules,
     Unary,
     UnaryInPlace,

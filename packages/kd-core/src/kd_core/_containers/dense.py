@@ -33,7 +33,7 @@ D = TypeVar("D", bound="Dense")
 class Dense(TensorDictBase):
     """A container that holds its entries in a dict."""
 
-    __slots__ = ("__weakref__", "_desc", "_entries", "_nested")
+    __slots__ = ("__weakref__", "_desc", "_entries", "_nested", "_scope")
 
     _desc: Descriptor
     _entries: dict[str, Entry]

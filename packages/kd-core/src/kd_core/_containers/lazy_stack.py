@@ -28,10 +28,11 @@ from kd_core._errors import (
     different_keys,
     shape_text,
 )
-from kd_core._keys import format_key, is_path, path_of
+from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
 from kd_core._ops.rebatching import become
+from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT
 
@@ -273,12 +274,16 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
     ) -> Self:
         """Join the keys of nested entries of each member; see `TensorDict.flatten_keys`."""
         flat = self._by_member(lambda member: member.flatten_keys(separator, is_leaf=is_leaf))
-        return self._replace_entries(flat, "flatten keys in place") if inplace else flat
+        if inplace:
+            return self._replace_entries(flat, "flatten keys in place")
+        return record(flat, self, Flattened, plain_str(separator), is_leaf)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys of each member at a separator; see `TensorDict.unflatten_keys`."""
         nested = self._by_member(lambda member: member.unflatten_keys(separator))
-        return self._replace_entries(nested, "unflatten keys in place") if inplace else nested
+        if inplace:
+            return self._replace_entries(nested, "unflatten keys in place")
+        return record(nested, self, Unflattened, plain_str(separator))
 
     def empty(
         self,

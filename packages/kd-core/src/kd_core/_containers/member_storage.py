@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class MemberStorage(TensorDictBase, Composite):
     """A container that holds its entries in members."""
 
-    __slots__ = ("__weakref__", "_desc", "_dim", "_members")
+    __slots__ = ("__weakref__", "_desc", "_dim", "_members", "_scope")
 
     _desc: Descriptor
     _dim: int

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.shapes import as_int, sizes_of, wrap_dims
 from kd_core._errors import InvalidValue, OutOfRange
+from kd_core._ops.scopes import moved
 from kd_core._ops.shape_plans import expand_plan, flip_plan
-from kd_core._protocol.primitives import AbstractContainer, map_by
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -34,18 +35,18 @@ class Dimensions(AbstractContainer):
 
     def atleast_1d(self) -> Self:
         """Return the container with one batch dimension at least: `torch.atleast_1d`."""
-        return map_by(_atleast(self._desc.batch, 1), self)
+        return moved(_atleast(self._desc.batch, 1), self)
 
     def atleast_2d(self) -> Self:
         """Return the container with two batch dimensions at least, new ones in front."""
-        return map_by(_atleast(self._desc.batch, 2), self)
+        return moved(_atleast(self._desc.batch, 2), self)
 
     def atleast_3d(self) -> Self:
         """Return the container with three batch dimensions at least: `torch.atleast_3d`.
 
         As in torch, one batch dimension becomes the middle one, and two become the first two.
         """
-        return map_by(_atleast(self._desc.batch, 3), self)
+        return moved(_atleast(self._desc.batch, 3), self)
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """Repeat batch dimensions of size 1 without copying; `expand` with one argument.
@@ -53,7 +54,7 @@ class Dimensions(AbstractContainer):
         Args:
             shape: the new batch size; -1 keeps a size, new dimensions come in front.
         """
-        return map_by(expand_plan(self._desc.batch, (shape,)), self)
+        return moved(expand_plan(self._desc.batch, (shape,)), self)
 
     def fliplr(self) -> Self:
         """Reverse the order along the second batch dimension; a copy, as in torch.
@@ -62,7 +63,7 @@ class Dimensions(AbstractContainer):
             OutOfRange: if there are fewer than two batch dimensions.
         """
         _check_ndim(self, 2, "fliplr")
-        return map_by(flip_plan(self._desc.batch, (1,)), self)
+        return moved(flip_plan(self._desc.batch, (1,)), self)
 
     def flipud(self) -> Self:
         """Reverse the order along the first batch dimension; a copy, as in torch.
@@ -71,7 +72,7 @@ class Dimensions(AbstractContainer):
             OutOfRange: if there is no batch dimension.
         """
         _check_ndim(self, 1, "flipud")
-        return map_by(flip_plan(self._desc.batch, (0,)), self)
+        return moved(flip_plan(self._desc.batch, (0,)), self)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
         """Turn the batch by 90 degrees in the plane of two batch dimensions; a copy, as in torch.
@@ -84,7 +85,7 @@ class Dimensions(AbstractContainer):
             OutOfRange: if there are fewer than two batch dimensions.
         """
         _check_ndim(self, 2, "rot90")
-        return map_by(_rot90(self._desc.batch, k, tuple(dims)), self)
+        return moved(_rot90(self._desc.batch, k, tuple(dims)), self)
 
 
 def _check_ndim(td: AbstractContainer, ndim: int, name: str) -> None:

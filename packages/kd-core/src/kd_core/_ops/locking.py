@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kd_core._errors import Locked
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED, note
+from kd_core._protocol.primitives import AbstractContainer, lock, unlock
 
 if TYPE_CHECKING:
     from typing import Self
@@ -66,23 +66,20 @@ class Locking(AbstractContainer):
             ...
             kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
         """
+        note(self, WAS_UNLOCKED if self._desc.lock is None else WAS_LOCKED)
         return lock(self)
 
     def unlock_(self) -> Self:
         """Allow changes of structure again; return self.
 
+        `with td.unlock_():` locks a container that was locked again at the end of the block.
+
         Raises:
             Locked: if an enclosing container is locked.
         """
-        desc = self._desc
-        if desc.held:
-            raise Locked(
-                "cannot unlock a container that is locked with the one that encloses it. Unlock "
-                "the outer one, or use `clone(recurse=False)`, which is not locked."
-            )
-        if desc.lock is not None:
-            self._describe(desc._unlocked)
-            self._hold_below(-1)
+        was = WAS_UNLOCKED if self._desc.lock is None else WAS_LOCKED
+        unlock(self)
+        note(self, was)
         return self
 
     def locked(self) -> LockScope[Self]:

@@ -21,6 +21,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
 from kd_core._ops.rebatching import become
+from kd_core._ops.scopes import moved
 from kd_core._ops.shape_plans import (
     expand_plan,
     flatten_plan,
@@ -36,7 +37,7 @@ from kd_core._ops.shape_plans import (
     unflatten_plan,
     unsqueeze_plan,
 )
-from kd_core._protocol.primitives import AbstractContainer, map_by
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -78,7 +79,7 @@ class Shape(AbstractContainer):
         sizes = _sizes_or(cast("Sizes", shape), size, "size")
         how = resize_plan(self._desc.batch, sizes, "view")
         try:
-            return map_by(how, self)
+            return moved(how, self)
         except RuntimeError as error:
             raise InvalidValue(
                 f"the strides of an entry do not allow a view of batch_size {self._desc.batch} as "
@@ -97,7 +98,7 @@ class Shape(AbstractContainer):
         """
         if shape is not None:
             args = _sizes_or(args, shape, "shape")
-        return map_by(resize_plan(self._desc.batch, args, "reshape"), self)
+        return moved(resize_plan(self._desc.batch, args, "reshape"), self)
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """Return a view whose batch has the shape of another container or tensor."""
@@ -124,7 +125,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten().batch_size
             torch.Size([6])
         """
-        result = map_by(flatten_plan(self._desc.batch, start_dim, end_dim), self)
+        result = moved(flatten_plan(self._desc.batch, start_dim, end_dim), self)
         return become(self, result, "flatten in place") if inplace else result
 
     def unflatten(
@@ -143,7 +144,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, -1)).batch_size
             torch.Size([2, 3])
         """
-        result = map_by(unflatten_plan(self._desc.batch, dim, unflattened_size), self)
+        result = moved(unflatten_plan(self._desc.batch, dim, unflattened_size), self)
         return become(self, result, "unflatten in place") if inplace else result
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
@@ -152,7 +153,7 @@ class Shape(AbstractContainer):
         Args:
             dim: the dimensions; one of another size is kept. `None`: all of size 1.
         """
-        return map_by(squeeze_plan(self._desc.batch, dim), self)
+        return moved(squeeze_plan(self._desc.batch, dim), self)
 
     def unsqueeze(self, dim: int) -> Self:
         """Insert a batch dimension of size 1.
@@ -166,7 +167,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).unsqueeze(-1)["a"].shape
             torch.Size([2, 1, 4])
         """
-        return map_by(unsqueeze_plan(self._desc.batch, dim), self)
+        return moved(unsqueeze_plan(self._desc.batch, dim), self)
 
     def permute(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
         """Reorder the batch dimensions.
@@ -184,11 +185,11 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return map_by(permute_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
+        return moved(permute_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Exchange two batch dimensions."""
-        return map_by(transpose_plan(self._desc.batch, dim0, dim1), self)
+        return moved(transpose_plan(self._desc.batch, dim0, dim1), self)
 
     def swapaxes(self, axis0: int, axis1: int) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
@@ -208,7 +209,7 @@ class Shape(AbstractContainer):
         Raises:
             InvalidValue: if the numbers of dimensions and positions differ.
         """
-        return map_by(movedim_plan(self._desc.batch, source, destination), self)
+        return moved(movedim_plan(self._desc.batch, source, destination), self)
 
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
         """Move batch dimensions; another name of `movedim`."""
@@ -229,7 +230,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).expand(3, -1)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return map_by(expand_plan(self._desc.batch, shape), self)
+        return moved(expand_plan(self._desc.batch, shape), self)
 
     def expand_as(self, other: AbstractContainer | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
@@ -256,14 +257,14 @@ class Shape(AbstractContainer):
                 f"`repeat` expected a count for each of the {ndim} batch dimensions, got {counts}. "
                 "`tile` takes fewer."
             )
-        result = map_by(repeat_plan(self._desc.batch, counts), self)
+        result = moved(repeat_plan(self._desc.batch, counts), self)
         return become(self, result, "repeat in place") if inplace else result
 
     def tile(self, *dims: int | Sequence[int]) -> Self:
         """Copy the batch several times, like `repeat`; missing counts in front are 1."""
         counts = one_per_dim(dims, self._desc.batch, "tile")
         missing = self._desc.ndim - len(counts)
-        return map_by(repeat_plan(self._desc.batch, (1,) * missing + counts), self)
+        return moved(repeat_plan(self._desc.batch, (1,) * missing + counts), self)
 
     def repeat_interleave(
         self,
@@ -290,7 +291,7 @@ class Shape(AbstractContainer):
         flat = self.flatten() if dim is None else self
         at = 0 if dim is None else dim
         how = repeat_interleave_plan(flat._desc.batch, repeats, at, output_size)
-        result = map_by(how, flat)
+        result = moved(how, flat)
         return become(self, result, "repeat rows in place") if inplace else result
 
     def roll(
@@ -311,12 +312,12 @@ class Shape(AbstractContainer):
             result = self.flatten().roll(shifts, 0).unflatten(0, self._desc.batch)
         else:
             along = 0 if dims is None else dims
-            result = map_by(roll_plan(self._desc.batch, shifts, along), self)
+            result = moved(roll_plan(self._desc.batch, shifts, along), self)
         return become(self, result, "roll in place") if inplace else result
 
     def flip(self, *dims: int | Sequence[int]) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
-        return map_by(flip_plan(self._desc.batch, dims), self)
+        return moved(flip_plan(self._desc.batch, dims), self)
 
 
 def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:

@@ -19,6 +19,7 @@ from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import copy_pairs
 from kd_core._ops.rebatching import take_batch_size
+from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._ops.updating import Update, source_items, stage_update, stage_writes
 from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
@@ -250,7 +251,9 @@ class Structure(AbstractContainer):
         flat: dict[str, Entry] = {}
         _flatten_into(self._entries, plain_str(separator), "", flat, is_leaf)
         result = self._like(flat, self._desc._unlocked)
-        return self._replace_entries(result, "flatten keys in place") if inplace else result
+        if inplace:
+            return self._replace_entries(result, "flatten keys in place")
+        return record(result, self, Flattened, plain_str(separator), is_leaf)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys at a separator into nested containers: the inverse of `flatten_keys`.
@@ -266,7 +269,9 @@ class Structure(AbstractContainer):
             if key.count(separator) > MAX_DEPTH:
                 raise too_deep(tuple(key.split(separator)))
         result = self._like(_unflattened(self._entries, separator, "", desc), desc)
-        return self._replace_entries(result, "unflatten keys in place") if inplace else result
+        if inplace:
+            return self._replace_entries(result, "unflatten keys in place")
+        return record(result, self, Unflattened, separator)
 
     def empty(
         self,

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._batch.descriptor import LOCKED_BY_USER
-from kd_core._errors import locked, wrong_type
+from kd_core._errors import Locked, locked, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
     collect,
@@ -64,6 +64,9 @@ class AbstractContainer:
     """The base class of every container: the primitives, and the methods written on them alone."""
 
     __slots__ = ()
+
+    _scope: object
+    """How the operation that made the container is undone; see `kd_core._ops.scopes`."""
 
     _owns_leaves: ClassVar[bool] = True
     """Whether the container stores the tensors of `_entries` itself; a `Composite` does not."""
@@ -268,6 +271,24 @@ def lock(container: W) -> W:
     if desc.lock is None:
         container._describe(desc.with_lock(LOCKED_BY_USER, desc.held))
         container._hold_below(1)
+    return container
+
+
+def unlock(container: W) -> W:
+    """Undo the lock of a user; return the container.
+
+    Raises:
+        Locked: if an enclosing container is locked.
+    """
+    desc = container._desc
+    if desc.held:
+        raise Locked(
+            "cannot unlock a container that is locked with the one that encloses it. Unlock "
+            "the outer one, or use `clone(recurse=False)`, which is not locked."
+        )
+    if desc.lock is not None:
+        container._describe(desc._unlocked)
+        container._hold_below(-1)
     return container
 
 

@@ -1,0 +1,342 @@
+"""How an operation is undone when its result is used in a `with` statement.
+
+An operation that can be undone records on its result where it came from. `with` takes a snapshot of
+the result; on exit, what changed is carried back to the source: new and changed entries with the
+operation undone, removed entries as removals. The source is referred to weakly, so a result keeps
+nothing alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._batch.shapes import numel
+from kd_core._errors import InvalidArgument
+from kd_core._leaves.foreach import shares_storage
+from kd_core._leaves.loops import find_entry
+from kd_core._protocol.composite import Composite, unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer, level_at, lock, map_by, unlock
+
+if TYPE_CHECKING:
+    from kd_core._batch.caching import Plan
+    from kd_core._entry import Entry
+    from kd_core._types import Batch
+
+W = TypeVar("W", bound=AbstractContainer)
+Path: TypeAlias = tuple[str, ...]
+
+
+class Undo(Protocol):
+    """How entries of a result become entries of the source again."""
+
+    def path(self, path: Path) -> Path:
+        """Return where an entry of the result belongs in the source."""
+
+    def entry(self, entry: Entry) -> Entry:
+        """Return an entry of the result as it is stored in the source."""
+
+
+Origin: TypeAlias = (
+    "tuple[ReferenceType[AbstractContainer] | None, Callable[..., Undo], tuple[object, ...]]"
+)
+"""The source, `None` for the container itself; what makes the undo; and its argument."""
+
+
+def record(result: W, source: AbstractContainer, undo: Callable[..., Undo], *given: object) -> W:
+    """Record on a result how it is undone; return it. Compiled code records nothing.
+
+    Args:
+        result: the result.
+        source: the container that it was made from.
+        undo: called on entry to a scope, with the source and the further arguments.
+        *given: the further arguments.
+    """
+    if not is_dynamo_compiling() and hasattr(type(source), "__weakref__"):
+        note(result, (ref(source), undo, given))
+    return result
+
+
+def note(result: AbstractContainer, origin: Origin) -> None:
+    """Store an origin on a container, where its kind has a place for it."""
+    try:  # noqa: SIM105  # a context manager is slower: "lock" in the benchmarks
+        result._scope = origin  # type: ignore[misc]  # the slot is that of the kind
+    except AttributeError:
+        pass
+
+
+def moved(how: Plan, td: W) -> W:
+    """Apply a plan that moves rows, as `map_by` does, and record how it is undone."""
+    result = map_by(how, td)
+    if not is_dynamo_compiling():  # as `record`, inlined: "shape" in the benchmarks
+        try:  # noqa: SIM105  # as above
+            result._scope = ref(td), Moved, (how,)
+        except (AttributeError, TypeError):  # a kind that has no place for it
+            pass
+    return result
+
+
+class Moved:
+    """Undoes an operation that moves the rows of a batch."""
+
+    __slots__ = ("batch", "how")
+
+    def __init__(self, source: AbstractContainer, how: Plan) -> None:
+        self.batch: Batch = source._desc.batch
+        self.how = how
+        if numel(self.batch) != numel(self.how[1]):
+            raise InvalidArgument(
+                f"a change of batch_size {self.batch} to {self.how[1]} cannot be undone: the "
+                "number of rows differs. Assign the result to a name instead of using `with`."
+            )
+
+    def path(self, path: Path) -> Path:
+        return path
+
+    def entry(self, entry: Entry) -> Entry:
+        back = self._back()
+        if isinstance(entry, Tensor):
+            return back(entry)
+        old, ndim = self.batch, len(self.how[1])
+        return entry._map_each(back, lambda batch: old + batch[ndim:])
+
+    def _back(self) -> Callable[[Tensor], Tensor]:
+        old, new = self.batch, self.how[1]
+        rows = torch.arange(numel(old))
+        order = self.how[0](rows.reshape(old)).reshape(-1)
+        keeps_order = torch.equal(order, rows)
+        places = order.argsort()
+
+        def move_back(leaf: Tensor) -> Tensor:
+            rest = leaf.shape[len(new) :]
+            if not keeps_order:
+                leaf = leaf.reshape((len(places), *rest))[places.to(leaf.device)]
+            return leaf.reshape((*old, *rest))
+
+        return move_back
+
+
+class Flattened:
+    """Undoes `flatten_keys`: entries return to where they were, new names are split."""
+
+    __slots__ = ("is_leaf", "paths", "separator")
+
+    def __init__(
+        self,
+        source: AbstractContainer,
+        separator: str,
+        is_leaf: Callable[[type], bool] | None,
+    ) -> None:
+        self.separator, self.is_leaf = separator, is_leaf
+        self.paths: dict[str, Path] = {}
+        self._note(source, ())
+
+    def _note(self, level: AbstractContainer, path: Path) -> None:
+        """Note the path of each flat name."""
+        if isinstance(level, Composite):
+            for member in level._members:
+                self._note(member, path)
+            return
+        for key, value in level._entries.items():
+            enters = self.is_leaf is None or not self.is_leaf(type(value))
+            if isinstance(value, AbstractContainer) and enters:
+                self._note(value, (*path, key))
+            else:
+                self.paths[self.separator.join((*path, key))] = (*path, key)
+
+    def path(self, path: Path) -> Path:
+        name, *below = path
+        known = self.paths.get(name)
+        if known is None:
+            known = tuple(name.split(self.separator)) if self.separator else (name,)
+        return (*known, *below)
+
+    def entry(self, entry: Entry) -> Entry:
+        return entry
+
+
+class Unflattened:
+    """Undoes `unflatten_keys`: the parts of a path are joined again."""
+
+    __slots__ = ("separator",)
+
+    def __init__(self, source: AbstractContainer, separator: str) -> None:
+        self.separator = separator
+
+    def path(self, path: Path) -> Path:
+        return (self.separator.join(path),)
+
+    def entry(self, entry: Entry) -> Entry:
+        return entry
+
+
+class Relocked:
+    """Undoes `lock_` and `unlock_`.
+
+    Args:
+        source: the container.
+        was_locked: whether it was locked before.
+    """
+
+    __slots__ = ("was_locked",)
+
+    def __init__(self, source: AbstractContainer, was_locked: bool) -> None:
+        self.was_locked = was_locked
+
+    def path(self, path: Path) -> Path:
+        return path
+
+    def entry(self, entry: Entry) -> Entry:
+        return entry
+
+    def restore(self, td: AbstractContainer) -> None:
+        (lock if self.was_locked else unlock)(td)
+
+
+WAS_LOCKED: Final[Origin] = None, Relocked, (True,)
+WAS_UNLOCKED: Final[Origin] = None, Relocked, (False,)
+
+
+class _Scope(NamedTuple):
+    """A `with` statement that was entered and not left yet."""
+
+    view: AbstractContainer
+    source: AbstractContainer
+    undo: Undo
+    before: Snapshot
+    origin: Origin
+
+
+_entered: dict[int, list[_Scope]] = {}
+"""The scopes that are open, by the identity of their container, the innermost last."""
+
+
+def enter(view: AbstractContainer) -> None:
+    """Enter the scope of a result: find its source, and note its entries.
+
+    Raises:
+        InvalidArgument: if the container is not the result of an operation that can be undone.
+    """
+    origin: Origin | None = getattr(view, "_scope", None)
+    if origin is None:
+        raise nothing_to_undo()
+    where, make, given = origin
+    source = view if where is None else where()
+    if source is None:
+        raise InvalidArgument(
+            "the container that this one was made from does not exist any more, so nothing can be "
+            "carried back to it. Give it a name before the `with` statement."
+        )
+    undo = make(source, *given)
+    before: Snapshot = {} if where is None else _snapshot(view)
+    if not _has_members_for(source, before):
+        raise nothing_to_undo()
+    scope = _Scope(view, source, undo, before, origin)
+    _entered.setdefault(id(view), []).append(scope)
+
+
+def leave(view: AbstractContainer, failed: bool) -> None:
+    """Leave the innermost scope of a result: undo the operation."""
+    scopes = _entered[id(view)]
+    scope = scopes.pop()
+    if not scopes:
+        del _entered[id(view)]
+    note(view, scope.origin)
+    if isinstance(scope.undo, Relocked):
+        scope.undo.restore(view)
+    elif not failed:
+        with unchanged_on_error(scope.source):
+            _carry_back(scope.source, view, scope.before, scope.undo)
+
+
+class _Seen(NamedTuple):
+    """An entry as it was on entry to a scope."""
+
+    entry: Entry
+    version: int
+
+
+Snapshot: TypeAlias = "dict[Path, _Seen] | list[Snapshot]"
+
+
+def _snapshot(view: AbstractContainer) -> Snapshot:
+    """Note the entries of a container, those of each member of a stack on its own."""
+    if isinstance(view, Composite):
+        return [_snapshot(member) for member in view._members]
+    return {path: _Seen(entry, _version(entry)) for path, entry in _leaves(view, ())}
+
+
+def _leaves(level: AbstractContainer, path: Path) -> Iterator[tuple[Path, Entry]]:
+    """Yield the tensors and the data of all levels; a nested stack is read."""
+    for key, value in level._entries.items():
+        if isinstance(value, AbstractContainer):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _version(entry: object) -> int:
+    """Return a number that grows when a tensor is written; -1 where torch does not count."""
+    if not isinstance(entry, Tensor) or entry.is_inference():
+        return -1
+    return entry._version
+
+
+def _carry_back(
+    source: AbstractContainer, view: AbstractContainer, before: Snapshot, undo: Undo
+) -> None:
+    if isinstance(before, list):
+        members = zip(
+            cast("Composite", source)._members,
+            cast("Composite", view)._members,
+            before,
+            strict=True,
+        )
+        for mine, member, seen in members:
+            _carry_back(mine, member, seen, undo)
+        return
+    now = dict(_leaves(view, ()))
+    for path in before.keys() - now.keys():
+        target = undo.path(path)
+        if find_entry(source._entries, target) is not None:
+            level = level_at(source, target[:-1])
+            level._check_unlocked("carry removed entries back")
+            level._del_entry(target[-1])
+    for path, entry in now.items():
+        target = undo.path(path)
+        if not _is_unchanged(source, target, entry, before.get(path)):
+            source._store(target, undo.entry(entry))
+
+
+def _is_unchanged(
+    source: AbstractContainer, target: Path, entry: Entry, seen: _Seen | None
+) -> bool:
+    """Return whether the source has the values of an entry without being written."""
+    if seen is None or seen.entry is not entry:
+        return False
+    if not isinstance(entry, Tensor):
+        return True
+    mine = find_entry(source._entries, target)
+    if isinstance(mine, Tensor) and (mine is entry or shares_storage(mine, entry)):
+        return True
+    return seen.version >= 0 and seen.version == entry._version
+
+
+def _has_members_for(source: AbstractContainer, before: Snapshot) -> bool:
+    """Return whether a snapshot by members can be carried back to a source."""
+    if not isinstance(before, list):
+        return True
+    return isinstance(source, Composite) and len(source._members) == len(before)
+
+
+def nothing_to_undo() -> InvalidArgument:
+    """Build the error for `with` on a container that no operation made."""
+    return InvalidArgument(
+        "`with` expected the result of an operation that can be undone, as `with "
+        "td.flatten_keys() as flat:`, `with td.view(-1) as rows:` or `with td.unlock_():`."
+    )
