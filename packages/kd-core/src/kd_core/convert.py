@@ -10,7 +10,6 @@ from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.peer import container_of, node_of
 from kd_core._convert.schema import LeafSchema as LeafSchema
-from kd_core._public import publish
 
 from_any = TensorDict.from_any
 from_arrow = TensorDict.from_arrow
@@ -75,6 +74,3 @@ def to_tensordict_library(td: TensorDictBase) -> object:
         MissingDependency: if that package is not installed.
     """
     return container_of(td)
-
-
-publish(__name__)

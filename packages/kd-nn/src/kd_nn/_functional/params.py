@@ -136,8 +136,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
     type = nn.Module.type  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
-    state_dict = nn.Module.state_dict
-    load_state_dict = nn.Module.load_state_dict
+    state_dict = nn.Module.state_dict  # type: ignore[assignment]  # a module's: flat names
+    load_state_dict = nn.Module.load_state_dict  # type: ignore[assignment]  # a module's
     float = nn.Module.float
     double = nn.Module.double
     half = nn.Module.half
