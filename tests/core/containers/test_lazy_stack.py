@@ -18,6 +18,7 @@ from kd_core import (
     LazyStackedTensorDict,
     Locked,
     NonTensorData,
+    NonTensorStack,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
@@ -314,8 +315,8 @@ def test_a_rearranged_stack_is_a_copy() -> None:
 def test_get_at_returns_the_wrapper_of_data() -> None:
     stack = lazy_stack([TensorDict({"word": "x"}) for _ in range(3)])
     found: object = stack.get_at("word", slice(2))
-    assert isinstance(found, NonTensorData)
-    assert (found.data, found.batch_size) == ("x", (2,))
+    assert isinstance(found, NonTensorStack)
+    assert (found.tolist(), found.batch_size) == (["x", "x"], (2,))
 
 
 @pytest.mark.parametrize(

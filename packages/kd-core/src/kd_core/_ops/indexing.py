@@ -240,9 +240,11 @@ def _taken(container: W, index: object) -> W:
             pass
     fn, after = resolve(index, batch)
     ndim = desc.ndim
+    if getattr(container, "_nested", True):
+        index = for_nested(index, batch)
     try:
         return container._map_each(
-            takes(fn, for_nested(index, batch)),
+            takes(fn, index),
             lambda shape: after + shape[ndim:],
             (desc, desc.with_batch(after)),
         )

@@ -326,6 +326,8 @@ def cast_leaves(td: W, dtype: torch.dtype) -> W:
 
 def _keeps_batch(td: AbstractContainer) -> bool:
     """Return whether the shapes of collected leaves start with the batch size."""
+    if getattr(td, "_nested", True) is False:  # only tensors: "math" in the benchmarks
+        return True
     if not td._owns_leaves:
         return False
     return all(_keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer))
@@ -386,7 +388,7 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     # With one batch dimension, broadcasting cannot change a batch that both containers have.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
     singly = stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries))
-    if singly and (getattr(td, "_nested", True) is False or _keeps_batch(td)):
+    if singly and _keeps_batch(td):
         return td._zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
