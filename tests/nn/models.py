@@ -293,6 +293,9 @@ MODELS: Final[dict[str, Model]] = {
     "method": Model(lambda: Mod(Powers(), "x", "y", method="power", method_kwargs={"exponent": 3})),
     "arguments by name": Model(lambda: Seq(Mod(torch.sub, {"other": "x", "input": "x"}, ["y"]))),
     "outputs by name": Model(lambda: Seq(Mod(named, ["x"], ["up", ("more", "x")]))),
+    "renamed outputs": Model(
+        lambda: Seq(Mod(named, ["x"], {"down": "x", "up": ("n", "up")}), Mod(torch.neg, "x", "y"))
+    ),
     "list of outputs": Model(lambda: Seq(Mod(lambda x: [x + 1, x], ["x"], ["a", "b"]))),
     "number as output": Model(lambda: Seq(Mod(lambda x: 2.0, ["x"], ["n"])), batch_size=()),
     "text as output": Model(lambda: Seq(Mod(lambda x: "cat", ["x"], ["label"]))),

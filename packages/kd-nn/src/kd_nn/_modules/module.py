@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, TypeAlias, cast
 
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core import (
+    InvalidArgument,
+    InvalidKey,
+    NestedKey,
+    TensorDictBase,
+    is_tensor_collection,
+    unravel_key_to_tuple,
+)
 from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
     container_of,
     destination,
-    entry,
     read_entries,
     read_optional,
     write_entries,
 )
 from kd_nn._dispatch.skip_existing import outputs_exist
-from kd_nn._errors import list_keys, output_mismatch
-from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
+from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
+from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys, parse_out_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 
 InKeys: TypeAlias = (
     "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey] | Mapping[NestedKey, str]"
 )
+OutKeys: TypeAlias = "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey]"
 
 
 class TensorDictModule(TensorDictModuleBase):
@@ -38,10 +46,12 @@ class TensorDictModule(TensorDictModuleBase):
 
     Args:
         module: An `nn.Module` or any other callable. It returns one tensor, a tuple or list of as
-            many as there are `out_keys`, or a mapping that holds all of them.
+            many as there are `out_keys`, or outputs by name that hold all of them: a mapping, a
+            dataclass or a named tuple.
         in_keys: What it reads: one key (a str or tuple), a list of keys, or a mapping
             `{argument: key}`.
-        out_keys: What it writes, one key per output; `"_"` discards an output.
+        out_keys: What it writes, one key per output; `"_"` discards an output. A mapping
+            `{name: key}` takes outputs by name, whatever else there is, and renames them.
         out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`; else `{key: argument}`.
         inplace: True writes into the input, False into a fresh container, `"empty"` into an empty
             one of the input's batch size and device. `tensordict_out=` in a call takes precedence.
@@ -65,6 +75,9 @@ class TensorDictModule(TensorDictModuleBase):
         torch.Size([2, 4])
         >>> module(x=torch.ones(2, 3)).shape
         torch.Size([2, 4])
+        >>> stats = lambda x: {"mean": x.mean(-1), "std": x.std(-1), "n": x.shape[-1]}
+        >>> TensorDictModule(stats, ["x"], {"mean": "loc", "std": "scale"})(torch.ones(2, 3))
+        (tensor([1., 1.]), tensor([0., 0.]))
     """
 
     changes_by_assignment = True
@@ -75,7 +88,7 @@ class TensorDictModule(TensorDictModuleBase):
         self,
         module: Callable[..., object],
         in_keys: InKeys,
-        out_keys: NestedKey | Sequence[NestedKey],
+        out_keys: OutKeys,
         *,
         out_to_in_map: bool = True,
         inplace: Inplace = True,
@@ -175,22 +188,26 @@ class TensorDictModule(TensorDictModuleBase):
         """Match what the callable returned to the out keys.
 
         Args:
-            result: One value, a tuple or list, or a mapping that holds all out keys; None where
-                all outputs are discarded.
+            result: One value, a tuple or list, or outputs by name that hold all out keys; None
+                where all outputs are discarded.
 
         Returns:
             One value per key of `out_keys_source`.
 
         Raises:
-            OutputMismatch: If the numbers differ, or a mapping lacks a key.
+            OutputMismatch: If the numbers differ, or a name was not found.
         """
         keys = self._own_out_keys()
-        if isinstance(result, Tensor):
-            values: tuple[object, ...] = (result,)
+        names = self.__dict__.get("_out_names")
+        found = None if isinstance(result, Tensor) else _by_name(result)
+        if names is not None:
+            values: tuple[object, ...] = self._named(names, result, found)
+        elif isinstance(result, Tensor):
+            values = (result,)
         elif isinstance(result, (tuple, list)):
             values = tuple(result)
-        elif isinstance(result, Mapping):
-            values = self._from_mapping(result)
+        elif found is not None:
+            values = self._from_mapping(result, found)
         elif result is None:
             values = self._from_nothing()
         else:
@@ -241,20 +258,84 @@ class TensorDictModule(TensorDictModuleBase):
         "split_outputs": split_outputs,
     }
 
-    def _from_mapping(self, result: Mapping[NestedKey, object]) -> tuple[object, ...]:
+    def _from_mapping(self, result: object, found: Mapping[str, object]) -> tuple[object, ...]:
         keys = self._own_out_keys()
-        found = result if is_tensor_collection(result) else container_of(result)
-        present = found.keys(True)
-        missing = [key for key in keys if key != DISCARD and key not in present]
+        values = [None if key == DISCARD else _look_up(found, key) for key in keys]
+        missing = [key for key, value in zip(keys, values, strict=True) if value is _ABSENT]
         if not missing:
-            return tuple(None if key == DISCARD else entry(found, key) for key in keys)
+            return tuple(values)
         if len(keys) == 1:
-            return (found,)
+            return (_as_entry(result),)
         raise output_mismatch(
             describe(self),
             keys,
-            f"a mapping of {list_keys(found.keys())}, without {list_keys(missing)}",
+            f"a mapping of {list_keys(found)}, without {list_keys(missing)}",
         )
+
+    def _named(
+        self, names: tuple[str, ...], result: object, found: Mapping[str, object] | None
+    ) -> tuple[object, ...]:
+        """Return the outputs that `out_keys` takes by name."""
+        missing = [name for name in names if found is None or found.get(name) is None]
+        if found is not None and not missing:
+            return tuple(_as_entry(found[name]) for name in names)
+        got = f"`{type(result).__name__}`."
+        if found is not None:
+            present = [name for name, value in found.items() if value is not None]
+            got = f"{got[:-1]} with {list_keys(present)}.{suggest(missing[0], present)}"
+        raise OutputMismatch(
+            f"{describe(self)} must return outputs by name (a mapping, a dataclass or a named "
+            f"tuple) that hold {list_keys(missing)}, got {got} Name what it returns in "
+            "`out_keys={name: key}`, or list the keys of a tuple."
+        )
+
+
+_ABSENT: Final = object()
+
+
+def _by_name(result: object) -> Mapping[str, object] | None:
+    """Return outputs by name; None where a module returned something else."""
+    if is_tensor_collection(result):
+        return {str(key): value for key, value in result.items()}
+    if isinstance(result, Mapping):
+        return result
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return dict(zip(result._fields, result, strict=True))
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return None
+
+
+def _look_up(found: Mapping[str, object], key: NestedKey) -> object:
+    """Return the value at a nested key, `_ABSENT` if there is none."""
+    head, *rest = unravel_key_to_tuple(key)
+    value = found.get(head, _ABSENT)
+    if not rest or value is _ABSENT:
+        return _as_entry(value)
+    inner = _by_name(value)
+    return _ABSENT if inner is None else _look_up(inner, tuple(rest))
+
+
+def _as_entry(value: object) -> object:
+    """Return a value as a container holds it: a nested dict is a container."""
+    if isinstance(value, Mapping) and not is_tensor_collection(value):
+        return container_of(value)
+    return value
+
+
+def _checked_out_keys(owner: nn.Module, keys: object) -> object:
+    """Record the names by which outputs are taken, and return the keys."""
+    names = None
+    if isinstance(keys, Mapping):
+        names, keys = tuple(keys), list(keys.values())
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidKey(
+                f"a mapping of `out_keys` is `{{name: key}}`, where each name is a str, "
+                f"got the names {list(names)}."
+            )
+    parsed = parse_out_keys(keys)
+    owner.__dict__["_out_names"] = names
+    return list(parsed)
 
 
 def _checked_module(owner: nn.Module, module: object) -> object:
@@ -316,6 +397,7 @@ _CHECKS: Final[dict[str, Callable[[nn.Module, object], object]]] = {
     "method": _checked_method,
     "method_kwargs": _checked_kwargs,
     "module": _checked_module,
+    "out_keys": _checked_out_keys,
     "strict": _checked_strict,
 }
 """The check of each setting, which returns the value to keep."""

@@ -14,7 +14,7 @@ from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import NotKeyed
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
-from kd_nn._modules.module import InKeys, TensorDictModule
+from kd_nn._modules.module import InKeys, OutKeys, TensorDictModule
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
@@ -44,7 +44,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     def __init__(self, td_module: nn.Module) -> None:
         super().__init__()
-        if not (hasattr(td_module, "in_keys") and hasattr(td_module, "out_keys")):
+        if not self.is_tdmodule_compatible(td_module):
             name = type(td_module).__name__
             raise NotKeyed(
                 f"`td_module` must be a keyed module, got `{name}` without in_keys and out_keys. "
@@ -172,7 +172,7 @@ class WrapModule(TensorDictModuleBase):
 
 
 def as_tensordict_module(
-    in_keys: InKeys, out_keys: NestedKey | Sequence[NestedKey]
+    in_keys: InKeys, out_keys: OutKeys
 ) -> Callable[[Callable[..., object]], TensorDictModule]:
     """Convert the decorated function to a keyed module.
 

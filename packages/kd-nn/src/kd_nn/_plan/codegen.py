@@ -165,14 +165,15 @@ class Calls:
         text = self.text
         result = self.result(depth, idx, arguments(self.program.calls[idx]))
         split = f"{self.step(idx)}.split_outputs(_r)"
-        if len(targets) == 1:
+        by_name = self.program.calls[idx].step.__dict__.get("_out_names") is not None
+        if len(targets) == 1 and not by_name:
             text.add(depth, f"{targets[0]} = _r = {result}", "if _r.__class__ is not _Tensor:")
             text.add(depth + 1, f"{targets[0]}, = {split}")
             return
         left = "".join(f"{target}, " for target in targets)
         text.add(depth, f"_r = {result}")
-        if not targets:
-            text.add(depth, split)
+        if not targets or by_name:
+            text.add(depth, f"{left}= {split}" if targets else split, "_r = None")
             return
         text.add(depth, f"if _r.__class__ is _tuple and _len(_r) == {len(targets)}:")
         text.add(depth + 1, f"{left}= _r")
