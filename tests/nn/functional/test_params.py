@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase, from_module
+from kd_core import InvalidArgument, Locked, TensorDict, TensorDictBase, from_module
 from kd_nn import TensorDictParams
 
 
@@ -185,3 +185,37 @@ def test_vmap_over_stacked_parameters() -> None:
     out = torch.vmap(call, (0, None))(params, x)
     expected = torch.stack([torch.mv(s["weight"], x) + s["bias"] for s in states])
     torch.testing.assert_close(out, expected)
+
+
+def test_a_locked_container_keeps_its_entries() -> None:
+    params = TensorDictParams({"w": torch.ones(2)}, lock=True)
+    with pytest.raises(Locked, match="cannot set `b`"):
+        params["b"] = torch.ones(1)
+    with torch.no_grad():
+        params.mul_(2)
+    assert list(params.state_dict()) == ["w"]
+    assert bool((params["w"] == 2).all())
+
+
+def test_hooks_see_what_is_read_by_key() -> None:
+    params = TensorDictParams({"w": torch.ones(2), "n": {"b": torch.ones(1)}})
+    seen: list[object] = []
+
+    def note(container: TensorDictBase, leaf: Tensor) -> None:
+        seen.append(container is params and leaf.requires_grad)
+
+    first = params.register_get_post_hook(note)
+    second = params.register_get_post_hook(lambda _, leaf: leaf * 3)
+    for leaf in (params["w"], params.get("w"), params["n", "b"]):
+        assert isinstance(leaf, Tensor)
+        assert bool((leaf == 3).all())
+    assert params.get("missing") is None
+    assert seen == [True] * 3
+    assert bool((params.data["w"] == 1).all())
+    inner: object = params["n"]
+    assert isinstance(inner, TensorDictParams)
+    second.remove()
+    first.remove()
+    assert params["w"] is next(params.parameters())
+    with pytest.raises(InvalidArgument, match="must be a function"):
+        params.register_get_post_hook(3)  # type: ignore[arg-type]  # wrong on purpose

@@ -1,14 +1,23 @@
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from kd_core import InvalidArgument, InvalidKey, TensorDict
-from kd_nn import InputMissing, OutKeyUnknown, OutputMismatch, TensorDictModule
+from kd_nn import (
+    InputMissing,
+    OutKeyUnknown,
+    OutputMismatch,
+    TensorDictModule,
+    TensorDictSequential,
+    make_functional,
+)
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -243,3 +252,100 @@ def test_a_setting_is_checked_whenever_it_is_assigned(
         with pytest.raises(InvalidArgument, match=message):
             setattr(module, name, value)
         assert same(module(x=X), X)
+
+
+@dataclass
+class Result:
+    hidden: Tensor
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class Ordered(OrderedDict[str, object]):
+    """A result as Hugging Face's models return it: by name, with what no container holds."""
+
+
+class Pair(NamedTuple):
+    hidden: Tensor
+    weights: Tensor
+
+
+BY_NAME: dict[str, Callable[[Tensor], object]] = {
+    "dict": lambda x: {"other": object(), "hidden": x + 1},
+    "ordered dict": lambda x: Ordered(hidden=x + 1, past=(x, (x, x))),
+    "dataclass": lambda x: Result(x + 1),
+    "named tuple": lambda x: Pair(x + 1, x),
+    "container": lambda x: TensorDict(hidden=x + 1, other=x),
+}
+
+
+@pytest.mark.parametrize("function", BY_NAME.values(), ids=list(BY_NAME))
+@pytest.mark.parametrize("key", ["h", ("n", "h")])
+def test_outputs_by_name_are_renamed(
+    function: Callable[[Tensor], object], key: str | tuple[str, str]
+) -> None:
+    step = TensorDictModule(function, ["x"], {"hidden": key})
+    model = TensorDictSequential(step, TensorDictModule(torch.neg, [key], ["y"]))
+    assert step.out_keys == [key]
+    for module in (step, copy.deepcopy(step), model):
+        for _ in range(3):
+            assert same(module(TensorDict(x=X))[key], X + 1)
+    assert same(step(x=X), X + 1)
+    assert same(model(x=X)[1], -X - 1)
+
+
+@pytest.mark.parametrize("kind", ["dict", "ordered dict", "dataclass"])
+def test_outputs_by_name_need_no_other_names_where_the_key_is_the_name(kind: str) -> None:
+    step = TensorDictModule(BY_NAME[kind], ["x"], ["hidden"])
+    for _ in range(3):
+        assert same(step(x=X), X + 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda x: {"hiden": x}, r"`dict` with `hiden`. Did you mean `hiden`\?"),
+        (lambda x: Result(x), r"hold `attentions`, got `Result` with `hidden`"),
+        (torch.neg, "a mapping, a dataclass or a named tuple.* got `Tensor`. Name what"),
+        (split, "got `tuple`. Name what it returns"),
+        (lambda x: None, "got `NoneType`"),
+    ],
+)
+def test_name_that_is_not_returned_is_told(function: Callable[[Tensor], object], got: str) -> None:
+    step = TensorDictModule(function, ["x"], {"hidden": "h", "attentions": "a"})
+    for _ in range(3):
+        td = TensorDict(x=X)
+        with pytest.raises(OutputMismatch, match=got):
+            step(td)
+        assert list(td.keys()) == ["x"]
+
+
+def test_assigned_out_keys_take_other_names() -> None:
+    step = TensorDictModule(lambda x: {"a": x + 1, "b": x - 1}, ["x"], {"a": "y"})
+    for keys, expected in (({"b": "y"}, X - 1), (["b"], X - 1), ({"a": "b"}, X + 1)):
+        step.out_keys = keys  # type: ignore[assignment]  # a mapping is parsed, as in the constructor
+        for _ in range(3):
+            assert same(step(x=X), expected)
+    with pytest.raises(InvalidKey, match="each name is a str"):
+        step.out_keys = {1: "y"}  # type: ignore[assignment]  # wrong on purpose
+    assert same(step(x=X), X + 1)
+
+
+def test_device_is_that_of_the_parameters() -> None:
+    assert TensorDictModule(nn.Linear(2, 2, device="meta"), ["x"], ["y"]).device.type == "meta"
+    assert TensorDictModule(torch.neg, ["x"], ["y"]).device.type == "cpu"
+
+    class Placed(TensorDictModule):
+        def __init__(self) -> None:
+            super().__init__(torch.neg, ["x"], ["y"])
+            self.device = torch.device("meta")
+
+    assert Placed().device.type == "meta"
+
+
+def test_module_says_whether_it_is_keyed_and_functional() -> None:
+    module = TensorDictModule(nn.Linear(2, 2), ["x"], ["y"])
+    assert module.is_tdmodule_compatible(module)
+    assert not module.is_tdmodule_compatible(nn.Linear(2, 2))
+    assert not module.is_functional
+    make_functional(module)
+    assert module.is_functional

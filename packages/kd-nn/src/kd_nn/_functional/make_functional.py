@@ -8,7 +8,7 @@ functional too. `make_functional` removes the parameters; `get_functional` keeps
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -30,6 +30,7 @@ class FunctionalForward:
     """
 
     __slots__ = ("module", "names")
+    takes_parameters: Final = True
 
     def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
         self.module, self.names = module, names

@@ -9,14 +9,18 @@ container was made from. Results of operations on it (`params + 1`, `params.data
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_core.extending import Descriptor, Entry, describe, make_dense, register
+
+GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
 
 
 class TensorDictParams(TensorDictBase, nn.Module):
@@ -29,6 +33,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
     Args:
         parameters: A container or (nested) mapping of tensors.
         no_convert: Whether tensors that are not an `nn.Parameter` become buffers instead.
+        lock: Whether the container is locked: its values may change, its entries may not.
 
     Example:
         >>> import torch
@@ -47,6 +52,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         parameters: TensorDictBase | Mapping[str, object] | None = None,
         *,
         no_convert: bool = False,
+        lock: bool = False,
     ) -> None:
         nn.Module.__init__(self)
         source = TensorDict({}) if parameters is None else parameters
@@ -54,9 +60,12 @@ class TensorDictParams(TensorDictBase, nn.Module):
             source = TensorDict(source)
         self._descriptor = describe(tuple(source.batch_size), source.device)
         self._data: dict[str, Entry] = {}
+        self._get_hooks: OrderedDict[int, GetHook] = OrderedDict()
         self.no_convert = no_convert
         for key, value in source._entries.items():
             self._set_entry(key, value)
+        if lock:
+            self.lock_()
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Self:
@@ -72,6 +81,48 @@ class TensorDictParams(TensorDictBase, nn.Module):
             ['running_mean', 'running_var', 'num_batches_tracked']
         """
         return cls(TensorDict.from_module(module), no_convert=True)
+
+    def register_get_post_hook(self, hook: GetHook) -> RemovableHandle:
+        """Register a function that sees each tensor that is read by key: `get` or `params[key]`.
+
+        Operations on the whole container, and `to_module`, use the entries as they are.
+
+        Args:
+            hook: Takes the container and the tensor; what it returns, unless None, is given out.
+
+        Returns:
+            A handle whose `remove` removes the hook.
+
+        Example:
+            >>> import torch
+            >>> params = TensorDictParams({"w": torch.ones(2)})
+            >>> handle = params.register_get_post_hook(lambda _, leaf: leaf.detach())
+            >>> params["w"].requires_grad, next(params.parameters()).requires_grad
+            (False, True)
+        """
+        if not callable(hook):
+            raise InvalidArgument(
+                f"`hook` must be a function of a container and a tensor, got {hook!r}."
+            )
+        handle = RemovableHandle(self._get_hooks)
+        self._get_hooks[handle.id] = hook
+        return handle
+
+    if not TYPE_CHECKING:  # the types are those of the base class
+
+        def get(self, key: NestedKey, default: object = None) -> object:
+            """Read the entry at `key`, or `default` where there is none, through the hooks."""
+            return self._hooked(super().get(key, default))
+
+        def __getitem__(self, index: object) -> object:
+            return self._hooked(super().__getitem__(index))
+
+    def _hooked(self, found: object) -> object:
+        if isinstance(found, Tensor):
+            for hook in self._get_hooks.values():
+                result = hook(self, found)
+                found = found if result is None else result
+        return found
 
     @property
     def _entries(self) -> Mapping[str, Entry]:

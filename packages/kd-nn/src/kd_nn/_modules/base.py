@@ -31,9 +31,9 @@ from kd_nn._keys.specs import (
     parse_out_keys,
     unique,
 )
+from kd_nn._modules.facts import ModuleFacts
 from kd_nn._modules.infer import infer_shapes, with_shapes
 from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
-from kd_nn._plan.invalidation import Flagged
 from kd_nn._plan.program import runs_in_part
 
 T = TypeVar("T", bound=TensorDictBase)
@@ -56,7 +56,7 @@ class KeysAttribute(property):
         return self if declared is None else list(declared)
 
 
-class TensorDictModuleBase(Flagged):
+class TensorDictModuleBase(ModuleFacts):
     """Base class of modules that read and write entries of a container.
 
     A subclass declares `in_keys` and `out_keys`, in the class or in `__init__`, and a `forward`

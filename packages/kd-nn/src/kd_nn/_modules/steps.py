@@ -102,13 +102,15 @@ class StepList(TensorDictModuleBase):
             return self._part(self.named_steps()[index])
         return dict(self.named_steps())[self._name_of(index)]
 
-    def __setitem__(self, index: int | str, module: nn.Module) -> None:
+    def __setitem__(self, index: int | str, tensordict_module: nn.Module) -> None:
         """Replace a step, or with a new name add one at the end."""
         steps = dict(self.named_steps())
         if isinstance(index, str) and index not in steps:
-            self._replace_steps([*steps.items(), (check_name(index), module)], named=True)
+            self._replace_steps(
+                [*steps.items(), (check_name(index), tensordict_module)], named=True
+            )
             return
-        steps[self._name_of(index)] = module
+        steps[self._name_of(index)] = tensordict_module
         self._replace_steps(list(steps.items()))
 
     def __delitem__(self, index: int | str | slice) -> None:

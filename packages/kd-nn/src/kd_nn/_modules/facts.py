@@ -1,0 +1,55 @@
+"""What a keyed module tells about itself beside its keys: its device, and what kind it is."""
+
+import functools
+from collections.abc import Callable
+from itertools import chain
+from typing import Generic, Self, TypeVar, cast, overload
+
+import torch
+from torch import nn
+
+from kd_nn._plan.invalidation import Flagged
+
+R = TypeVar("R")
+
+
+class Derived(Generic[R]):
+    """A property that a subclass or an instance may replace by assigning an attribute."""
+
+    def __init__(self, function: Callable[..., R]) -> None:
+        self.function = function
+        functools.update_wrapper(cast("Callable[..., object]", self), function)
+
+    @overload
+    def __get__(self, module: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type | None = None) -> R: ...
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Self | R:
+        """Return the value for the instance; on the class this object."""
+        return self if module is None else self.function(module)
+
+
+class ModuleFacts(Flagged):
+    """What can be asked of every keyed module."""
+
+    @staticmethod
+    def is_tdmodule_compatible(module: object) -> bool:
+        """Return whether a module has `in_keys` and `out_keys`, so that a sequence takes it.
+
+        Example:
+            >>> from kd_nn import TensorDictModuleBase
+            >>> TensorDictModuleBase.is_tdmodule_compatible(nn.ReLU())
+            False
+        """
+        return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+    @Derived
+    def is_functional(self) -> bool:
+        """Return whether it takes its parameters as an argument; see `kd_nn.make_functional`."""
+        return getattr(self.__dict__.get("forward"), "takes_parameters", False)
+
+    @Derived
+    def device(self) -> torch.device:
+        """Return the device of the first parameter or buffer; the CPU if there is none."""
+        held = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if held is None else held.device
