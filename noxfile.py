@@ -74,9 +74,10 @@ def matrix(session: nox.Session, torch: str) -> None:
 
 @nox.session
 def formats(session: nox.Session) -> None:
-    """Run the tests of formats with the libraries that read and write them."""
-    install(session, "test", "formats")
-    session.run("pytest", "tests/core/convert", *session.posargs)
+    """Run the tests of formats whose packages the other lanes do not install."""
+    install(session, "suite", "formats")
+    tests = ["tests/core/convert", "tests/export/backends/test_openvino.py"]
+    session.run("pytest", *tests, *session.posargs)
 
 
 @nox.session
@@ -84,6 +85,13 @@ def interop(session: nox.Session) -> None:
     """Run containers through the real trainers, and exchange them with the peer."""
     install(session, "test", "trainers", "peer")
     session.run("pytest", "tests/interop", *session.posargs)
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Export architectures of other libraries, with random weights, in every format."""
+    install(session, "suite", "trainers")
+    session.run("pytest", "tests/models", *session.posargs)
 
 
 @nox.session

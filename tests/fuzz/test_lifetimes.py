@@ -114,7 +114,7 @@ def left_by(seed: int) -> str | None:
 def test_dropped_containers_and_their_tensors_are_freed_at_once(seeds: Seeds) -> None:
     with without_collection():
         for seed in seeds(400):
-            # Once more, because torch keeps the frames of some errors that it raises the first time.
+            # Once more: torch keeps the frames of some errors that it raises the first time.
             left = left_by(seed) and left_by(seed)
             seeds.count("calls")
             assert left is None, left

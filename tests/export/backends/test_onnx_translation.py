@@ -14,7 +14,8 @@ from kd_nn import TensorDictModule
 
 class Factors(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.lu_factor(x)[0]
+        factors: Tensor = torch.linalg.lu_factor(x)[0]
+        return factors
 
 
 def test_the_operator_and_the_line_are_named(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_the_operator_and_the_line_are_named(tmp_path: Path) -> None:
         kd_export.save(module, tmp_path / "m.onnx", {"x": torch.randn(3, 3)}, dynamic=None)
     text = str(raised.value)
     assert text.startswith("ONNX cannot express `aten.linalg_lu_factor_ex.default` in `module.1`")
-    assert "at `return torch.linalg.lu_factor(x)[0]` (`forward`, test_onnx_translation.py:" in text
+    assert "at `factors: Tensor = torch.linalg.lu_factor(x)[0]` (`forward`, test_onnx_" in text
     assert "No ONNX function found" in text
     assert "\x1b" not in text
     assert "Next steps" not in text

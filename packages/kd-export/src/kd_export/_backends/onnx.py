@@ -123,23 +123,10 @@ def _started(runtime: _Runtime, model: bytes, options: _Options) -> _Session:
         ) from error
 
 
-class OnnxRunner:
-    """Run a model by onnxruntime, on numpy arrays."""
+class ArrayRunner:
+    """What all runners share whose arrays are numpy's."""
 
     direct: Direct | None = None
-
-    def __init__(self, session: _Session, schema: Schema, digest: str) -> None:
-        self.digest = digest
-        self._session = session
-        self._inputs = [entry.name for entry in schema.inputs]
-        self._outputs = [entry.name for entry in schema.outputs]
-
-    def __call__(
-        self, arrays: Sequence[object], names: Sequence[str] | None = None
-    ) -> Sequence[object]:
-        """Run on arrays in order; ``names`` limits what is computed."""
-        wanted = self._outputs if names is None else list(names)
-        return self._session.run(wanted, dict(zip(self._inputs, arrays, strict=True)))
 
     def adapt(self, value: object, entry: Entry) -> object:
         """Check the dtype of an array or tensor; make it a contiguous numpy array."""
@@ -184,6 +171,23 @@ class OnnxRunner:
         """Read numbers out of an array."""
         flat = cast("Array", array).reshape(-1)
         return [cast("Number", flat[position].item()) for position in positions]
+
+
+class OnnxRunner(ArrayRunner):
+    """Run a model by onnxruntime, on numpy arrays."""
+
+    def __init__(self, session: _Session, schema: Schema, digest: str) -> None:
+        self.digest = digest
+        self._session = session
+        self._inputs = [entry.name for entry in schema.inputs]
+        self._outputs = [entry.name for entry in schema.outputs]
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        """Run on arrays in order; ``names`` limits what is computed."""
+        wanted = self._outputs if names is None else list(names)
+        return self._session.run(wanted, dict(zip(self._inputs, arrays, strict=True)))
 
 
 def _numpy_of(value: Tensor, entry: Entry) -> object:

@@ -106,6 +106,8 @@ class Backend(Protocol):
 _known: dict[str, str | Backend] = {
     ".pt2": "kd_export._backends.pt2:backend",
     ".onnx": "kd_export._backends.onnx:backend",
+    ".aoti.pt2": "kd_export._backends.aoti:backend",
+    ".xml": "kd_export._backends.openvino:backend",
 }
 
 

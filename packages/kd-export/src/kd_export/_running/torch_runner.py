@@ -24,24 +24,10 @@ CHUNK = 1 << 24
 """Bytes that are hashed at once: ctypes has no array of 2 GiB."""
 
 
-class TorchRunner:
-    """Run a program as a straight-line function."""
+class TensorRunner:
+    """What all runners share whose arrays are tensors."""
 
-    def __init__(self, lines: StraightLine, schema: Schema, held: Mapping[str, object]) -> None:
-        self.lines = lines
-        self.held = held
-        self._schema = schema
-        self.direct: Direct | None = lines.direct
-
-    def __call__(
-        self, arrays: Sequence[object], names: Sequence[str] | None = None
-    ) -> Sequence[object]:
-        """Run on tensors in order; ``names`` picks among the outputs."""
-        results = self.lines.core(*arrays)
-        if names is None:
-            return results
-        by_name = {e.name: r for e, r in zip(self._schema.outputs, results, strict=True)}
-        return [by_name[name] for name in names]
+    direct: Direct | None = None
 
     def adapt(self, value: object, entry: Entry) -> object:
         """Check that the value is a tensor of the dtype; make it contiguous."""
@@ -85,6 +71,26 @@ class TorchRunner:
         """Read numbers out of a tensor."""
         assert isinstance(array, Tensor)
         return numbers_of(array, positions)
+
+
+class TorchRunner(TensorRunner):
+    """Run a program as a straight-line function."""
+
+    def __init__(self, lines: StraightLine, schema: Schema, held: Mapping[str, object]) -> None:
+        self.lines = lines
+        self.held = held
+        self._schema = schema
+        self.direct = lines.direct
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        """Run on tensors in order; ``names`` picks among the outputs."""
+        results = self.lines.core(*arrays)
+        if names is None:
+            return results
+        by_name = {e.name: r for e, r in zip(self._schema.outputs, results, strict=True)}
+        return [by_name[name] for name in names]
 
 
 def run_program(program: ExportedProgram, schema: Schema) -> TorchRunner:

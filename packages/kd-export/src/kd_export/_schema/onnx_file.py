@@ -180,8 +180,7 @@ def _is_outside(kind: str, number: int, content: memoryview) -> bool:
 def _check_place(tensor: memoryview, name: str, size: int) -> None:
     """Refuse a tensor whose data is not a part of the file beside the model, of its own length."""
     dims: list[int] = []
-    place: dict[bytes, bytes] = {}
-    kind = 0
+    kind, place = 0, dict[bytes, bytes]()
     for number, begin, length in _fields_in(tensor, 0, len(tensor)):
         content = tensor[begin : begin + length]
         if len(dims) + len(place) > _MOST_IN_PAIR * 4:
@@ -196,17 +195,17 @@ def _check_place(tensor: memoryview, name: str, size: int) -> None:
         elif number == _EXTERNAL_DATA:
             parts = {n: bytes(content[b : b + s]) for n, b, s in _fields_in(content, 0, length)}
             place[parts.get(1, b"")] = parts.get(2, b"")
-    start, count = (place.pop(word, b"x") for word in (b"offset", b"length"))
-    fits = start.isdigit() and count.isdigit() and len(start) < 20 and len(count) < 20
+    offset, stated = (place.pop(word, b"x") for word in (b"offset", b"length"))
+    fits = all(number.isdigit() and len(number) < 20 for number in (offset, stated))
     if place != {b"location": name.encode()} or not name or not fits:
         raise _outside(str(place.get(b"location", b""))[2:-1])
     whole = (math.prod(dims) * _BITS.get(kind, 0) + 7) // 8
-    if int(count) != whole or int(start) + whole > size:
+    if int(stated) != whole or int(offset) + whole > size:
         raise UntrustedArtifact(
-            f"a tensor of {whole:,} bytes is said to be the {int(count):,} bytes at "
-            f"{int(start):,} of `{name}`, which has {size:,}.",
+            f"a tensor of {whole:,} bytes is said to be the {int(stated):,} bytes at "
+            f"{int(offset):,} of `{name}`, which has {size:,}.",
             expected=whole,
-            got=int(length),
+            got=int(stated),
             hint="The file beside the model is missing or cut, or the model is forged.",
         )
 

@@ -1,0 +1,150 @@
+"""``.aoti.pt2``: machine code made by AOTInductor, with the schema as an extra file.
+
+Such a file runs in Python and, without it, in C++. Its code checks nothing: inputs in another
+order, of another dtype or size, or strided give wrong numbers without a word. So it is called
+through the checks of a session alone. Writing needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import shutil
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kd_export._errors import BackendMissing, ExportError, NotExportable
+from kd_export._running.backend import Runner
+from kd_export._schema.archive import SCHEMA_FILE, open_zip, read_zip_schema
+from kd_export._schema.schema import Schema
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_CHUNK = 1 << 20
+_COMPILERS = ("g++", "clang++", "c++", "cl")
+
+
+class AotiBackend:
+    """Write and read ``.aoti.pt2`` files."""
+
+    name = "AOTInductor"
+    suffixes = (".aoti.pt2",)
+    executes = True
+
+    def read_schema(self, file: BinaryIO) -> Schema:
+        """Read the schema as a file of the zip archive."""
+        return Schema.from_json(read_zip_schema(file))
+
+    def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
+        """Check that there is a compiler."""
+        if not any(map(shutil.which, _COMPILERS)):
+            raise BackendMissing(
+                "AOTInductor needs a C++ compiler, which was not found.",
+                expected=_COMPILERS,
+                hint="Install `g++`, or save it as `.pt2`.",
+            )
+        return schema
+
+    def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
+        """Compile the program, and add the schema to the archive."""
+        import torch
+        from torch._inductor import aoti_compile_and_package
+
+        # The archive must not have the second suffix: torch compares the first.
+        with tempfile.TemporaryDirectory() as folder:
+            package = Path(folder) / "model.pt2"
+            try:
+                with warnings.catch_warnings(), torch.no_grad(), _quiet():
+                    warnings.simplefilter("ignore")
+                    aoti_compile_and_package(program, package_path=str(package))
+            except Exception as error:
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise NotExportable(
+                    f"AOTInductor cannot compile the program: {first}",
+                    got=type(error).__name__,
+                    hint="Save it as `.pt2`. The error above this one has the compiler's words.",
+                ) from error
+            shutil.copyfile(package, path)
+        with path.open("rb") as file:
+            schema = replace(schema, weights=_digest(file))
+        with zipfile.ZipFile(path, "a") as archive:
+            root = archive.namelist()[0].partition("/")[0]
+            archive.writestr(f"{root}/extra/{SCHEMA_FILE}", schema.to_json())
+
+    def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
+        """Load the machine code from a copy that nobody else can change."""
+        from torch._inductor import aoti_load_package
+
+        with tempfile.TemporaryDirectory() as folder:
+            package = Path(folder) / "model.pt2"
+            with package.open("wb") as copy:
+                shutil.copyfileobj(file, copy, _CHUNK)
+            try:
+                model = aoti_load_package(str(package))
+            except Exception as error:
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ExportError(
+                    f"torch cannot load the compiled program: {first}",
+                    got=type(error).__name__,
+                    hint="It runs on the kind of machine, and with the torch "
+                    f"({schema.versions.get('torch', 'unknown')}), that it was made with.",
+                ) from error
+        return _runner(model, schema)
+
+    def weights(self, file: BinaryIO, runner: Runner) -> str | None:
+        """Compute the digest of all that the file holds but the schema."""
+        return _digest(file)
+
+
+backend = AotiBackend()
+
+
+def _runner(model: Callable[..., object], schema: Schema) -> Runner:
+    """Build the runner; its class needs torch, which reading a schema does not."""
+    from kd_export._running.torch_runner import TensorRunner
+
+    class AotiRunner(TensorRunner):
+        """Call compiled code with the tensors in the order of the program."""
+
+        def __call__(
+            self, arrays: Sequence[object], names: Sequence[str] | None = None
+        ) -> Sequence[object]:
+            inputs = {e.name: array for e, array in zip(schema.inputs, arrays, strict=True)}
+            results = model(**inputs)
+            assert isinstance(results, dict)
+            by_name = {entry.name: results[entry.wire] for entry in schema.outputs}
+            return (
+                [by_name[entry.name] for entry in schema.outputs]
+                if names is None
+                else [by_name[name] for name in names]
+            )
+
+    return AotiRunner()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what inductor prints while it compiles."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _digest(file: BinaryIO) -> str:
+    """Compute the SHA-256 of names and contents of all files in the archive but the schema."""
+    digest = hashlib.sha256()
+    with open_zip(file) as archive:
+        for info in archive.infolist():
+            if info.filename.endswith(f"/extra/{SCHEMA_FILE}"):
+                continue
+            digest.update(f"{info.filename} {info.file_size}\n".encode())
+            with archive.open(info) as content:
+                while part := content.read(_CHUNK):
+                    digest.update(part)
+    return digest.hexdigest()

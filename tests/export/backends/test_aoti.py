@@ -1,0 +1,71 @@
+"""AOTInductor: one model of all kinds of parts, because compiling takes long."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kd_export
+from kd_export import DtypeMismatch, ExportError, ShapeMismatch, UntrustedArtifact, VerifyError
+from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+
+
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean).clamp(-5.0, 5.0)
+
+
+def model() -> TensorDictSequential:
+    torch.manual_seed(0)
+    obs = ("obs", "x")
+    return TensorDictSequential(
+        TensorDictModule(Shift(), in_keys=[obs], out_keys=[obs]),
+        TensorDictModule(nn.GRUCell(3, 4), in_keys=[obs, "h"], out_keys=[("next", "h")]),
+        TensorDictModule(
+            NormalParamExtractor(), in_keys=[("next", "h")], out_keys=["loc", "scale"]
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("artefacts") / "model.aoti.pt2"
+    example = {("obs", "x"): torch.randn(2, 3), "h": torch.randn(2, 4)}
+    assert kd_export.save(model(), target, example).ok
+    return target
+
+
+X, H = torch.randn(5, 3), torch.randn(5, 4)
+
+
+def test_compiled_code_is_checked_and_verified(path: Path) -> None:
+    assert kd_export.inspect(path).inputs[0].key == ("obs", "x")
+    assert kd_export.verify(path, trusted=True).ok
+    session = kd_export.open(path, trusted=True)
+    expected = model().eval()
+    with torch.no_grad():
+        eager = expected(obs_x=X, h=H)
+    results = session.run({"h": H, "obs.x": X})  # another order
+    torch.testing.assert_close(results["loc"], eager[expected.out_keys.index("loc")])
+    strided = session.run({"obs.x": X.t().contiguous().t(), "h": H})
+    assert torch.equal(strided["scale"], results["scale"])
+    for wrong, error in ((X.double(), DtypeMismatch), (X[:, :2], ShapeMismatch)):
+        with pytest.raises(error):
+            session.run({"obs.x": wrong, "h": H})
+
+
+def test_compiled_code_is_trusted_or_not_opened(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UntrustedArtifact, match="executes the program it holds"):
+        kd_export.open(path)
+    data = bytearray(path.read_bytes())
+    place = data.find(b"\x7fELF") + 4096
+    data[place] ^= 1
+    (tmp_path / "model.aoti.pt2").write_bytes(data)
+    with pytest.raises((VerifyError, ExportError), match=r"not those that it was|not a whole"):
+        kd_export.open(tmp_path / "model.aoti.pt2", trusted=True)

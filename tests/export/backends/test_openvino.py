@@ -1,0 +1,62 @@
+"""OpenVINO: in the lane `formats`, which installs it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import CASES, case
+
+import kd_export
+from kd_core import TensorDict
+from kd_export import ExportError, VerifyError
+
+pytest.importorskip("openvino", reason="the lane `formats` installs it")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("artefacts") / "gru.xml"
+    model = case("gru")
+    kd_export.save(model.module, target, model.example)
+    return target
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_file_gives_what_the_module_gives(name: str, tmp_path: Path) -> None:
+    model, path = case(name), tmp_path / f"{name}.xml"
+    assert kd_export.export(model.module, model.example, dynamic=model.dynamic).save(path).ok
+    assert kd_export.verify(path).ok
+    assert kd_export.verify(path, model.module, batch_sizes=[1, 2, 7]).ok
+
+
+def test_names_and_the_schema_are_in_the_file(path: Path) -> None:
+    schema = kd_export.inspect(path)
+    assert [entry.wire for entry in schema.inputs] == ["x", "state.h"]
+    assert "openvino" in schema.versions
+    assert path.with_suffix(".bin").is_file()
+
+
+def test_one_runner(path: Path) -> None:
+    session = kd_export.open(path)
+    container = TensorDict({"x": torch.ones(4, 3), "state": {"h": torch.zeros(4, 5)}}, [4])
+    assert session.run(container)["next", "h"].shape == (4, 5)
+    assert list(session.run({"x": torch.ones(4, 3), "state.h": torch.zeros(4, 5)}, ["y"])) == ["y"]
+
+
+def test_other_weights_are_found(path: Path, tmp_path: Path) -> None:
+    weights = bytearray(path.with_suffix(".bin").read_bytes())
+    weights[0] ^= 1
+    (tmp_path / "gru.xml").write_bytes(path.read_bytes())
+    (tmp_path / "gru.bin").write_bytes(weights)
+    with pytest.raises(VerifyError, match=r"weights in `gru\.xml` are not those"):
+        kd_export.open(tmp_path / "gru.xml")
+    (tmp_path / "gru.bin").write_bytes(weights[:8])
+    with pytest.raises(ExportError, match=r"Is `gru\.bin` beside it whole\?"):
+        kd_export.open(tmp_path / "gru.xml")
+
+
+@pytest.mark.parametrize("content", [b"", b"<net/>", b"<!DOCTYPE net><net/>", b"\xff" * 2000])
+def test_another_file_is_named_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.xml").write_bytes(content)
+    with pytest.raises(ExportError, match=r"not an OpenVINO model|carries no kd-export schema"):
+        kd_export.inspect(tmp_path / "m.xml")
