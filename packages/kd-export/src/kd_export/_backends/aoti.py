@@ -140,11 +140,17 @@ def _digest(file: BinaryIO) -> str:
     """Compute the SHA-256 of names and contents of all files in the archive but the schema."""
     digest = hashlib.sha256()
     with open_zip(file) as archive:
-        for info in archive.infolist():
-            if info.filename.endswith(f"/extra/{SCHEMA_FILE}"):
-                continue
-            digest.update(f"{info.filename} {info.file_size}\n".encode())
-            with archive.open(info) as content:
-                while part := content.read(_CHUNK):
-                    digest.update(part)
+        for part in _parts(archive):
+            digest.update(part)
     return digest.hexdigest()
+
+
+def _parts(archive: zipfile.ZipFile) -> Iterator[bytes]:
+    """Iterate over what the digest is of, in parts of bounded size."""
+    for info in archive.infolist():
+        if info.filename.endswith(f"/extra/{SCHEMA_FILE}"):
+            continue
+        yield f"{info.filename} {info.file_size}\n".encode()
+        with archive.open(info) as content:
+            while part := content.read(_CHUNK):
+                yield part

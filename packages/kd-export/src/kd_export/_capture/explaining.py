@@ -89,7 +89,7 @@ def _remedy(text: str, shapes: DynamicShapes) -> str:
 
 
 def _renamed(dims: Mapping[int, str], name: str, fix: str) -> dict[int, str]:
-    """Give dimensions the name of another axis; those of one size are named no more."""
+    """Rename dimensions as another axis; those of one size have no name any more."""
     return {
         dim: fix if known == name else known
         for dim, known in dims.items()

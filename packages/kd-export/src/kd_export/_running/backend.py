@@ -92,8 +92,8 @@ class Backend(Protocol):
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
         """Build a runner from an open file.
 
-        The file may be a private copy; ``path`` says where it came from, for a format that keeps
-        a second file beside the first.
+        The file may be a private copy; ``path`` is its place, for a format that keeps a second
+        file beside the first.
         """
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:

@@ -60,6 +60,14 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list
         ExportError: It is not a whole archive.
     """
     result = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    try:
+        return result, _write_anew(file, result, custom)
+    except BaseException:
+        result.close()
+        raise
+
+
+def _write_anew(file: BinaryIO, result: BinaryIO, custom: Collection[str]) -> list[str]:
     with open_zip(file) as source, zipfile.ZipFile(result, "w") as target:
         files = _files(source)
         operators: list[str] = []
@@ -77,8 +85,7 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list
             elif name.startswith("extra/"):
                 continue
             elif _TENSORS.fullmatch(name):
-                with source.open(info) as tensor, target.open(f"model/{name}", "w") as copy:
-                    shutil.copyfileobj(tensor, copy, _CHUNK)
+                _copy(source, info, target, f"model/{name}")
                 continue
             else:
                 content = b"" if name == _SAMPLES else source.read(info)
@@ -86,7 +93,14 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list
     for operator in operators:
         check_operator(operator, custom)
     result.seek(0)
-    return result, operators
+    return operators
+
+
+def _copy(
+    source: zipfile.ZipFile, info: zipfile.ZipInfo, target: zipfile.ZipFile, name: str
+) -> None:
+    with source.open(info) as tensor, target.open(name, "w", force_zip64=True) as copy:
+        shutil.copyfileobj(tensor, copy, _CHUNK)
 
 
 def _files(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kd_export._running.torch_runner import numbers_of
 from kd_export._schema.schema import Entry, Number, Schema, Vector
+from kd_export._schema.shapes import axis_sizes
 from kd_export._schema.vectors import MOST_STORED
 
 Change = Callable[[Tensor, int], Tensor]
@@ -86,17 +87,17 @@ def may_be_drawn(entry: Entry, tensor: Tensor) -> bool:
 def _sampled(
     schema: Schema, example: Sequence[Tensor], sizes: Mapping[str, int], seed: int
 ) -> list[Tensor]:
-    """Take rows of the example: of one axis the same ones from every input."""
+    """Select rows of the example: of one axis the same ones from every input."""
     source = random.Random(seed)
-    rows: dict[str, Tensor] = {}
+    rows = {
+        axis: _rows(have, sizes[axis], source if _is_leading(schema, axis) else None)
+        for axis, have in axis_sizes(schema, [tuple(tensor.shape) for tensor in example]).items()
+    }
     results = []
-    for entry, tensor in zip(schema.inputs, example, strict=True):
+    for entry, whole in zip(schema.inputs, example, strict=True):
+        tensor = whole
         for dim, axis in enumerate(entry.shape):
-            if isinstance(axis, str):
-                if axis not in rows:
-                    leading = _is_leading(schema, axis)
-                    rows[axis] = _rows(tensor.shape[dim], sizes[axis], source if leading else None)
-                tensor = tensor.index_select(dim, rows[axis])
+            tensor = tensor.index_select(dim, rows[axis]) if isinstance(axis, str) else tensor
         results.append(tensor)
     return results
 
