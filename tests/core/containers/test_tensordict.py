@@ -263,7 +263,7 @@ def test_arrays_that_torch_cannot_share_are_copied(array: numpy.ndarray[Any, Any
     assert TensorDict({"a": array})["a"].tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("name", ["names", "non_blocking"])
+@pytest.mark.parametrize("name", ["non_blocking"])
 def test_what_looks_like_an_option_is_no_entry_by_keyword(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"`{name}` is not a valid option of the constructor"):
         TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]  # wrong on purpose

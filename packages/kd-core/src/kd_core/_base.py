@@ -28,6 +28,7 @@ from kd_core._ops.indexing import Indexing
 from kd_core._ops.inventory import Inventory
 from kd_core._ops.locking import Locking
 from kd_core._ops.modules import Modules
+from kd_core._ops.naming import Naming
 from kd_core._ops.objects import Objects
 from kd_core._ops.padding import Padding
 from kd_core._ops.parallel import Parallel
@@ -93,6 +94,7 @@ class TensorDictBase(
     Ragged,
     Objects,
     Formats,
+    Naming,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

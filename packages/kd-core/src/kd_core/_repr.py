@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.names import names_of
 from kd_core._errors import KdError, ShapeMismatch
 from kd_core._leaves.loops import entries_of
 
@@ -60,8 +61,13 @@ def describe_node(node: Node) -> str:
         f"{type(node).__name__}(\n{fields},\n"
         f"{INDENT}batch_size={torch.Size(desc.batch)},\n"
         f"{INDENT}device={desc.device},\n"
-        f"{INDENT}is_shared={shared}{_stack_dim(node)})"
+        f"{INDENT}is_shared={shared}{_names(node)}{_stack_dim(node)})"
     )
+
+
+def _names(node: Node) -> str:
+    names = names_of(node._desc.batch)
+    return f",\n{INDENT}names={list(names)}" if any(names) else ""
 
 
 def _stack_dim(node: Node) -> str:

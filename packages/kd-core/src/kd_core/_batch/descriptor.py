@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from kd_core._batch.names import without_names
 from kd_core._compat import CONSTANT_OBJECTS, assume_constant_result
 from kd_core._errors import InvalidArgument, InvalidValue
 
@@ -174,7 +175,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
 
 def _size_of(batch: Batch) -> torch.Size:
     try:
-        size = _Size(batch)
+        size = _Size(without_names(batch))
     except TypeError:
         raise InvalidArgument(f"batch_size must hold integers, got {batch!r}.") from None
     if is_dynamo_compiling():  # comparing a data-dependent size would add a guard

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
+from kd_core._batch.names import named_dim, resized
 from kd_core._compat import to_index
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
@@ -73,14 +74,21 @@ def batch_of(batch_size: BatchSize) -> Batch:
         raise InvalidArgument(f"batch_size must hold integers, got {batch_size!r}.") from None
 
 
-def wrap_dim(dim: int, ndim: int) -> int:
+def wrap_dim(dim: int | str, shape: int | Batch) -> int:
     """Return a dimension counted from the front.
+
+    Args:
+        dim: a dimension, or its name.
+        shape: the number of dimensions, or the batch size, which may have names.
 
     Raises:
         OutOfRange: if the dimension does not exist.
         InvalidArgument: if it is not an integer.
     """
+    ndim = shape if isinstance(shape, int) else len(shape)
     if type(dim) is not int:
+        if isinstance(dim, str) and not isinstance(shape, int):
+            return named_dim(dim, shape)
         dim = as_int(dim)
     if not -ndim <= dim < ndim:
         allowed = f"must be between {-ndim} and {ndim - 1}" if ndim else "batch_size is ()"
@@ -107,7 +115,7 @@ def index_slice(batch: Batch, index: slice) -> Batch:
     """Return the batch shape after `td[a:b:c]`."""
     if not batch:
         raise too_many_indices((index,), batch)
-    return (slice_length(index, batch[0]), *batch[1:])
+    return (resized(batch[0], slice_length(index, batch[0])), *batch[1:])
 
 
 def slice_length(index: slice, size: int) -> int:
@@ -158,7 +166,8 @@ def index_simple(
             if position >= ndim:
                 raise too_many_indices(index, batch)
             if isinstance(item, slice):
-                out.append(slice_length(item, batch[position]))
+                size = batch[position]
+                out.append(resized(size, slice_length(item, size)))
             elif not -batch[position] <= item < batch[position]:
                 raise _no_such_row(item, position, batch)
             position += 1

@@ -26,6 +26,7 @@ from torch.compiler import is_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.descriptor import Descriptor, describe
+from kd_core._batch.names import resized
 from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._containers.non_tensor_stack import NonTensorStack, join_data
 from kd_core._errors import (
@@ -92,7 +93,7 @@ def concatenated_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
         ):
             return None
         rows += shape[dim]
-    return (*before, rows, *behind)
+    return (*before, resized(first[dim], rows), *behind)
 
 
 def first_of(containers: object, name: str) -> TensorDictBase:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._base import TensorDictBase
+from kd_core._batch.names import checked_names, names_of, with_names
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
@@ -54,6 +55,8 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         stack_dim: the position of the new batch dimension.
         batch_size: the batch size that the stack must have; `None` does not check it.
         device: where the members are moved; `None` leaves them where they are.
+        names: the names of all batch dimensions; they are set in the members, too.
+        stack_dim_name: the name of the new dimension alone.
         strict_shape: refuse members with an entry that cannot be stacked.
 
     Raises:
@@ -80,6 +83,8 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         stack_dim: int = 0,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
         strict_shape: bool = False,
     ) -> None:
         if not members:
@@ -99,6 +104,13 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
             )
         if strict_shape:
             _check_stackable(self)
+        if stack_dim_name is not None:
+            mine = list(names_of(self._desc.batch))
+            mine[self._dim] = stack_dim_name
+            checked = checked_names(mine, self._desc.batch)
+            self._desc = self._desc.with_batch(with_names(self._desc.batch, checked))
+        if names is not None:
+            self.names = names
 
     @property
     def stack_dim(self) -> int:

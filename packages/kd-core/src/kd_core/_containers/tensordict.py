@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class TensorDict(Dense):
         batch_size: the leading dimensions of every entry; `None` means `()`, it is never inferred.
         device: where every entry is moved; `None` leaves them where they are.
         lock: lock the container once it is built.
+        names: the name of each batch dimension, or `None` for one without; see `names`.
         **entries: more entries, by keyword.
 
     Raises:
@@ -60,6 +61,8 @@ class TensorDict(Dense):
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         lock: bool = False,
+        *,
+        names: Sequence[str | None] | None = None,
         **entries: object,
     ) -> None:
         if type(batch_size) is list:
@@ -71,8 +74,8 @@ class TensorDict(Dense):
             batch = () if batch_size is None else batch_of(batch_size)
         desc = self._desc = describe(batch) if device is None else describe_on(batch, device)
         if entries:
-            if "names" in entries or "non_blocking" in entries:
-                raise _reserved(entries)
+            if "non_blocking" in entries:
+                raise _reserved()
             given: object = entries if source is None else _merged(source, entries)
         else:
             given = source
@@ -81,6 +84,8 @@ class TensorDict(Dense):
             self._nested = False
         else:
             fill(self, given, desc)
+        if names is not None:
+            self.names = names
         if lock:
             self.lock_()
 
@@ -390,12 +395,12 @@ def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[st
     return td
 
 
-def _reserved(entries: dict[str, object]) -> InvalidArgument:
+def _reserved() -> InvalidArgument:
     """Build the error for a keyword that is an option in other libraries, but not here."""
-    name = "names" if "names" in entries else "non_blocking"
     return InvalidArgument(
-        f"`{name}` is not a valid option of the constructor. Put an entry of that name in the "
-        f"source: `TensorDict({{{name!r}: ...}})`."
+        "`non_blocking` is not a valid option of the constructor. Call `to(device, "
+        "non_blocking=True)`, or put an entry of that name in the source: "
+        "`TensorDict({'non_blocking': ...})`."
     )
 
 

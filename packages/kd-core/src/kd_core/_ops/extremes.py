@@ -159,7 +159,7 @@ class Extrema(AbstractContainer):
                 return True
         return False
 
-    def cumsum(self, dim: int) -> Self:
+    def cumsum(self, dim: int | str) -> Self:
         """Return the cumulative sums along a batch dimension.
 
         Example:
@@ -171,7 +171,7 @@ class Extrema(AbstractContainer):
         (axis,) = batch_dims_of(self, dim)
         return self._map_each(lambda leaf: torch.cumsum(leaf, axis), SAME_SHAPE)
 
-    def cumprod(self, dim: int) -> Self:
+    def cumprod(self, dim: int | str) -> Self:
         """Return the cumulative products along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
         return self._map_each(lambda leaf: torch.cumprod(leaf, axis), SAME_SHAPE)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
+from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.defaults import binary_with_default
@@ -42,7 +43,7 @@ class Partition(AbstractContainer):
 
     __slots__ = ()
 
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+    def split(self, split_size: int | Sequence[int], dim: int | str = 0) -> tuple[Self, ...]:
         """Split the batch into pieces; their leaves are views.
 
         Args:
@@ -60,7 +61,7 @@ class Partition(AbstractContainer):
         """
         return _parts(self, _split(self._desc.batch, int_or_ints(split_size), dim))
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+    def chunk(self, chunks: int, dim: int | str = 0) -> tuple[Self, ...]:
         """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
 
         Args:
@@ -70,7 +71,7 @@ class Partition(AbstractContainer):
         return _parts(self, _chunk(self._desc.batch, chunks, dim))
 
     def tensor_split(
-        self, indices_or_sections: int | Sequence[int], dim: int = 0
+        self, indices_or_sections: int | Sequence[int], dim: int | str = 0
     ) -> tuple[Self, ...]:
         """Split the batch into a number of pieces, or before the given rows.
 
@@ -82,7 +83,7 @@ class Partition(AbstractContainer):
         where = int_or_ints(indices_or_sections)
         return _parts(self, _tensor_split(self._desc.batch, where, dim))
 
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+    def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
         """Return a container for each row along a batch dimension, which is removed.
 
         Args:
@@ -96,7 +97,7 @@ class Partition(AbstractContainer):
         """
         return _parts(self, _unbind(self._desc.batch, dim))
 
-    def narrow(self, dim: int, start: int, length: int) -> Self:
+    def narrow(self, dim: int | str, start: int, length: int) -> Self:
         """Return `length` rows beginning at `start`; leaves are views.
 
         Raises:
@@ -104,7 +105,7 @@ class Partition(AbstractContainer):
         """
         return map_by(_narrow(self._desc.batch, dim, start, length), self)
 
-    def index_select(self, dim: int, index: Tensor) -> Self:
+    def index_select(self, dim: int | str, index: Tensor) -> Self:
         """Copy the rows numbered by a vector.
 
         Args:
@@ -112,7 +113,7 @@ class Partition(AbstractContainer):
             index: row numbers, a vector or a 0-d tensor.
         """
         batch = self._desc.batch
-        at = wrap_dim(dim, len(batch))
+        at = wrap_dim(dim, batch)
         _check_integers(index)
         if index.ndim > 1:
             raise ShapeMismatch(
@@ -124,7 +125,7 @@ class Partition(AbstractContainer):
         return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
     def gather(
-        self, dim: int, index: Tensor, *, out: Self | None = None, inplace: bool = False
+        self, dim: int | str, index: Tensor, *, out: Self | None = None, inplace: bool = False
     ) -> Self:
         """Copy rows by number along one batch dimension, as `torch.gather` does.
 
@@ -289,7 +290,10 @@ class PartsPlan(NamedTuple):
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
     """Return the plan of a split along dimension `at` into parts of the given sizes."""
-    batches = [(*batch[:at], *size, *batch[at + 1 :]) for size in sizes]
+    batches = [
+        (*batch[:at], *[resized(batch[at], rows) for rows in size], *batch[at + 1 :])
+        for size in sizes
+    ]
     if not is_dynamo_compiling():
         leaf.__dict__["indices"] = _indices(at, sizes)
     ndim = len(batch)
@@ -323,8 +327,8 @@ def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
 
 
 @cached
-def _split(batch: Batch, split_size: int | Batch, dim: int) -> PartsPlan:
-    at = wrap_dim(dim, len(batch))
+def _split(batch: Batch, split_size: int | Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
     size = batch[at]
     if isinstance(split_size, int):
         if split_size < 0 or (split_size == 0 and size != 0):
@@ -339,8 +343,8 @@ def _split(batch: Batch, split_size: int | Batch, dim: int) -> PartsPlan:
 
 
 @cached
-def _chunk(batch: Batch, chunks: int, dim: int) -> PartsPlan:
-    at, chunks = wrap_dim(dim, len(batch)), as_int(chunks)
+def _chunk(batch: Batch, chunks: int, dim: int | str) -> PartsPlan:
+    at, chunks = wrap_dim(dim, batch), as_int(chunks)
     if chunks < 1:
         raise InvalidValue(f"`chunks` must be positive, got {chunks}.")
     size = batch[at]
@@ -364,8 +368,8 @@ def _pieces(batch: Batch, at: int, sizes: Batch) -> PartsPlan:
 
 
 @cached
-def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> PartsPlan:
-    at = wrap_dim(dim, len(batch))
+def _tensor_split(batch: Batch, where: int | Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
     size = batch[at]
     if isinstance(where, int):
         if where < 1:
@@ -382,21 +386,21 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int) -> PartsPlan:
 
 
 @cached
-def _unbind(batch: Batch, dim: int) -> PartsPlan:
-    at = wrap_dim(dim, len(batch))
+def _unbind(batch: Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
     return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
 
 
 @cached
-def _narrow(batch: Batch, dim: int, start: int, length: int) -> Plan:
-    at, start, length = wrap_dim(dim, len(batch)), as_int(start), as_int(length)
+def _narrow(batch: Batch, dim: int | str, start: int, length: int) -> Plan:
+    at, start, length = wrap_dim(dim, batch), as_int(start), as_int(length)
     size = batch[at]
     first = start + size if start < 0 else start
     if length < 0 or first < 0 or first + length > size:
         raise OutOfRange(
             f"cannot take {length} rows from row {start} of dimension {at}, which has {size} rows."
         )
-    new = (*batch[:at], length, *batch[at + 1 :])
+    new = (*batch[:at], resized(size, length), *batch[at + 1 :])
     rows = slice(first, first + length)
     if at == 0:
         return plan(batch, takes(lambda leaf: leaf[first : first + length], rows), new)
@@ -438,9 +442,9 @@ def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
     return spread
 
 
-def _check_index(index: Tensor, batch: Batch, dim: int, method: str) -> int:
+def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> int:
     """Check the dimension and an index with all batch dimensions; return the dimension."""
-    at = wrap_dim(dim, len(batch))
+    at = wrap_dim(dim, batch)
     _check_integers(index)
     if index.ndim != len(batch) or any(
         got > have

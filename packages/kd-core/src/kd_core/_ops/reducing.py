@@ -8,11 +8,12 @@ trailing dimensions. `reduce=True` reduces all leaves to one tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from kd_core._batch.names import names_of
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.renaming import renamed
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from kd_core._ops.renaming import KeyFn
 
 W = TypeVar("W", bound=AbstractContainer)
-SomeDim: TypeAlias = 'int | Sequence[int] | Literal["feature"]'
-"""Batch dimensions, or `"feature"` for all trailing dimensions."""
+SomeDim: TypeAlias = "int | str | Sequence[int | str]"
+"""Batch dimensions or their names, or `"feature"` for all trailing dimensions."""
 
 Dim: TypeAlias = "SomeDim | None"
 """Batch dimensions, `"feature"`, or `None` for everything."""
@@ -57,12 +58,12 @@ def reduced(
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
         return td._map_each(fn, Reduced(first=0))
-    if isinstance(dim, str):
+    if isinstance(dim, str) and not _is_named(td, dim):
         ndim = feature_start(td, dim)
         over = Reduced(first=ndim)
         return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), over)
-    if not keepdim and type(dim) is int:
-        axis = wrap_dim(dim, td._desc.ndim)
+    if not keepdim and isinstance(dim, (int, str)):
+        axis = wrap_dim(dim, td._desc.batch)
         return td._map_each(lambda leaf: fn(leaf, axis), Reduced((axis,)))
     dims = batch_dims_of(td, dim)
     return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
@@ -76,21 +77,29 @@ def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name
     return renamed(cast("W", reduced(td, fn, dim, keepdim, False)), name)
 
 
-def batch_dims_of(td: AbstractContainer, dim: int | Sequence[int]) -> tuple[int, ...]:
+def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -> tuple[int, ...]:
     """Return batch dimensions, counted from the front.
 
     Raises:
         OutOfRange: if one is not a batch dimension.
         InvalidValue: if there are none, or one is given twice.
     """
-    ndim = td._desc.ndim
-    dims = tuple([wrap_dim(each, ndim) for each in sizes_of([dim])])
+    batch = td._desc.batch
+    named = [dim] if isinstance(dim, str) else dim
+    if isinstance(named, (tuple, list)):
+        named = [wrap_dim(each, batch) if isinstance(each, str) else each for each in named]
+    dims = tuple([wrap_dim(each, batch) for each in sizes_of([cast("int", named)])])
     if not dims or len(set(dims)) < len(dims):
         raise InvalidValue(
             f"`dim` must be one or more distinct dimensions, got {dim}. Leave `dim` out to reduce "
             "over everything."
         )
     return dims
+
+
+def _is_named(td: AbstractContainer, name: str) -> bool:
+    """Return whether a string is the name of a batch dimension; `"feature"` is, if one has it."""
+    return name != "feature" and any(names_of(td._desc.batch))
 
 
 def feature_start(td: AbstractContainer, dim: str) -> int:

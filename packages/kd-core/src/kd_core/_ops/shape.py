@@ -147,7 +147,7 @@ class Shape(AbstractContainer):
         result = moved(unflatten_plan(self._desc.batch, dim, unflattened_size), self)
         return become(self, result, "unflatten in place") if inplace else result
 
-    def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
+    def squeeze(self, dim: int | str | Sequence[int] | None = None) -> Self:
         """Remove batch dimensions of size 1.
 
         Args:
@@ -187,7 +187,7 @@ class Shape(AbstractContainer):
         """
         return moved(permute_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
 
-    def transpose(self, dim0: int, dim1: int) -> Self:
+    def transpose(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions."""
         return moved(transpose_plan(self._desc.batch, dim0, dim1), self)
 
@@ -195,7 +195,7 @@ class Shape(AbstractContainer):
         """Exchange two batch dimensions; another name of `transpose`."""
         return self.transpose(axis0, axis1)
 
-    def swapdims(self, dim0: int, dim1: int) -> Self:
+    def swapdims(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
         return self.transpose(dim0, dim1)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
+from kd_core._batch.names import resized
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -62,7 +63,7 @@ def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
 def flatten_plan(batch: Batch, start_dim: int, end_dim: int) -> Plan:
     if not batch:
         return unsqueeze_plan(batch, 0)
-    start, end = wrap_dim(start_dim, len(batch)), wrap_dim(end_dim, len(batch))
+    start, end = wrap_dim(start_dim, batch), wrap_dim(end_dim, batch)
     if end < start:
         raise InvalidValue(
             f"`start_dim` of `flatten` must not be after `end_dim`, got {start_dim} and {end_dim}. "
@@ -74,15 +75,17 @@ def flatten_plan(batch: Batch, start_dim: int, end_dim: int) -> Plan:
 
 @cached
 def unflatten_plan(batch: Batch, dim: int, sizes: Sequence[int]) -> Plan:
-    at = wrap_dim(dim, len(batch))
+    at = wrap_dim(dim, batch)
     what = f"dimension {at} of batch_size {batch}"
     new = (*batch[:at], *infer_sizes(sizes_of([sizes]), batch[at], what), *batch[at + 1 :])
     return plan(batch, _resized(batch, new, Tensor.view), new)
 
 
 @cached
-def squeeze_plan(batch: Batch, dim: int | Sequence[int] | None) -> Plan:
+def squeeze_plan(batch: Batch, dim: int | str | Sequence[int] | None) -> Plan:
     ndim = len(batch)
+    if isinstance(dim, str):
+        dim = wrap_dim(dim, batch)
     dims = range(ndim) if dim is None else wrap_dims(sizes_of([dim]), ndim)
     dropped = tuple(i for i in dims if batch[i] == 1)
     new = tuple(size for i, size in enumerate(batch) if i not in dropped)
@@ -125,8 +128,8 @@ def _permuted(batch: Batch, order: Batch) -> Plan:
 
 
 @cached
-def transpose_plan(batch: Batch, dim0: int, dim1: int) -> Plan:
-    one, two = wrap_dim(dim0, len(batch)), wrap_dim(dim1, len(batch))
+def transpose_plan(batch: Batch, dim0: int | str, dim1: int | str) -> Plan:
+    one, two = wrap_dim(dim0, batch), wrap_dim(dim1, batch)
     new = list(batch)
     new[one], new[two] = batch[two], batch[one]
     return plan(batch, lambda leaf: leaf.transpose(one, two), tuple(new))
@@ -153,6 +156,8 @@ def movedim_plan(
 def expand_plan(batch: Batch, shape: Sizes) -> Plan:
     new = expanded(batch, sizes_of(shape))
     ndim = len(batch)
+    lead = len(new) - ndim
+    new = (*new[:lead], *map(resized, batch, new[lead:]))
     single = (*new, -1)
 
     def expand_leaf(leaf: Tensor) -> Tensor:
@@ -169,14 +174,14 @@ def repeat_plan(batch: Batch, counts: Batch) -> Plan:
     ndim = len(batch)
     lead = len(counts) - ndim
     sizes = zip(counts[lead:], batch, strict=True)
-    new = counts[:lead] + tuple(count * size for count, size in sizes)
+    new = counts[:lead] + tuple(resized(size, count * size) for count, size in sizes)
     return plan(batch, lambda leaf: leaf.repeat((*counts, *[1] * (leaf.ndim - ndim))), new)
 
 
 def repeat_interleave_plan(
     batch: Batch, repeats: int | Tensor, dim: int, output_size: int | None
 ) -> Plan:
-    at = wrap_dim(dim, len(batch))
+    at = wrap_dim(dim, batch)
     if not isinstance(repeats, Tensor) or not repeats.ndim:
         repeats = as_int(repeats)
     size = _output_size(repeats, batch[at], output_size)
@@ -211,7 +216,7 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
 def roll_plan(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Plan:
     by = sizes_of([shifts])
     along = tuple(
-        wrap_dim(dim, len(batch)) for dim in sizes_of([dims])
+        wrap_dim(dim, batch) for dim in sizes_of([dims])
     )  # for a repeated one torch adds the shifts
     if len(by) != len(along):
         raise InvalidValue(f"`roll` expected one shift for each dimension, got {by} and {along}.")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kd_core._batch.names import resized
+
 if TYPE_CHECKING:
     from kd_core._types import Batch
 
@@ -38,7 +40,7 @@ class Reduced:
             return batch[: self.first]
         dims = self.dims
         if self.keepdim:
-            return tuple([1 if i in dims else size for i, size in enumerate(batch)])
+            return tuple([resized(size, 1) if i in dims else size for i, size in enumerate(batch)])
         return tuple([size for i, size in enumerate(batch) if i not in dims])
 
 

@@ -10,6 +10,7 @@ import torch
 
 from kd_core import _registry
 from kd_core._batch.descriptor import restore_descriptor
+from kd_core._batch.names import NamedSize
 from kd_core._containers.dense import restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
@@ -23,6 +24,7 @@ def _allow(cls: type) -> None:
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
 torch.serialization.add_safe_globals(
     [
+        NamedSize,
         restore_dense,
         restore_stack,
         restore_descriptor,

@@ -1,0 +1,110 @@
+"""Names of batch dimensions: a size that carries the name of its dimension.
+
+A batch size with names is a tuple of `NamedSize`, which is an `int` with another hash. Operations
+that rearrange sizes rearrange the names with them, and the caches of plans and descriptors, which
+are keyed by batch sizes, keep named ones apart. Containers without names pay nothing.
+
+Knows sizes; must not know containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from kd_core._compat import assume_constant_result
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed
+from kd_core._keys import nearest_key
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch
+
+Names: TypeAlias = tuple[str | None, ...]
+
+
+class NamedSize(int):
+    """The size of a batch dimension that has a name."""
+
+    name: str
+
+    def __new__(cls, size: int, name: str) -> NamedSize:
+        """Return a size with a name."""
+        new = super().__new__(cls, size)
+        new.name = name
+        return new
+
+    def __hash__(self) -> int:
+        return hash((int(self), self.name))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NamedSize, (int(self), self.name)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NamedSize:
+        return self
+
+
+def resized(old: int, new: int) -> int:
+    """Return a size with the name that another one has."""
+    if old.__class__ is int:  # the fast path: "index" in the benchmarks
+        return new
+    return _named(new, old.name) if isinstance(old, NamedSize) else new
+
+
+@assume_constant_result
+def _named(size: int, name: str) -> int:
+    """Return a size with a name: a constant while dynamo traces, which cannot build one."""
+    return NamedSize(size, name)
+
+
+def names_of(batch: Batch) -> Names:
+    """Return the name of each dimension, or `None`."""
+    return tuple([getattr(size, "name", None) for size in batch])
+
+
+def with_names(batch: Batch, names: Names) -> Batch:
+    """Return a batch size whose first dimensions have these names; the others keep theirs."""
+    pairs = zip(batch, names, strict=False)
+    named = [int(size) if name is None else NamedSize(size, name) for size, name in pairs]
+    return (*named, *batch[len(named) :])
+
+
+def without_names(batch: Batch) -> Batch:
+    """Return a batch size of plain integers."""
+    return tuple([int(size) if size.__class__ is NamedSize else size for size in batch])
+
+
+def checked_names(names: Sequence[str | None], batch: Batch) -> Names:
+    """Return names as a tuple.
+
+    Raises:
+        InvalidArgument: if one is neither a string nor `None`.
+        InvalidValue: if there is not one for each dimension, or one is given twice.
+    """
+    if isinstance(names, str) or not all(name is None or isinstance(name, str) for name in names):
+        raise InvalidArgument(f"names must be strings or `None`, got {names!r}.")
+    given = tuple(names)
+    if len(given) != len(batch):
+        raise InvalidValue(
+            f"names must hold one name or `None` for each of the {len(batch)} batch dimensions, "
+            f"got {len(given)}: {given}."
+        )
+    real = [name for name in given if name is not None]
+    if len(set(real)) < len(real):
+        raise InvalidValue(f"names must differ, got {given}. Use `None` for no name.")
+    return given
+
+
+def named_dim(name: str, batch: Batch) -> int:
+    """Return the position of the dimension with a name.
+
+    Raises:
+        OutOfRange: if there is none.
+    """
+    names = names_of(batch)
+    if name in names:
+        return names.index(name)
+    real = [each for each in names if each is not None]
+    text = f"no batch dimension is named `{name}`; "
+    text += f"the names are {listed(real)}." if real else "the container has no names."
+    near = nearest_key(name, real)
+    raise OutOfRange(text if near is None else f"{text} Did you mean `{near}`?")

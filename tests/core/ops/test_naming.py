@@ -1,0 +1,178 @@
+"""Names of batch dimensions follow them through every operation."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.core.kinds import inner
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    LazyStackedTensorDict,
+    Locked,
+    OutOfRange,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    stack,
+)
+
+Names = list[str | None]
+
+
+def make() -> TensorDict:
+    source = {"a": torch.arange(24.0).reshape(2, 3, 4), "n": {"b": torch.zeros(2, 3)}, "s": "x"}
+    return TensorDict(source, [2, 3], names=["time", "env"])
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        (lambda td: td[0], ["env"]),
+        (lambda td: td[:1], ["time", "env"]),
+        (lambda td: td[:, 1:], ["time", "env"]),
+        (lambda td: td[..., 0], ["time"]),
+        (lambda td: td[None], [None, "time", "env"]),
+        (lambda td: td[torch.tensor([1, 0])], [None, "env"]),
+        (lambda td: td.transpose("time", "env"), ["env", "time"]),
+        (lambda td: td.permute(1, 0), ["env", "time"]),
+        (lambda td: td.unsqueeze(1), ["time", None, "env"]),
+        (lambda td: td[:1].squeeze("time"), ["env"]),
+        (lambda td: td.split(1)[0], ["time", "env"]),
+        (lambda td: td.chunk(2, "env")[1], ["time", "env"]),
+        (lambda td: td.unbind("env")[0], ["time"]),
+        (lambda td: td.narrow("env", 0, 2), ["time", "env"]),
+        (lambda td: td.expand(5, 2, 3), [None, "time", "env"]),
+        (lambda td: td.repeat(2, 1), ["time", "env"]),
+        (lambda td: td.flip(0), ["time", "env"]),
+        (lambda td: td.roll(1, 0), ["time", "env"]),
+        (lambda td: td.reshape(6), [None]),
+        (lambda td: td + 1, ["time", "env"]),
+        (lambda td: td * td, ["time", "env"]),
+        (lambda td: td.abs(), ["time", "env"]),
+        (lambda td: td.sum("time"), ["env"]),
+        (lambda td: td.mean(("time", "env")), []),
+        (lambda td: td.amax("env", keepdim=True), ["time", "env"]),
+        (lambda td: td.cumsum("time"), ["time", "env"]),
+        (lambda td: td.sum("feature"), ["time", "env"]),
+        (lambda td: cat([td, td]), ["time", "env"]),
+        (lambda td: stack([td, td]), [None, "time", "env"]),
+        (lambda td: lazy_stack(td.unbind(0)), [None, "env"]),
+        (lambda td: td.clone(), ["time", "env"]),
+        (lambda td: td.to("cpu"), ["time", "env"]),
+        (lambda td: td.select("a"), ["time", "env"]),
+        (lambda td: td.flatten_keys(), ["time", "env"]),
+        (lambda td: td.apply(torch.neg), ["time", "env"]),
+        (lambda td: copy.deepcopy(td), ["time", "env"]),
+        (lambda td: pickle.loads(pickle.dumps(td)), ["time", "env"]),
+        (lambda td: td.lock_(), ["time", "env"]),
+        (lambda td: td.rename(time="step"), ["step", "env"]),
+        (lambda td: td.rename("x", None), ["x", None]),
+        (lambda td: td.rename(None), [None, None]),
+    ],
+)
+def test_names_follow_their_dimensions(
+    change: Callable[[TensorDict], TensorDictBase], want: Names
+) -> None:
+    td = make()
+    result = change(td)
+    assert result.names == want
+    assert td.names == ["time", "env"]
+    assert result.batch_size == result["a"].shape[: len(want)]
+
+
+def test_a_reduction_by_name_is_the_one_by_number() -> None:
+    td = make()
+    assert td.sum("env")["a"].tolist() == td.sum(1)["a"].tolist()
+    assert td.amax("time")["a"].tolist() == td.amax(0)["a"].tolist()
+
+
+def test_nested_containers_have_the_names_too() -> None:
+    td = make()
+    assert inner(td, "n").names == ["time", "env"]
+    td.names = [None, "b"]
+    assert inner(td, "n").names == [None, "b"]
+    td.names = None
+    assert td.names == inner(td, "n").names == [None, None]
+    stacked = lazy_stack(make().unbind(0), 0)
+    stacked.names = ["t", "e"]
+    assert stacked[0].names == ["e"]
+    assert (stacked + 1).names == ["t", "e"]
+
+
+def test_a_stack_is_named_when_it_is_built() -> None:
+    rows = make().unbind(0)
+    assert LazyStackedTensorDict(*rows, stack_dim_name="t").names == ["t", "env"]
+    assert LazyStackedTensorDict(*rows, names=["a", "b"])[0].names == ["b"]
+    with pytest.raises(InvalidValue, match="names must differ"):
+        LazyStackedTensorDict(*make().unbind(0), stack_dim_name="env")
+
+
+def test_names_are_refined() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4], names=["x", None, None])
+    assert td.refine_names(..., "z").names == ["x", None, "z"]
+    assert td.refine_names("x", "y", None).names == ["x", "y", "z"]
+    with pytest.raises(InvalidValue, match="dimension 0 is named `x` and cannot be refined to `q`"):
+        td.refine_names("q", ...)
+    with pytest.raises(InvalidArgument, match=r"at most one `\.\.\.`"):
+        td.refine_names(..., ...)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "words"),
+    [
+        (["a"], InvalidValue, "one name or `None` for each of the 2 batch dimensions, got 1"),
+        (["a", "a"], InvalidValue, "names must differ"),
+        (["a", 3], InvalidArgument, "names must be strings or `None`"),
+        ("ab", InvalidArgument, "names must be strings"),
+    ],
+)
+def test_wrong_names_change_nothing(names: Names, error: type[Exception], words: str) -> None:
+    td = make()
+    with pytest.raises(error, match=words):
+        td.names = names
+    with pytest.raises(error, match=words):
+        td.clone().names = names
+    assert td.names == inner(td, "n").names == ["time", "env"]
+
+
+def test_a_lock_keeps_the_names() -> None:
+    td = make()
+    inner(td, "n").lock_()
+    with pytest.raises(Locked, match="set the names"):
+        td.names = ["a", "b"]
+    assert td.names == ["time", "env"]
+
+
+def test_an_unknown_name_is_told_with_the_nearest() -> None:
+    with pytest.raises(OutOfRange, match=r"no batch dimension is named `tme`.*Did you mean `time`"):
+        make().sum("tme")
+    with pytest.raises(OutOfRange, match="the container has no names"):
+        TensorDict({"a": torch.zeros(2)}, [2]).unbind("time")
+    with pytest.raises(InvalidValue, match="`dim` must be integers"):
+        TensorDict({"a": torch.zeros(2)}, [2]).sum("time")
+    with pytest.raises(InvalidValue, match="no batch dimension is named `x`"):
+        make().rename(x="y")
+
+
+def test_names_are_shown_and_saved() -> None:
+    assert "names=['time', 'env']" in repr(make())
+    assert "names" not in repr(TensorDict({"a": torch.zeros(2)}, [2]))
+    file = io.BytesIO()
+    torch.save(make(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).names == ["time", "env"]
+
+
+def test_names_are_traced() -> None:
+    def run(td: TensorDict) -> TensorDict:
+        return td.transpose(0, 1)[1:] + 1
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    assert compiled(make()).names == ["env", "time"]
+    assert compiled(make().rename("a", "b")).names == ["b", "a"]
