@@ -42,6 +42,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._leaves.nested import joined_rows
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._protocol.composite import Composite
 
@@ -182,14 +183,14 @@ def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
     try:
         for key in first:
             column = next(columns) if columns else [level[key] for level in levels]
-            if not isinstance(column[0], Tensor):
-                joined[key] = _join(how, column, (*path, key), memo)
+            if column[0].__class__ is not Tensor and _is_other(column[0]):
+                joined[key] = _join_others(how, column, (*path, key), memo)
             elif dim:
                 joined[key] = call(column, dim)
             else:  # passing the default dimension is slower than leaving it out
                 joined[key] = call(column)
     except KdError as error:
-        if not column or not isinstance(column[0], Tensor):
+        if not column or _is_other(column[0]):
             raise
         _explain(how, column, (*path, key), error)
     except KeyError as error:
@@ -198,6 +199,25 @@ def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
     except (RuntimeError, TypeError, IndexError) as error:
         _explain(how, column, (*path, key), error)
     return nodes[0]._like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
+
+
+def _is_other(entry: Entry) -> bool:
+    """Return whether an entry is a node or a nested tensor, which torch does not join."""
+    return not isinstance(entry, Tensor) or entry.is_nested
+
+
+def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
+    if not isinstance(column[0], Tensor):
+        return _join(how, column, path, memo)
+    leaves = [leaf for leaf in column if isinstance(leaf, Tensor) and leaf.layout is torch.jagged]
+    if len(leaves) < len(column):
+        _explain(how, column, path, None)
+    if how.name != "cat":
+        raise InvalidValue(
+            f"`{how.name}` cannot join the entries {format_key(path)}: a nested tensor of the "
+            "jagged layout has one batch dimension. Use `lazy_stack`, or `cat`."
+        )
+    return joined_rows(leaves)
 
 
 def _columns(how: Join, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:

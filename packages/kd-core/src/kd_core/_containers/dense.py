@@ -17,7 +17,15 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._containers.compiled_writes import overlay, own_dict
-from kd_core._leaves.loops import MANY, collect, collect_pairs, map_to_parts, rebuild, zip_each
+from kd_core._leaves.loops import (
+    MANY,
+    collect,
+    collect_pairs,
+    map_to_parts,
+    mapped,
+    rebuild,
+    zip_each,
+)
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
@@ -38,7 +46,7 @@ class Dense(TensorDictBase):
     _desc: Descriptor
     _entries: dict[str, Entry]
     _nested: bool
-    """Whether an entry may be something other than a tensor; `False` enables fast paths."""
+    """Whether an entry may be other than a plain tensor; `False` enables fast paths."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -49,7 +57,7 @@ class Dense(TensorDictBase):
         self._desc = desc
 
     def _set_entry(self, key: str, value: Entry) -> None:
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.is_nested:
             self._nested = True
         if is_dynamo_compiling():
             overlay(self, {key: value})
@@ -72,9 +80,7 @@ class Dense(TensorDictBase):
         new._entries = entries
         new._desc = desc
         for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
-            if value.__class__ is not Tensor and (
-                hasattr(value, "_map_each") or not isinstance(value, Tensor)
-            ):
+            if value.__class__ is not Tensor and (not isinstance(value, Tensor) or value.is_nested):
                 new._nested = True
                 return new
         new._nested = False
@@ -126,7 +132,7 @@ class Dense(TensorDictBase):
             elif hasattr(value, "_map_each"):
                 entries[key] = value._map_each(fn, batch, (desc, after))
             else:
-                entries[key] = fn(value)
+                entries[key] = mapped(value, fn, batch)
         return new
 
     def _map_to_parts(
@@ -307,10 +313,8 @@ def own_bytes(leaf: Tensor) -> Tensor:
 
 
 def holds_nodes(entries: dict[str, Entry]) -> bool:
-    """Return whether an entry is something other than a tensor."""
+    """Return whether an entry is something other than a tensor, or a nested tensor."""
     for value in entries.values():
-        if value.__class__ is not Tensor and (
-            hasattr(value, "_map_each") or not isinstance(value, Tensor)
-        ):
+        if value.__class__ is not Tensor and (not isinstance(value, Tensor) or value.is_nested):
             return True
     return False

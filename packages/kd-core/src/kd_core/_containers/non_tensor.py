@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from kd_core import _registry
+from kd_core._batch.computing import Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._decided.lookup import instance_getattr
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
-from kd_core._protocol.computing import Reduced
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard

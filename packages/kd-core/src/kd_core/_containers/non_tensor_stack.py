@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry
+from kd_core._batch.computing import Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, wrap_data
 from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
-from kd_core._protocol.computing import Padded, Reduced
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:

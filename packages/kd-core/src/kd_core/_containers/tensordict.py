@@ -338,7 +338,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
                 td._nested = True
                 continue
             entry = entries[key] = as_entry(key, value, desc, path)
-            td._nested = td._nested or not isinstance(entry, Tensor)
+            td._nested = td._nested or holds_nodes({key: entry})
             continue
         try:
             if value.shape[0] == rows and (not on_cpu or value.is_cpu):

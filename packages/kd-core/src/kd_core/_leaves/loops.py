@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 
+from kd_core._batch.computing import Padded, Reduced
 from kd_core._errors import (
     KeyNotFound,
     KeySetMismatch,
@@ -25,6 +26,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.foreach import FOREACH_FROM
+from kd_core._leaves.nested import moved_parts, moved_rows
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -93,11 +95,20 @@ def map_each(
 ) -> dict[str, Entry]:
     """Apply `fn` to each leaf, those of nodes included."""
     return {
-        key: value._map_each(fn, batch, memo)
-        if value.__class__ is not Tensor and hasattr(value, "_map_each")
-        else fn(value)
+        key: fn(value)
+        if value.__class__ is Tensor
+        else value._map_each(fn, batch, memo)
+        if hasattr(value, "_map_each")
+        else mapped(value, fn, batch)
         for key, value in entries.items()
     }
+
+
+def mapped(leaf: Tensor, fn: LeafFn, batch: BatchFn | None) -> Tensor:
+    """Apply `fn` to a leaf that may be a nested tensor, whose rows torch does not move."""
+    if batch is None or not leaf.is_nested or isinstance(batch, (Reduced, Padded)):
+        return fn(leaf)
+    return moved_rows(leaf, fn)
 
 
 def map_to_parts(
@@ -106,12 +117,14 @@ def map_to_parts(
     """Apply `fn`, from a leaf to its parts, and return the entries of each part."""
     parts: list[dict[str, Entry]] = [{} for _ in batches]
     for key, value in entries.items():
-        pieces: Sequence[Entry] = (
-            value._map_to_parts(fn, batches, memo)
-            if value.__class__ is not Tensor and hasattr(value, "_map_to_parts")
-            else fn(value)
-        )
-        for part, piece in zip(parts, pieces):  # noqa: B905  # `strict` is slower
+        dealt: Sequence[Entry]
+        if value.__class__ is Tensor:
+            dealt = fn(value)
+        elif hasattr(value, "_map_to_parts"):
+            dealt = value._map_to_parts(fn, batches, memo)
+        else:
+            dealt = moved_parts(value, fn) if value.is_nested else fn(value)
+        for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
             part[key] = piece
     return parts
 

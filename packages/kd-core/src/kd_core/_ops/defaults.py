@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core._batch.computing import SAME_SHAPE
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._ops.operands import binary, check_batches
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.computing import SAME_SHAPE
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

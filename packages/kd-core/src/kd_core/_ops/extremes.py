@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, cast, o
 import torch
 from torch import Tensor
 
+from kd_core._batch.computing import SAME_SHAPE
 from kd_core._errors import InvalidArgument
 from kd_core._ops.reducing import batch_dims_of, reduced, without
-from kd_core._protocol.computing import SAME_SHAPE
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

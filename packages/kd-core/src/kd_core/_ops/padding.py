@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.caching import cached
+from kd_core._batch.computing import Padded
 from kd_core._batch.shapes import as_ints
 from kd_core._errors import InvalidValue
 from kd_core._ops.rebatching import become
-from kd_core._protocol.computing import Padded
 from kd_core._protocol.primitives import AbstractContainer, map_by
 
 if TYPE_CHECKING:

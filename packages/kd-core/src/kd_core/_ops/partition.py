@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
+from kd_core._batch.computing import SAME_SHAPE
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
@@ -25,7 +26,6 @@ from kd_core._ops.output import written_to
 from kd_core._ops.rebatching import become
 from kd_core._ops.rows import beside, check_mask, rows_where, take_rows
 from kd_core._protocol.composite import takes
-from kd_core._protocol.computing import SAME_SHAPE
 from kd_core._protocol.primitives import AbstractContainer, map_by
 
 if TYPE_CHECKING:

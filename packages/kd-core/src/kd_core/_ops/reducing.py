@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.computing import Reduced
 from kd_core._batch.names import names_of
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.renaming import renamed
-from kd_core._protocol.computing import Reduced
 from kd_core._protocol.primitives import AbstractContainer, same_batch
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
+from kd_core._batch.computing import SAME_SHAPE
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._ops.reducing import batch_dims_of, feature_start, reduced, without
 from kd_core._ops.renaming import renamed
-from kd_core._protocol.computing import SAME_SHAPE
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
