@@ -39,7 +39,8 @@ def test_a_prepared_loop_trains() -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    loader = DataLoader(batch(), batch_size=2)  # type: ignore[arg-type]  # a container is a data set
+    data: Any = batch()
+    loader: Any = DataLoader(data, batch_size=2)
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     before = [parameter.clone() for parameter in net.parameters()]
     seen = 0

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,73 @@ def test_a_view_pickles_its_own_bytes() -> None:
     td = TensorDict({"a": torch.zeros(10_000, 10)}, [10_000])
     assert len(pickle.dumps(td[3])) < 2_000
     torch.testing.assert_close(pickle.loads(pickle.dumps(td[3:5]))["a"], torch.zeros(2, 10))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("grad", [False, True])
+def test_views_pickle_their_own_bytes_and_keep_their_strides(protocol: int, grad: bool) -> None:
+    base = torch.randn(1000, 100, requires_grad=grad)
+    views = {"row": base[3], "column": base[:, 1], "expanded": base[:1, :1].expand(500, 500)}
+    for view in views.values():
+        data = pickle.dumps(TensorDict({"a": view}), protocol)
+        assert len(data) < 10_000
+        back = pickle.loads(data)["a"]
+        assert torch.equal(back, view)
+        assert back.requires_grad == grad
+    assert back.stride() == (0, 0)
+
+
+def test_buffers_are_handed_over_without_a_copy() -> None:
+    td = TensorDict({"a": torch.randn(1000, 10), "n": {"b": torch.arange(1000)}, "s": "x"}, [1000])
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(td, 5, buffer_callback=buffers.append)
+    assert len(buffers) == 2
+    assert len(data) < 2_000
+    back = pickle.loads(data, buffers=buffers)
+    assert back["a"].data_ptr() == td["a"].data_ptr()
+    back["n", "b"][0] = -7
+    assert td["n", "b"][0] == -7
+    readonly = pickle.loads(data, buffers=[bytes(buffer) for buffer in buffers])
+    readonly["a"].zero_()
+    assert td["a"].abs().sum() > 0
+    assert torch.equal(pickle.loads(pickle.dumps(td, 5))["a"], td["a"])
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_one_tensor_under_two_keys_stays_one(protocol: int) -> None:
+    shared = torch.zeros(2)
+    td = pickle.loads(pickle.dumps(TensorDict({"a": shared, "b": {"c": shared}}), protocol))
+    assert td["a"] is td["b", "c"]
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_every_leaf_survives(protocol: int) -> None:
+    leaves = {
+        "scalar": torch.tensor(3, dtype=torch.int8),
+        "empty": torch.zeros(0, 3),
+        "half": torch.randn(3).to(torch.bfloat16),
+        "complex": torch.randn(3, dtype=torch.complex64).conj(),
+        "transposed": torch.randn(3, 4).t(),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "sparse": torch.eye(3).to_sparse(),
+        "bool": torch.tensor([True, False]),
+    }
+    back = pickle.loads(pickle.dumps(TensorDict(dict(leaves)), protocol))
+    for key, leaf in leaves.items():
+        assert type(back[key]) is type(leaf)
+        assert back[key].dtype is leaf.dtype
+        assert torch.equal(back[key].to_dense(), leaf.to_dense()), key
+    assert back["transposed"].stride() == leaves["transposed"].stride()
+
+
+def test_shared_memory_is_shared_between_processes_at_any_protocol() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3])
+    for protocol in (None, 5):
+        back = pickle.loads(ForkingPickler.dumps(td, protocol))
+        back["a"].fill_(4)
+        back["n", "b"].fill_(4)
+        assert td["a"].tolist() == td["n", "b"].tolist() == [4, 4, 4]
+        td.zero_()
 
 
 def test_torch_load_takes_weights_only(tmp_path: Path) -> None:

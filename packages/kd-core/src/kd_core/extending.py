@@ -3,8 +3,8 @@
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
 `is_prefix` for keys; a sibling package calls `publish` last in its `__init__`. `restore_dense`,
-`restore_stack` and `restore_descriptor` are what pickles call, so their names and places stay.
-Everything else in this package stays private.
+`restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles call, so their names and
+places stay. Everything else in this package stays private.
 """
 
 from kd_core._batch.descriptor import Descriptor as Descriptor
@@ -17,6 +17,7 @@ from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._entry import Entry as Entry
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
+from kd_core._leaves.packing import restore_leaf as restore_leaf
 from kd_core._public import publish as publish
 from kd_core._registry import register as register
 

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from kd_core._leaves.loops import (
     rebuild,
     zip_each,
 )
+from kd_core._leaves.packing import own_bytes, packed
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
@@ -229,10 +231,11 @@ class Dense(TensorDictBase):
         }
         return self._like(entries, desc)
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        pack = packed if operator.index(protocol) >= 5 else own_bytes
         desc = self._desc
         entries = {
-            key: own_bytes(value) if isinstance(value, Tensor) else value
+            key: pack(value) if isinstance(value, Tensor) else value
             for key, value in self._entries.items()
         }
         return restore_dense, (self.__class__, entries, desc.batch, desc.device, desc.lock)
@@ -301,15 +304,6 @@ def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.devi
     if not found or found == {device}:
         return device
     return found.pop() if len(found) == 1 else None
-
-
-def own_bytes(leaf: Tensor) -> Tensor:
-    """Return a leaf, cloned if it is a view: pickle would save the whole storage of the base."""
-    if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
-        return leaf
-    if leaf.untyped_storage().nbytes() == leaf.nbytes or leaf.requires_grad:
-        return leaf
-    return leaf if leaf.is_shared() else leaf.clone()  # type: ignore[no-untyped-call]  # by torch
 
 
 def holds_nodes(entries: dict[str, Entry]) -> bool:

@@ -79,9 +79,8 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
         if hasattr(node, "_positions"):
             return _rows(library, node._item(), desc, len(desc.batch))
         return library.NonTensorData(node._item(), batch_size=desc.batch, device=desc.device)
-    entries = node._entries
     made = library.TensorDict({}, batch_size=desc.batch, device=desc.device)
-    for key, entry in entries.items():
+    for key, entry in node._entries.items():
         made.set(key, entry if isinstance(entry, Tensor) else _given_back(library, entry))
     return made
 

@@ -1,10 +1,12 @@
-"""Containers in `torch.load(weights_only=True)`: the classes and functions that are safe to load.
+"""Containers in `torch.load(weights_only=True)`, and on their way to another process.
 
 Rebuilding a container does not call code of its class, so every kind can be listed as safe, also a
 kind that is defined later.
 """
 
 from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 
@@ -19,6 +21,12 @@ from kd_core._containers.non_tensor_stack import restore_rows
 
 def _allow(cls: type) -> None:
     torch.serialization.add_safe_globals([cls])
+    # Between processes tensors go through shared memory, whatever the protocol.
+    ForkingPickler.register(cls, _reduced_for_processes)
+
+
+def _reduced_for_processes(container: object) -> object:
+    return container.__reduce_ex__(4)
 
 
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
