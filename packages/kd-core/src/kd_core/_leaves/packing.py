@@ -25,11 +25,11 @@ class PackedLeaf:
     def __init__(self, leaf: Tensor) -> None:
         self.leaf = leaf
 
-    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:  # type: ignore[override]  # see pickle
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         leaf = self.leaf
         octets = leaf.detach().reshape(-1).view(torch.uint8).numpy()
         dtype = str(leaf.dtype).removeprefix("torch.")
-        buffer = pickle.PickleBuffer(octets)
+        buffer = pickle.PickleBuffer(octets)  # type: ignore[arg-type]  # an array is a buffer
         return restore_leaf, (buffer, dtype, tuple(leaf.shape), leaf.requires_grad)
 
 

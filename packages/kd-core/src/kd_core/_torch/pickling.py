@@ -7,6 +7,7 @@ kind that is defined later.
 from __future__ import annotations
 
 from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
 
 import torch
 
@@ -25,8 +26,8 @@ def _allow(cls: type) -> None:
     ForkingPickler.register(cls, _reduced_for_processes)
 
 
-def _reduced_for_processes(container: object) -> object:
-    return container.__reduce_ex__(4)
+def _reduced_for_processes(container: object) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", container.__reduce_ex__(4))
 
 
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
