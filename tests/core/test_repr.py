@@ -1,8 +1,9 @@
 """The printed form of containers."""
 
+import pytest
 import torch
 
-from kd_core import TensorDict
+from kd_core import InvalidArgument, TensorDict, get_printoptions, set_printoptions
 
 
 def test_a_container_prints_nested_and_sorted() -> None:
@@ -56,3 +57,35 @@ def test_tensors_without_storage_print() -> None:
     text = repr(TensorDict({"a": torch.zeros(2, device="meta")}))
     assert "device=meta" in text
     torch.vmap(lambda td: [repr(td), td][1])(TensorDict({"a": torch.zeros(2)}, [2]))
+
+
+def test_options_choose_what_is_shown() -> None:
+    td = TensorDict({"b": torch.zeros(2), "a": {"c": torch.zeros(2)}}, [2])
+    usual = repr(td)
+    options = get_printoptions()
+    with set_printoptions(
+        show_shape=False, show_dtype=False, show_field_is_shared=False, show_grad=True
+    ):
+        assert "b: Tensor(device=cpu, requires_grad=False)" in repr(td)
+        with set_printoptions(show_device=False, show_is_shared=False, show_batch_size=False):
+            assert "device=None" not in repr(td)
+            assert "batch_size" not in repr(td)
+        assert "device=None" in repr(td)
+    assert repr(td) == usual
+    with set_printoptions(sort_keys=False):
+        assert repr(td).index("b: ") < repr(td).index("a: ")
+    with set_printoptions(max_keys=1):
+        assert "... (1 more)" in repr(td)
+    set_printoptions(max_keys=1)
+    set_printoptions()
+    assert get_printoptions() == options
+    assert repr(td) == usual
+
+
+def test_options_are_checked_before_any_is_set() -> None:
+    before = get_printoptions()
+    with pytest.raises(InvalidArgument, match="`show_all` is not a valid option; available"):
+        set_printoptions(show_dtype=False, show_all=True)  # type: ignore[call-arg]  # the error is the promise
+    with pytest.raises(InvalidArgument, match="`max_keys` must be a `int`"):
+        set_printoptions(show_dtype=False, max_keys=True)
+    assert get_printoptions() == before

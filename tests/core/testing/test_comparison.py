@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kd_core import TensorDict, lazy_stack
-from kd_core.testing import assert_close
+from kd_core.testing import assert_allclose_td, assert_close
 
 TD = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3, 2), "word": "x"}}, [3])
 
@@ -38,3 +38,15 @@ def test_a_difference_is_told(other: TensorDict, message: str) -> None:
 def test_tolerances_and_batch_sizes_are_chosen() -> None:
     assert_close(TD, TD + 1e-3, atol=1e-2, rtol=0)
     assert_close(TD, TensorDict(TD, []), batch_size=False)
+
+
+def test_nan_intersection_message_and_prefix() -> None:
+    left = TensorDict({"a": torch.tensor([float("nan")]), "b": {"c": 1}, "only": 2}, [])
+    right = TensorDict({"a": torch.tensor([float("nan")]), "b": {"c": 1}}, [])
+    assert_close(left, right, intersection=True)
+    with pytest.raises(AssertionError, match="step 3: expected the keys"):
+        assert_close(left, right, msg="step 3:")
+    with pytest.raises(AssertionError, match=r"`\('run', 'a'\)`"):
+        assert_close(left, right, intersection=True, equal_nan=False, prefix="run")
+    with pytest.raises(AssertionError, match=r"`\('b', 'c'\)`"):
+        assert_allclose_td(right, {**right.to_dict(), "b": {"c": torch.tensor(2)}})

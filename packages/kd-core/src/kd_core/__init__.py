@@ -4,6 +4,8 @@ from typing import Final
 
 from kd_core import extending as _extending
 from kd_core._base import TensorDictBase as TensorDictBase
+from kd_core._base import default_is_leaf as default_is_leaf
+from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
 from kd_core._combine.concatenating import cat as cat
 from kd_core._combine.membership import isin as isin
@@ -57,6 +59,8 @@ from kd_core._leaves.questions import is_inexact as is_inexact
 from kd_core._leaves.questions import is_integer as is_integer
 from kd_core._ops.module_state import ModuleBusy as ModuleBusy
 from kd_core._public import publish as _publish
+from kd_core._repr import get_printoptions as get_printoptions
+from kd_core._repr import set_printoptions as set_printoptions
 from kd_core._torch import data_loading as _data_loading
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree

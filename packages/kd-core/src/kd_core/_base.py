@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
+from torch import Tensor
 
 from kd_core import _registry
 from kd_core._decided.lookup import instance_getattr
@@ -204,3 +205,27 @@ def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]:
         (True, False)
     """
     return isinstance(value, TensorDictBase)
+
+
+def default_is_leaf(kind: type) -> bool:
+    """Return whether entries of a type are leaves: tensors. For `is_leaf` of `keys` and `items`.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, default_is_leaf
+        >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
+        (True, False)
+    """
+    return issubclass(kind, Tensor)
+
+
+def is_leaf_nontensor(kind: type) -> bool:
+    """Return whether entries of a type are leaves or non-tensor data: not nested containers.
+
+    Example:
+        >>> from kd_core import TensorDict, is_leaf_nontensor
+        >>> td = TensorDict({"a": 1, "n": {"s": "word"}})
+        >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
+        ['a', ('n', 's')]
+    """
+    return not issubclass(kind, TensorDictBase)

@@ -9,6 +9,7 @@ from typing import cast
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.peer import container_of, node_of
+from kd_core._convert.printed import container_of_text
 from kd_core._convert.schema import LeafSchema as LeafSchema
 
 from_any = TensorDict.from_any
@@ -41,6 +42,26 @@ def to_arrow(td: TensorDictBase) -> object:
         ...     assert to_arrow(TensorDict({"a": [1, 2]}, [2])).num_rows == 2
     """
     return td.to_arrow()
+
+
+def parse_tensor_dict_string(s: str) -> TensorDictBase:
+    """Return a container of zeros from what `repr` printed of one, nested ones too.
+
+    Args:
+        s: the text, printed with the default options.
+
+    Raises:
+        InvalidValue: if the text is not of this form.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> from kd_core.convert import parse_tensor_dict_string
+        >>> td = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.arange(3)}}, [3])
+        >>> parse_tensor_dict_string(repr(td)).schema() == td.schema()
+        True
+    """
+    return cast("TensorDictBase", container_of_text(s))
 
 
 def from_tensordict_library(value: object) -> TensorDictBase:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._keys import format_key
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._types import NestedKey
 
 Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
+
+
+class _How(NamedTuple):
+    """How two containers are compared: the options of `assert_close`."""
+
+    rtol: float | None
+    atol: float | None
+    equal_nan: bool
+    intersection: bool
+    batch_size: bool
 
 
 def assert_close(
@@ -22,7 +33,11 @@ def assert_close(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    equal_nan: bool = True,
+    intersection: bool = False,
     batch_size: bool = True,
+    msg: str = "",
+    prefix: NestedKey = (),
 ) -> None:
     """Assert that two containers have the same keys, data and batch sizes, and close tensors.
 
@@ -34,7 +49,11 @@ def assert_close(
         expected: the expected container.
         rtol: the relative tolerance; `None`: the default of `torch.testing.assert_close`.
         atol: the absolute tolerance; must be given together with `rtol`.
+        equal_nan: NaN is equal to NaN.
+        intersection: compare only the keys that both have.
         batch_size: compare batch sizes.
+        msg: what the message of a difference starts with.
+        prefix: the key of the containers, for messages.
 
     Raises:
         AssertionError: if they differ; the message names the key and the difference.
@@ -45,23 +64,28 @@ def assert_close(
         >>> from kd_core.testing import assert_close
         >>> assert_close(TensorDict({"a": torch.zeros(2)}, [2]), {"a": torch.zeros(2)})
     """
-    _compare(actual, expected, rtol, atol, batch_size, ())
+    how = _How(rtol, atol, equal_nan, intersection, batch_size)
+    try:
+        _compare(actual, expected, how, path_of(prefix) if prefix else ())
+    except AssertionError as error:
+        raise AssertionError(f"{msg} {error}") if msg else error from None
+
+
+assert_allclose_td = assert_close
 
 
 def _compare(
     actual: Comparable,
     expected: Comparable,
-    rtol: float | None,
-    atol: float | None,
-    batch_size: bool,
+    how: _How,
     path: tuple[str, ...],
 ) -> None:
     where = format_key(path) if path else "the container"
     mine, theirs = _level(actual), _level(expected)
-    if mine.keys() != theirs.keys():
+    if mine.keys() != theirs.keys() and not how.intersection:
         raise AssertionError(f"expected the keys {sorted(theirs)} in {where}, got {sorted(mine)}.")
     if (
-        batch_size
+        how.batch_size
         and isinstance(actual, AbstractContainer)
         and isinstance(expected, AbstractContainer)
     ):
@@ -69,12 +93,14 @@ def _compare(
         if got != wanted:
             raise AssertionError(f"expected batch_size {wanted} in {where}, got {got}.")
     for key, value in mine.items():
+        if key not in theirs:
+            continue
         inner = (*path, key)
         other = theirs[key]
         if isinstance(value, Tensor) and isinstance(other, Tensor):
-            _compare_leaves(value, other, rtol, atol, inner)
+            _compare_leaves(value, other, how, inner)
         elif _is_level(value) and _is_level(other):
-            _compare(value, other, rtol, atol, batch_size, inner)  # type: ignore[arg-type]  # checked above
+            _compare(value, other, how, inner)  # type: ignore[arg-type]  # checked above
         elif not _same_data(value, other):
             raise AssertionError(f"expected {other!r} in {format_key(inner)}, got {value!r}.")
 
@@ -90,16 +116,15 @@ def _is_level(value: object) -> bool:
 def _compare_leaves(
     actual: Tensor,
     expected: Tensor,
-    rtol: float | None,
-    atol: float | None,
+    how: _How,
     path: tuple[str, ...],
 ) -> None:
     torch.testing.assert_close(
         actual,
         expected,
-        rtol=rtol,
-        atol=atol,
-        equal_nan=True,
+        rtol=how.rtol,
+        atol=how.atol,
+        equal_nan=how.equal_nan,
         msg=lambda text: f"{format_key(path)}: {text}",
     )
 
