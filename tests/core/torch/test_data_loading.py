@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from kd_core import TensorDict
 
@@ -46,3 +48,22 @@ def test_the_length_is_that_of_the_batch_or_the_number_of_entries() -> None:
     assert len(BATCH) == 2
     assert len(TensorDict({"a": 1.0, "b": 2.0, "c": 3.0})) == 3
     assert len(TensorDict()) == 0
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_workers_hand_over_batches(rows: bool) -> None:
+    td = TensorDict({"x": torch.arange(6), "n": {"y": torch.arange(6.0)}, "s": list("abcdef")}, [6])
+    data: Any = list(td) if rows else td
+    loader = DataLoader(data, batch_size=2, num_workers=2)
+    batches: list[TensorDict] = list(loader)
+    assert [type(batch) for batch in batches] == [TensorDict] * 3
+    assert torch.equal(torch.cat([batch["x"] for batch in batches]), td["x"])
+    assert [word for batch in batches for word in batch["s"]] == td["s"]
+    assert batches[0]["n", "y"].is_shared()  # type: ignore[no-untyped-call]  # torch does not type it
+
+
+def test_leaves_cross_dlpack_without_a_copy() -> None:
+    td = TensorDict({"x": torch.arange(6)}, [6])
+    given = torch.from_dlpack(td["x"])
+    given[0] = 7
+    assert td["x"][0] == 7

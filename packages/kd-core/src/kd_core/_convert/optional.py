@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, TypeAlias
 
 from kd_core._errors import MissingDependency
+
+Library: TypeAlias = Any
+"""A module without types: most of these libraries ship none."""
 
 
 def load(
