@@ -76,7 +76,7 @@ def explain_attribute(cls: type, name: str) -> NotOffered | None:
 
 
 def instance_getattr(self: object, name: str) -> object:
-    """Raise the error for an attribute that an object lacks: the `__getattr__` of containers and of data."""
+    """Raise the error for an attribute that a container, or data, does not have."""
     if is_dynamo_compiling():  # it cannot trace the lookup below
         raise AttributeError(name)
     error = explain_attribute(type(self), name)
