@@ -11,9 +11,7 @@ Library: TypeAlias = Any
 """A module without types: most of these libraries ship none."""
 
 
-def load(
-    module: str, purpose: str
-) -> Any:  # untyped: these libraries ship no types, or partial ones
+def load(module: str, purpose: str) -> Library:
     """Return an optional module.
 
     Args:
