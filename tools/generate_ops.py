@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._ops.defaults import Default
-    from kd_core._ops.operands import Operand
+    from kd_core._ops.operands import CastFilter, Operand
 '''
 
 REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
@@ -194,12 +194,16 @@ CLASSES = {
     """,
     "Casts": """Casts of every leaf to a dtype; a leaf that has it already is shared.
 
+    `cast_filter` is called with the path and the tensor of each leaf, and says whether it is cast.
+
     Example:
         >>> import torch
         >>> from kd_core import TensorDict
         >>> td = TensorDict({"a": torch.arange(3), "b": torch.ones(3)}, [3])
         >>> td.float()["a"].dtype, td.float()["b"] is td["b"]
         (torch.float32, True)
+        >>> td.half(cast_filter=lambda path, leaf: leaf.is_floating_point())["a"].dtype
+        torch.int64
     """,
 }
 
@@ -421,7 +425,8 @@ def casts(rows: Sequence["CastRow"]) -> Iterator[str]:
     """Write the casts."""
     for row in rows:
         text = f"Cast every leaf to `torch.{row.dtype}`."
-        yield method(row.name, "", text, f"return cast_leaves(self, torch.{row.dtype})")
+        call = f"return cast_leaves(self, torch.{row.dtype}, cast_filter)"
+        yield method(row.name, ", cast_filter: CastFilter | None = None", text, call)
 
 
 def reductions(rows: Sequence["ReductionRow"]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from random import Random
 from typing import cast
 
 import torch
-from tests.fuzz.checking import Call, Refusal, keys_of
+from tests.fuzz.checking import ITSELF, Call, Refusal, keys_of
 from tests.fuzz.operands import operand_node
 from tests.fuzz.registry import dim, lax, odd, operation
 from tests.fuzz.subjects import (
@@ -222,6 +222,39 @@ def merged(first: Plain, second: Plain) -> Plain:
         else:
             new.entries[key] = value
     return new
+
+
+@operation("stack_tensors", "cat_tensors", "stack_from_tensordict", "cat_from_tensordict")
+def join_entries(rng: Random, s: Subject, name: str) -> Call:
+    """Join two entries of one container, or all."""
+    fn = torch.stack if name.startswith("stack") else torch.cat
+    at, keys = rng.choice([-1, 0, 1]), rng.sample(["a", "b", "c"], 2)
+    if name.endswith("tensordict"):
+        return Call(
+            name,
+            f"td.{name}({at})",
+            lambda td: getattr(td, name)(at),
+            lambda tree: fn(tree.tensors(), at),
+        )
+
+    def theirs(tree: Plain) -> object:
+        found = [tree.entries.get(key) for key in keys]
+        if s.td.is_locked or not all(isinstance(each, Tensor) for each in found):
+            raise Refusal("no leaves")
+        made = fn(cast("list[Tensor]", found), at)
+        if tuple(made.shape[: len(tree.batch)]) != tree.batch:
+            raise Refusal("the batch size does not fit")
+        rest = {key: value for key, value in tree.entries.items() if key not in keys}
+        return Plain(tree.batch, {**rest, "joined": made}), ITSELF
+
+    return Call(
+        name,
+        f"td.{name}({keys}, {at})",
+        lambda td: getattr(td, name)(*keys, out_key="joined", dim=at),
+        theirs,
+        restructures=True,
+        may_refuse=lambda tree: s.node.declared,
+    )
 
 
 @operation("scatter")

@@ -148,6 +148,25 @@ def part_of(tree: Plain, axis: int, start: int, rows: int) -> Plain:
     )
 
 
+@operation("backward")
+def backward(rng: Random, s: Subject, name: str) -> Call:
+    """Compute gradients of a function of all leaves."""
+
+    def theirs(tree: Plain) -> object:
+        roots = [leaf * 2 for leaf in tree.tensors() if leaf.requires_grad]
+        if not roots:
+            raise Refusal("no graph")
+        return None
+
+    def ours(td: TensorDictBase) -> object:
+        twice = td * 2
+        twice.backward(twice.detach())
+        td.zero_grad()
+        return None
+
+    return Call(name, "(td * 2).backward(td * 2)", ours, theirs, unchecked=True)
+
+
 @operation("map", "map_iter")
 def map_parts(rng: Random, s: Subject, name: str) -> Call:
     at, size = dim(rng, len(s.batch)), rng.choice([0, 1, 2, 5])

@@ -33,6 +33,8 @@ CALLS = 4
 LEFT_OUT = {
     "cuda": "needs a GPU",
     "pin_memory": "needs a GPU",
+    "pin_memory_": "needs a GPU",
+    "record_stream": "needs a GPU",
     "to_module": "of modules: `test_lifetimes.py`, and the tests of kd_nn",
     "__hash__": "is None",
     "__torch_function__": "every call of a function of torch goes through it",

@@ -21,3 +21,13 @@ def test_merge_keeps_the_first_entry_and_the_sources() -> None:
 def test_merge_checks_batch_sizes() -> None:
     with pytest.raises(ShapeMismatch, match=r"must be equal, got .* and \(3,\) in cont"):
         merge_tensordicts(TensorDict({}, [2]), TensorDict({}, [3]))
+
+
+def test_a_callback_decides_what_stays() -> None:
+    first = TensorDict({"a": 1.0, "n": {"b": 2.0, "c": 3.0}})
+    second = TensorDict({"a": 10.0, "n": {"b": 20.0, "d": 30.0}})
+    got = merge_tensordicts(first, second, callback_exist=lambda mine, theirs: theirs)
+    assert got["a"] == 10
+    assert got["n", "b"] == 20
+    assert set(got.keys(True, True)) == {"a", ("n", "b"), ("n", "c"), ("n", "d")}
+    assert first["a"] == 1

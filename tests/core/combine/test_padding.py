@@ -1,6 +1,6 @@
 """Rows are added around those of a container, or to the shorter ones of several."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from kd_core import (
     TensorDict,
     pad,
     pad_sequence,
+    unpad_sequence,
 )
 
 
@@ -99,3 +100,49 @@ def test_pad_sequence_without_a_batch_checks_keys_and_shapes() -> None:
     assert pad_sequence(rows, pad_dim=1)["a"].shape == (2, 2, 4)
     with pytest.raises(KeySetMismatch):
         pad_sequence([TensorDict({"a": torch.ones(2)}), TensorDict({"b": torch.ones(1)})])
+
+
+def parts(*lengths: int) -> list[TensorDict]:
+    entries = [{"a": torch.arange(n) + 1, "b": torch.ones(n, 2)} for n in lengths]
+    return [TensorDict(each, [n]) for each, n in zip(entries, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("lengths", [(2, 3), (0, 2), (1,)])
+def test_unpad_sequence_undoes_pad_sequence(
+    side: Literal["left", "right"], lengths: tuple[int, ...]
+) -> None:
+    given = parts(*lengths)
+    padded = pad_sequence(given, return_mask=True, padding_side=side)
+    for mask in (None, "masks", padded["masks", "a"], padded.get("masks")):
+        found = unpad_sequence(padded, mask)
+        for one, other in zip(found, given, strict=True):
+            assert one.batch_size == other.batch_size
+            assert torch.equal(one["a"], other["a"])
+            assert torch.equal(one["b"], other["b"])
+
+
+def test_unpad_sequence_of_leaves() -> None:
+    given = [TensorDict({"a": torch.ones(n), "c": torch.ones(2 * n, 2)}) for n in (1, 3)]
+    found = unpad_sequence(pad_sequence(given, return_mask=True, padding_side="left"))
+    assert [part["a"].shape[0] for part in found] == [1, 3]
+    assert [part["c"].shape for part in found] == [(2, 2), (6, 2)]
+
+
+def test_padding_at_the_left() -> None:
+    assert pad_sequence(parts(1, 2), padding_side="left")["a"].tolist() == [[0, 1], [1, 2]]
+    with pytest.raises(InvalidValue, match="`padding_side` must be"):
+        pad_sequence(parts(1, 2), padding_side="middle")  # type: ignore[arg-type]  # the error
+
+
+def test_pad_sequence_writes_into_out() -> None:
+    out = pad_sequence(parts(1, 2))
+    out.zero_()
+    assert pad_sequence(parts(1, 2), out=out) is out
+    assert out["a"].tolist() == [[1, 0], [1, 2]]
+
+
+def test_pad_in_place() -> None:
+    (td,) = parts(2)
+    assert pad(td, [1, 0], inplace=True) is td
+    assert td["a"].tolist() == [0, 1, 2]

@@ -23,6 +23,7 @@ from kd_core import (
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
+    dense_stack_tds,
     lazy_stack,
     maybe_dense_stack,
 )
@@ -330,3 +331,22 @@ def test_an_ellipsis_stands_for_the_batch_and_not_for_that_of_a_nested_stack(ind
     holder[index] = 0.0
     dense[index] = 0.0
     assert_close(stack.contiguous(), dense)
+
+
+def test_stacks_are_written_into_out() -> None:
+    rows = [TensorDict({"a": torch.full((2,), float(n))}) for n in (1, 2)]
+    for stack_ in (lazy_stack, maybe_dense_stack):
+        out = TensorDict({"a": torch.zeros(2, 2)}, [2])
+        leaf = out["a"]
+        found: object = stack_(rows, out=out)
+        assert found is out
+        assert leaf.tolist() == [[1, 1], [2, 2]]
+        with pytest.raises(ShapeMismatch, match="`out` must have batch_size"):
+            stack_(rows[:1], out=out)
+
+
+def test_dense_stack_takes_lazy_stacks() -> None:
+    rows = [TensorDict({"a": torch.ones(2)}) for _ in range(3)]
+    got = dense_stack_tds([lazy_stack(rows), lazy_stack(rows)], 1)
+    assert isinstance(got, TensorDict)
+    assert got["a"].shape == (3, 2, 2)

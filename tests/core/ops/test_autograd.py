@@ -51,3 +51,26 @@ def test_results_inside_the_graph_keep_requiring(td: TensorDict) -> None:
     with pytest.raises(InvalidValue, match=r"`w` must be a leaf of the graph.*`detach"):
         result.requires_grad_(False)
     assert not td.requires_grad_(False).requires_grad
+
+
+def test_backward_takes_a_container_of_gradients() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2, 3)}}, [2]).requires_grad_()
+    weights = TensorDict({"a": torch.tensor([1.0, 2.0]), "n": {"b": torch.ones(2, 3)}}, [2])
+    (td * 3).backward(weights)
+    assert td["a"].grad is not None
+    assert td["a"].grad.tolist() == [3, 6]
+
+
+def test_backward_leaves_out_what_requires_no_gradient() -> None:
+    a, b = torch.ones((), requires_grad=True), torch.ones(3)
+    other = torch.ones((), requires_grad=True)
+    TensorDict({"a": a * 2 * other, "b": b}).backward(inputs=[a], retain_graph=True)
+    assert a.grad == 2
+    assert other.grad is None
+
+
+def test_what_backward_refuses() -> None:
+    with pytest.raises(InvalidValue, match="expected a leaf that requires gradients"):
+        TensorDict({"a": 1.0}).backward()
+    with pytest.raises(InvalidValue, match=r"entry `a` must be one number, got shape \(2,\)"):
+        (TensorDict({"a": torch.ones(2)}).requires_grad_() * 2).backward()

@@ -178,3 +178,12 @@ def test_what_fill_refuses() -> None:
         td.fill_("s", 1.0)
     with pytest.raises(InvalidArgument, match="expected a value, or a key and a value"):
         td.fill_()  # type: ignore[call-overload]  # the error under test
+
+
+@pytest.mark.parametrize("name", ["new_zeros", "new_ones", "new_empty", "new_full"])
+def test_new_leaves_take_the_options_of_torch(name: str) -> None:
+    td = TensorDict({"a": torch.ones(2, 3)}, [2])
+    args = ((2,), 1.0) if name == "new_full" else (2,)
+    assert getattr(td, name)(*args, requires_grad=True)["a"].requires_grad
+    if name in ("new_zeros", "new_empty"):
+        assert getattr(td, name)(*args, layout=torch.sparse_coo)["a"].is_sparse

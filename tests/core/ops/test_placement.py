@@ -1,11 +1,12 @@
 """Device, dtype and layout of leaves."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
-from kd_core import InvalidArgument, InvalidValue, TensorDict
+from kd_core import InvalidArgument, InvalidValue, TensorDict, lazy_stack
 
 META = torch.device("meta")
 
@@ -103,3 +104,27 @@ def test_canonical_leaves_have_the_strides_of_new_ones() -> None:
     got = td.contiguous(canonical=True)
     assert got["a"].stride() == (1, 1)
     assert got["b"] is td["b"]
+
+
+def test_a_filter_chooses_what_is_cast() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"a": torch.ones(2), "i": torch.arange(2)}}, [2])
+    seen = []
+
+    def nested(path: tuple[str, ...], leaf: Tensor) -> bool:
+        seen.append(path)
+        return len(path) == 2 and leaf.is_floating_point()
+
+    got = td.half(cast_filter=nested)
+    assert seen == [("a",), ("n", "a"), ("n", "i")]
+    assert got["a"] is td["a"]
+    assert got["n", "a"].dtype is torch.float16
+    assert got["n", "i"].dtype is torch.int64
+    assert td.type(torch.int8, cast_filter=nested)["n", "a"].dtype is torch.int8
+    stack = lazy_stack([td, td]).bfloat16(cast_filter=nested)
+    assert stack["n", "a"].dtype is torch.bfloat16
+
+
+def test_streams_take_leaves_on_a_gpu_only() -> None:
+    stream = cast("torch.cuda.Stream", object())
+    with pytest.raises(InvalidValue, match="entry `a` must be on a GPU"):
+        TensorDict({"a": 1.0}).record_stream(stream)

@@ -22,6 +22,7 @@ from kd_core._ops.conversion import Conversion
 from kd_core._ops.copying import Copying
 from kd_core._ops.description import Description
 from kd_core._ops.dimensions import Dimensions
+from kd_core._ops.entry_joins import EntryJoins
 from kd_core._ops.extremes import Extrema
 from kd_core._ops.filling import Filling
 from kd_core._ops.formats import Formats
@@ -91,6 +92,7 @@ class TensorDictBase(
     Placement,
     Autograd,
     Storage,
+    EntryJoins,
     Conversion,
     Ragged,
     Objects,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from kd_core._base import TensorDictBase
@@ -10,13 +11,19 @@ from kd_core._combine.joining import batches_differ, first_of
 C = TypeVar("C", bound=TensorDictBase)
 
 
-def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
+def merge_tensordicts(
+    first: C,
+    *others: TensorDictBase,
+    callback_exist: Callable[[object, object], object] | None = None,
+) -> C:
     """Merge the entries of several containers, nested ones too; the tensors are shared.
 
     Args:
         first: gives the kind and the batch size.
         *others: containers of the same batch size; of a key that several have, the first
             container's entry stays.
+        callback_exist: called with the two entries of a key that both have, those that are no
+            containers; what it returns is stored instead.
 
     Raises:
         ShapeMismatch: if a batch size differs.
@@ -33,11 +40,15 @@ def merge_tensordicts(first: C, *others: TensorDictBase) -> C:
             raise batches_differ(batch, other._desc.batch, number, "merge_tensordicts", ())
     merged = first.clone(recurse=False)
     for other in others:
-        _add_missing(merged, other.clone(recurse=False))
+        _add_missing(merged, other.clone(recurse=False), callback_exist)
     return merged
 
 
-def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
+def _add_missing(
+    target: TensorDictBase,
+    source: TensorDictBase,
+    callback: Callable[[object, object], object] | None,
+) -> None:
     """Store the entries of a container that another one lacks, level by level."""
     for key, value in source.items():
         mine: object = target.get(key)
@@ -45,4 +56,6 @@ def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
         if mine is None:
             target.set(key, entry)
         elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
-            _add_missing(mine, entry)
+            _add_missing(mine, entry, callback)
+        elif callback is not None:
+            target.set(key, callback(mine, entry))

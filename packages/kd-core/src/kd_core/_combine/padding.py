@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
 from kd_core._containers.non_tensor import NonTensorDataBase
-from kd_core._errors import KeyCollision
-from kd_core._keys import format_key
+from kd_core._errors import InvalidValue, KeyCollision
+from kd_core._keys import format_key, path_of
+from kd_core._ops.output import written_to
+from kd_core._ops.rows import check_mask
 from kd_core._protocol.primitives import same_batch
 
 if TYPE_CHECKING:
@@ -50,8 +52,11 @@ def pad_sequence(
     pad_dim: int = 0,
     padding_value: float = 0.0,
     return_mask: bool | str = False,
+    *,
+    out: C | None = None,
+    padding_side: Literal["right", "left"] = "right",
 ) -> C:
-    """Stack containers of different lengths, the shorter ones padded at their end.
+    """Stack containers of different lengths, the shorter ones padded at one side.
 
     Containers without a batch, as data sets give them, are padded leaf by leaf: each leaf to its
     own longest. A leaf that lacks dimension `pad_dim` is stacked as it is.
@@ -62,6 +67,8 @@ def pad_sequence(
         padding_value: what the new rows hold.
         return_mask: also say which rows are real: a container of masks, one for each entry, at the
             key `"masks"`, or at the key given.
+        out: a container into whose leaves the result is written.
+        padding_side: where the new rows are: behind the real ones ("right"), or before ("left").
 
     Raises:
         ShapeMismatch: if batch sizes differ elsewhere.
@@ -79,20 +86,91 @@ def pad_sequence(
     for number, each in enumerate(sequences):
         if len(each._desc.batch) != first._desc.ndim:
             raise batches_differ(first._desc.batch, each._desc.batch, number, "pad_sequence", ())
+    if padding_side not in ("right", "left"):
+        raise InvalidValue(f'`padding_side` must be "right" or "left", got {padding_side!r}.')
+    left = padding_side == "left"
     if not first._desc.ndim and pad_dim >= 0:
-        return _pad_leaves(sequences, pad_dim, padding_value, return_mask)
+        return written_to(out, _pad_leaves(sequences, pad_dim, padding_value, return_mask, left))
     at = wrap_dim(pad_dim, first._desc.ndim)
     lengths = [each._desc.batch[at] for each in sequences]
     longest = max(lengths)
-    before = (0, 0) * at
-    padded = [
-        each if length == longest else pad(each, (*before, 0, longest - length), padding_value)
-        for each, length in zip(sequences, lengths, strict=True)
-    ]
+    padded = []
+    for each, length in zip(sequences, lengths, strict=True):
+        rows = (longest - length, 0) if left else (0, longest - length)
+        padded.append(pad(each, (*(0, 0) * at, *rows), padding_value) if any(rows) else each)
     result = stack(padded)
-    if return_mask is False:
-        return result
-    return _with_masks(result, _masks(result, lengths, at + 1), return_mask)
+    if return_mask is not False:
+        result = _with_masks(result, _masks(result, lengths, at + 1, left), return_mask)
+    return written_to(out, result)
+
+
+def unpad_sequence(
+    padded: C, mask: NestedKey | Tensor | TensorDictBase | None = None, pad_dim: int = 0
+) -> list[C]:
+    """Return the containers that `pad_sequence` stacked, without the padding.
+
+    Args:
+        padded: a stack along the first batch dimension.
+        mask: which rows are real: the key of the masks, `"masks"` by default, or the masks
+            themselves: a container as `pad_sequence` adds it, or one tensor for all entries.
+        pad_dim: the dimension of each sequence that was padded.
+
+    Raises:
+        KeyNotFound: if there is no entry at the key of the masks.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, pad_sequence, unpad_sequence
+        >>> parts = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 3)]
+        >>> padded = pad_sequence(parts, return_mask=True)
+        >>> [part["a"].tolist() for part in unpad_sequence(padded)]
+        [[1.0], [1.0, 1.0, 1.0]]
+    """
+    key = "masks" if mask is None else mask
+    if isinstance(key, (Tensor, TensorDictBase)):
+        masks: object = key
+    else:
+        path = path_of(key)
+        masks = padded._read(path)
+        padded = padded.exclude(path)
+    if padded._desc.ndim > 1:
+        return _unpad_rows(padded, masks, pad_dim)
+    return _unpad_leaves(padded, masks, pad_dim)
+
+
+def _unpad_rows(padded: C, masks: object, pad_dim: int) -> list[C]:
+    """Keep the real rows of each sequence along a batch dimension."""
+    if isinstance(masks, TensorDictBase):
+        masks = next(iter(masks.values(True, True)), None)
+    mask = check_mask(masks)
+    at = wrap_dim(pad_dim, padded._desc.ndim - 1)
+    found: list[C] = []
+    for row, real in zip(padded.unbind(0), mask.unbind(0), strict=True):
+        others = [dim for dim in range(real.ndim) if dim != at] if real.ndim > 1 else []
+        kept = real.any(others) if others else real
+        found.append(row.index_select(at, kept.nonzero().view(-1)))
+    return found
+
+
+def _unpad_leaves(padded: C, masks: object, dim: int) -> list[C]:
+    """Keep the real values of each leaf of sequences without a batch."""
+
+    def real(name: NestedKey, leaf: Tensor, number: int) -> Tensor:
+        mask = masks.get(name) if isinstance(masks, TensorDictBase) else masks
+        if not isinstance(mask, Tensor) or mask.ndim - 1 > leaf.ndim or mask.ndim < 2:
+            return leaf
+        row = check_mask(mask)[number]
+        kept = row.any(tuple(range(row.ndim - 1))) if row.ndim > 1 else row
+        return leaf.index_select(dim, kept.nonzero().view(-1))
+
+    return [
+        row.named_apply(
+            lambda name, leaf, number=number: real(name, leaf, number),
+            nested_keys=True,
+            batch_size=(),
+        )
+        for number, row in enumerate(padded.unbind(0))
+    ]
 
 
 def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
@@ -104,7 +182,9 @@ def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
     return result.set(key, masks)
 
 
-def _pad_leaves(sequences: Sequence[C], dim: int, value: float, return_mask: bool | str) -> C:
+def _pad_leaves(
+    sequences: Sequence[C], dim: int, value: float, return_mask: bool | str, left: bool
+) -> C:
     """Stack containers without a batch, each leaf padded to its own longest in a dimension."""
     longest: dict[NestedKey, int] = {}
     for each in sequences:
@@ -114,7 +194,8 @@ def _pad_leaves(sequences: Sequence[C], dim: int, value: float, return_mask: boo
     def padded(key: NestedKey, leaf: Tensor, fill: float = value) -> Tensor:
         if leaf.ndim <= dim:
             return leaf
-        rows = [0, longest[key] - leaf.shape[dim]]
+        missing = longest[key] - leaf.shape[dim]
+        rows = [missing, 0] if left else [0, missing]
         return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - dim - 1) + rows, fill)
 
     def mask(key: NestedKey, leaf: Tensor) -> Tensor:
@@ -136,10 +217,11 @@ def _leaves_alone(masks: C) -> C:
     return masks.exclude(*data)
 
 
-def _masks(container: TensorDictBase, lengths: list[int], dim: int) -> TensorDictBase:
+def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) -> TensorDictBase:
     """Return a container with one mask for each leaf: true for the rows that are not padding."""
     batch = container._desc.batch
     rows = torch.arange(batch[dim]) < torch.tensor(lengths)[:, None]
+    rows = rows.flip(1) if left else rows
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)

@@ -32,6 +32,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.writes import write_all
 from kd_core._ops.operands import blend
+from kd_core._ops.output import written_to
 from kd_core._ops.rebatching import become
 from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._protocol.primitives import AbstractContainer, check_has
@@ -373,12 +374,15 @@ def restore_stack(
     return stack.lock_() if lock else stack
 
 
-def lazy_stack(members: Sequence[TensorDictBase], dim: int = 0) -> LazyStackedTensorDict:
+def lazy_stack(
+    members: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+) -> LazyStackedTensorDict:
     """Stack containers lazily along a new batch dimension; nothing is copied.
 
     Args:
         members: one or more containers of the same batch size.
         dim: the position of the new dimension.
+        out: a container into whose leaves the stacked entries are written; it is returned.
 
     Raises:
         ShapeMismatch: if the batch sizes differ.
@@ -395,15 +399,19 @@ def lazy_stack(members: Sequence[TensorDictBase], dim: int = 0) -> LazyStackedTe
         >>> [row["a"].shape[0] for row in stacked.unbind(0)]
         [2, 3]
     """
-    return LazyStackedTensorDict(*members, stack_dim=dim)
+    stack = LazyStackedTensorDict(*members, stack_dim=dim)
+    return stack if out is None else cast("LazyStackedTensorDict", written_to(out, stack))
 
 
-def maybe_dense_stack(members: Sequence[TensorDictBase], dim: int = 0) -> TensorDictBase:
+def maybe_dense_stack(
+    members: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+) -> TensorDictBase:
     """Stack containers into a `TensorDict` if their entries can be stacked, else lazily.
 
     Args:
         members: one or more containers of the same batch size.
         dim: the position of the new dimension.
+        out: a container into whose leaves the stacked entries are written; it is returned.
 
     Example:
         >>> import torch
@@ -413,6 +421,8 @@ def maybe_dense_stack(members: Sequence[TensorDictBase], dim: int = 0) -> Tensor
         ['TensorDict', 'LazyStackedTensorDict']
     """
     stack = LazyStackedTensorDict(*members, stack_dim=dim)
+    if out is not None:
+        return written_to(out, cast("TensorDictBase", stack))
     first, *others = [set(member.keys(True, True)) for member in members]
     if any(keys != first for keys in others):
         return stack
@@ -420,6 +430,26 @@ def maybe_dense_stack(members: Sequence[TensorDictBase], dim: int = 0) -> Tensor
         return stack.contiguous()
     except KdError:
         return stack
+
+
+def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int = 0) -> TensorDictBase:
+    """Stack containers into a `TensorDict`, by the keys that all of them have.
+
+    Args:
+        td_list: one or more containers of the same batch size, lazy stacks among them.
+        dim: the position of the new dimension.
+
+    Raises:
+        ShapeMismatch: if the shapes of an entry differ.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, dense_stack_tds
+        >>> rows = [TensorDict({"a": 1.0}), TensorDict({"a": 2.0, "b": 3.0})]
+        >>> dense_stack_tds(rows).to_dict()
+        {'a': tensor([1., 2.])}
+    """
+    return LazyStackedTensorDict(*td_list, stack_dim=dim).contiguous()
 
 
 def _make_stack(members: Sequence[TensorDictBase], dim: int) -> LazyStackedTensorDict:

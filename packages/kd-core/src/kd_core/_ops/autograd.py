@@ -13,6 +13,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from kd_core._entry import Entry
@@ -65,6 +66,56 @@ class Autograd(AbstractContainer):
         for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self
+
+    def backward(
+        self,
+        gradient: AbstractContainer | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: AbstractContainer | Sequence[Tensor] | None = None,
+    ) -> None:
+        """Compute the gradients of the graph behind all leaves that require them.
+
+        Args:
+            gradient: a container of the same keys, the gradient of each leaf; `None`: each leaf
+                must be one number.
+            retain_graph: keep the graph; `None`: as `create_graph`.
+            create_graph: record the computation of the gradients.
+            inputs: the leaves of the graph whose gradients are wanted; `None`: all.
+
+        Raises:
+            InvalidValue: if no leaf requires gradients, or one is not one number.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2)}, [2]).requires_grad_()
+            >>> (td * 3).sum().backward()
+            >>> td.grad["a"]
+            tensor([3., 3.])
+        """
+        mine = leaves_of(self)
+        given: list[Tensor] | None = None
+        if gradient is not None:
+            mine, given = [], []
+            self._collect_pair(cast("Entry", gradient), mine, given, ())
+        roots = [leaf for leaf in mine if leaf.requires_grad]
+        if not roots:
+            raise InvalidValue(
+                "`backward` expected a leaf that requires gradients, got none. Call "
+                "`requires_grad_()` before the computation."
+            )
+        if given is None:
+            for leaf in roots:
+                if leaf.numel() != 1:
+                    raise InvalidValue(
+                        f"{name_in(self, leaf)} must be one number, got shape "
+                        f"{tuple(leaf.shape)}. Pass `gradient`, or reduce it with `sum()`."
+                    )
+        else:
+            given = [each for leaf, each in zip(mine, given, strict=True) if leaf.requires_grad]
+        wanted = leaves_of(inputs) if isinstance(inputs, AbstractContainer) else inputs
+        torch.autograd.backward(roots, given, retain_graph, create_graph, inputs=wanted)
 
     def detach(self) -> Self:
         """Return the container with all leaves detached from the graph; storage is shared."""

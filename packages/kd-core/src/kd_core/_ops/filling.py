@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
@@ -114,6 +115,9 @@ class Filling(AbstractContainer):
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
     ) -> Self:
         """Create a container of zeros with the same keys and another batch size.
 
@@ -121,26 +125,38 @@ class Filling(AbstractContainer):
             *size: the batch size; trailing dimensions of leaves are kept.
             dtype: the dtype of all leaves; `None`: keep that of each leaf.
             device: the device of all leaves; `None`: keep that of each leaf.
+            requires_grad: record operations on the leaves.
+            layout: the layout of the leaves.
+            pin_memory: create leaves on the CPU in pinned memory.
         """
-        return _fresh(self, size, Tensor.new_zeros, dtype, device)
+        make = partial(Tensor.new_zeros, **_options(requires_grad, layout, pin_memory))
+        return _fresh(self, size, make, dtype, device)
 
     def new_ones(
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
     ) -> Self:
         """Create a container of ones with the same keys and another batch size; see `new_zeros`."""
-        return _fresh(self, size, Tensor.new_ones, dtype, device)
+        make = partial(Tensor.new_ones, **_options(requires_grad, layout, pin_memory))
+        return _fresh(self, size, make, dtype, device)
 
     def new_empty(
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
     ) -> Self:
         """Create a container of uninitialised leaves; see `new_zeros`."""
-        return _fresh(self, size, Tensor.new_empty, dtype, device)
+        make = partial(Tensor.new_empty, **_options(requires_grad, layout, pin_memory))
+        return _fresh(self, size, make, dtype, device)
 
     def new_full(
         self,
@@ -149,6 +165,9 @@ class Filling(AbstractContainer):
         *,
         dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
     ) -> Self:
         """Create a container of one value with the same keys and another batch size.
 
@@ -157,10 +176,14 @@ class Filling(AbstractContainer):
             fill_value: the value.
             dtype: the dtype of all leaves; `None`: keep that of each leaf.
             device: the device of all leaves; `None`: keep that of each leaf.
+            requires_grad: record operations on the leaves.
+            layout: the layout of the leaves.
+            pin_memory: create leaves on the CPU in pinned memory.
         """
+        more = _options(requires_grad, layout, pin_memory)
 
         def make(leaf: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
-            return leaf.new_full(shape, fill_value, **options)
+            return leaf.new_full(shape, fill_value, **options, **more)
 
         return _fresh(self, (size,), make, dtype, device)
 
@@ -207,6 +230,16 @@ def _only(level: F, key: str) -> F:
     if isinstance(level, Composite):
         return level._by_member(lambda member: _only(member, key))
     return level._like({key: level._entries[key]}, level._desc.unlocked())
+
+
+def _options(requires_grad: bool, layout: torch.layout, pin_memory: bool) -> dict[str, Any]:
+    """Return the options that are not the default ones."""
+    given: dict[str, Any] = {"requires_grad": True} if requires_grad else {}
+    if layout is not torch.strided:
+        given["layout"] = layout
+    if pin_memory:
+        given["pin_memory"] = True
+    return given
 
 
 def _fresh(

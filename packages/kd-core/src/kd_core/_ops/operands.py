@@ -50,6 +50,7 @@ from kd_core._ops.alignment import (
     lift_scalars,
     lower_scalars,
 )
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 W = TypeVar("W", bound=AbstractContainer)
 Operand: TypeAlias = "AbstractContainer | Tensor | complex"
 """A number, a tensor that broadcasts over the batch dimensions, or a container."""
+
+CastFilter: TypeAlias = Callable[[tuple[str, ...], Tensor], bool]
+"""A function of the path and the tensor of a leaf that says whether the leaf is cast."""
 
 # A tuple, because the guard of dynamo on a class in a set fails at once.
 _NUMBERS: Final = (int, float, bool, complex)
@@ -315,13 +319,36 @@ def _ends(leaves: list[Tensor], columns: list[list[object]]) -> list[Tensor] | N
     return None
 
 
-def cast_leaves(td: W, dtype: torch.dtype) -> W:
-    """Cast every leaf; the container itself is returned where all have the dtype."""
+def cast_leaves(td: W, dtype: torch.dtype, cast_filter: CastFilter | None = None) -> W:
+    """Cast every leaf; the container itself is returned where all have the dtype.
+
+    Args:
+        td: the container.
+        dtype: the dtype.
+        cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
+    """
+    if cast_filter is not None:
+        return _cast_some(td, dtype, cast_filter, ())
     leaves = leaves_of(td)
     for leaf in leaves:
         if leaf.dtype is not dtype:
             return td._rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
     return td
+
+
+def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[str, ...]) -> W:
+    """Cast the leaves that a filter chooses."""
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: _cast_some(member, dtype, cast_filter, path))
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            entries[key] = cast("Entry", _cast_some(value, dtype, cast_filter, (*path, key)))
+        elif isinstance(value, Tensor) and cast_filter((*path, key), value):
+            entries[key] = value.to(dtype=dtype)
+        else:
+            entries[key] = value
+    return td._like(entries, td._desc.unlocked())
 
 
 def _keeps_batch(td: AbstractContainer) -> bool:

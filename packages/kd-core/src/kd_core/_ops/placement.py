@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._entry import Entry
+    from kd_core._ops.operands import CastFilter
     from kd_core._types import DeviceLike
 
     W = TypeVar("W", bound=AbstractContainer)
@@ -79,9 +80,14 @@ class Placement(AbstractContainer):
         where = "cuda" if device is None else f"cuda:{device}"
         return _move(self, where, non_blocking)
 
-    def type(self, dtype: torch.dtype) -> Self:
-        """Cast every leaf to a dtype."""
-        return cast_leaves(self, dtype)
+    def type(self, dtype: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to a dtype.
+
+        Args:
+            dtype: the dtype.
+            cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
+        """
+        return cast_leaves(self, dtype, cast_filter)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -119,8 +125,11 @@ class Placement(AbstractContainer):
         """Return whether all leaves are contiguous."""
         return all(leaf.is_contiguous() for leaf in leaves_of(self))
 
-    def pin_memory(self) -> Self:
+    def pin_memory(self, *, inplace: bool = False) -> Self:
         """Copy all leaves to pinned memory, from which a GPU reads without waiting.
+
+        Args:
+            inplace: change this container instead of making a new one.
 
         Raises:
             InvalidValue: if there is no GPU to pin memory for.
@@ -129,7 +138,29 @@ class Placement(AbstractContainer):
             raise InvalidValue(
                 "memory can be pinned for a GPU only, and none is available. Skip the call."
             )
-        return self._map_each(Tensor.pin_memory)
+        result = self._map_each(Tensor.pin_memory)
+        return become(self, result, "pin memory in place") if inplace else result
+
+    def pin_memory_(self) -> Self:
+        """Replace all leaves by copies in pinned memory; return self. See `pin_memory`."""
+        return self.pin_memory(inplace=True)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
+        """Record on all leaves that a stream uses them: `torch.Tensor.record_stream`; return self.
+
+        Raises:
+            InvalidValue: if a leaf is not on a GPU; then nothing is recorded.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if not leaf.is_cuda:
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} must be on a GPU to be used by a stream, got "
+                    f"{leaf.device}. Move the container with `cuda()` first."
+                )
+        for leaf in leaves:
+            leaf.record_stream(stream)
+        return self
 
     def is_pinned(self) -> bool:
         """Return whether all leaves are in pinned memory."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._ops.defaults import Default
-    from kd_core._ops.operands import Operand
+    from kd_core._ops.operands import CastFilter, Operand
 
 
 class Unary(AbstractContainer):
@@ -1010,60 +1010,120 @@ class Comparisons(AbstractContainer):
 class Casts(AbstractContainer):
     """Casts of every leaf to a dtype; a leaf that has it already is shared.
 
+    `cast_filter` is called with the path and the tensor of each leaf, and says whether it is cast.
+
     Example:
         >>> import torch
         >>> from kd_core import TensorDict
         >>> td = TensorDict({"a": torch.arange(3), "b": torch.ones(3)}, [3])
         >>> td.float()["a"].dtype, td.float()["b"] is td["b"]
         (torch.float32, True)
+        >>> td.half(cast_filter=lambda path, leaf: leaf.is_floating_point())["a"].dtype
+        torch.int64
     """
 
     __slots__ = ()
 
-    def float(self) -> Self:
+    def float(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float32`."""
-        return cast_leaves(self, torch.float32)
+        return cast_leaves(self, torch.float32, cast_filter)
 
-    def double(self) -> Self:
+    def double(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float64`."""
-        return cast_leaves(self, torch.float64)
+        return cast_leaves(self, torch.float64, cast_filter)
 
-    def half(self) -> Self:
+    def half(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.float16`."""
-        return cast_leaves(self, torch.float16)
+        return cast_leaves(self, torch.float16, cast_filter)
 
-    def bfloat16(self) -> Self:
+    def bfloat16(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.bfloat16`."""
-        return cast_leaves(self, torch.bfloat16)
+        return cast_leaves(self, torch.bfloat16, cast_filter)
 
-    def int(self) -> Self:
+    def int(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int32`."""
-        return cast_leaves(self, torch.int32)
+        return cast_leaves(self, torch.int32, cast_filter)
 
-    def long(self) -> Self:
+    def long(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int64`."""
-        return cast_leaves(self, torch.int64)
+        return cast_leaves(self, torch.int64, cast_filter)
 
-    def short(self) -> Self:
+    def short(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int16`."""
-        return cast_leaves(self, torch.int16)
+        return cast_leaves(self, torch.int16, cast_filter)
 
-    def char(self) -> Self:
+    def char(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.int8`."""
-        return cast_leaves(self, torch.int8)
+        return cast_leaves(self, torch.int8, cast_filter)
 
-    def byte(self) -> Self:
+    def byte(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.uint8`."""
-        return cast_leaves(self, torch.uint8)
+        return cast_leaves(self, torch.uint8, cast_filter)
 
-    def bool(self) -> Self:
+    def bool(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.bool`."""
-        return cast_leaves(self, torch.bool)
+        return cast_leaves(self, torch.bool, cast_filter)
 
-    def cfloat(self) -> Self:
+    def cfloat(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex64`."""
-        return cast_leaves(self, torch.complex64)
+        return cast_leaves(self, torch.complex64, cast_filter)
 
-    def cdouble(self) -> Self:
+    def cdouble(self, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to `torch.complex128`."""
-        return cast_leaves(self, torch.complex128)
+        return cast_leaves(self, torch.complex128, cast_filter)
+
+    def float16(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.float16`."""
+        return cast_leaves(self, torch.float16, cast_filter)
+
+    def float32(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.float32`."""
+        return cast_leaves(self, torch.float32, cast_filter)
+
+    def float64(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.float64`."""
+        return cast_leaves(self, torch.float64, cast_filter)
+
+    def complex32(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.complex32`."""
+        return cast_leaves(self, torch.complex32, cast_filter)
+
+    def complex64(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.complex64`."""
+        return cast_leaves(self, torch.complex64, cast_filter)
+
+    def complex128(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.complex128`."""
+        return cast_leaves(self, torch.complex128, cast_filter)
+
+    def int8(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.int8`."""
+        return cast_leaves(self, torch.int8, cast_filter)
+
+    def int16(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.int16`."""
+        return cast_leaves(self, torch.int16, cast_filter)
+
+    def int32(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.int32`."""
+        return cast_leaves(self, torch.int32, cast_filter)
+
+    def int64(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.int64`."""
+        return cast_leaves(self, torch.int64, cast_filter)
+
+    def uint8(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.uint8`."""
+        return cast_leaves(self, torch.uint8, cast_filter)
+
+    def uint16(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.uint16`."""
+        return cast_leaves(self, torch.uint16, cast_filter)
+
+    def uint32(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.uint32`."""
+        return cast_leaves(self, torch.uint32, cast_filter)
+
+    def uint64(self, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to `torch.uint64`."""
+        return cast_leaves(self, torch.uint64, cast_filter)

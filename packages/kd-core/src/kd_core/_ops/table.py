@@ -242,4 +242,11 @@ CASTS: Final = (
     CastRow("bool", "bool"),
     CastRow("cfloat", "complex64"),
     CastRow("cdouble", "complex128"),
+    *(
+        CastRow(name, name)
+        for name in (
+            *("float16", "float32", "float64", "complex32", "complex64", "complex128"),
+            *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        )
+    ),
 )

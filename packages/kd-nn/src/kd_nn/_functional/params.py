@@ -189,10 +189,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
     state_dict = nn.Module.state_dict  # type: ignore[assignment]  # a module's: flat names
     load_state_dict = nn.Module.load_state_dict  # type: ignore[assignment]  # a module's
-    float = nn.Module.float
-    double = nn.Module.double
-    half = nn.Module.half
-    bfloat16 = nn.Module.bfloat16
+    float = nn.Module.float  # type: ignore[assignment]  # a module's: in place
+    double = nn.Module.double  # type: ignore[assignment]  # a module's: in place
+    half = nn.Module.half  # type: ignore[assignment]  # a module's: in place
+    bfloat16 = nn.Module.bfloat16  # type: ignore[assignment]  # a module's: in place
 
 
 register("params_of", partial(TensorDictParams, no_convert=True))
