@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from random import Random
 from typing import cast
 
@@ -61,13 +62,10 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         at = "feature"
         together = rng.random() < 0.2 and not keepdim and name not in ("all", "any")
     ours_options = dict(options)
-    if keepdim:
-        ours_options["keepdim"] = True
-    if together:
-        ours_options["reduce"] = True
+    ours_options |= {"keepdim": True} if keepdim else {}
+    ours_options |= {"reduce": True} if together else {}
     rename = not together and rng.random() < 0.1 and name not in ("all", "any")
-    if rename:
-        ours_options["key_transform"] = str.upper
+    ours_options |= {"key_transform": str.upper} if rename else {}
 
     def theirs(plain: Plain) -> object:
         if together:
@@ -258,24 +256,28 @@ def quantile(rng: Random, s: Subject, name: str) -> Call:
     )
 
 
-@operation("min", "max")
-def extreme(rng: Random, s: Subject, name: str) -> Call:
-    along, whole = getattr(torch, name), getattr(torch, f"a{name}")
-    draw = rng.random()
-    if draw < 0.3:
+def extreme_of_all(name: str, whole: Callable[[Tensor], Tensor], each: bool) -> Call:
+    if each:
         return Call(
             name,
             f"td.{name}()",
             lambda td: getattr(td, name)(),
             lambda plain: plain.map(whole, lambda batch: ()),
         )
+    return Call(
+        name,
+        f"td.{name}(reduce=True)",
+        lambda td: getattr(td, name)(reduce=True),
+        lambda plain: whole(torch.cat([leaf.reshape(-1) for leaf in plain.tensors()])),
+    )
+
+
+@operation("min", "max")
+def extreme(rng: Random, s: Subject, name: str) -> Call:
+    along, whole = getattr(torch, name), getattr(torch, f"a{name}")
+    draw = rng.random()
     if draw < 0.4:
-        return Call(
-            name,
-            f"td.{name}(reduce=True)",
-            lambda td: getattr(td, name)(reduce=True),
-            lambda plain: whole(torch.cat([leaf.reshape(-1) for leaf in plain.tensors()])),
-        )
+        return extreme_of_all(name, whole, draw < 0.3)
     at, keepdim = dim(rng, len(s.batch)), rng.random() < 0.3
     indices = rng.random() < 0.7
 

@@ -1,6 +1,7 @@
 """Operations on leaves trace into one graph, and give there what they give outside."""
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -75,3 +76,27 @@ def test_the_rows_of_a_table_are_one_graph(name: str) -> None:
 def test_an_operation_is_one_graph(name: str) -> None:
     """With as many leaves as eager foreach kernels take."""
     compare(STEPS[name], 9)
+
+
+def test_functions_with_a_default_compile_to_one_graph() -> None:
+    def program(td: TensorDict, other: TensorDict) -> TensorDict:
+        joined = td.add(other, default=1.5).maximum_(td.mul(other, default=2))
+        return joined.where(torch.tensor([True, False]), other, pad=0)
+
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.arange(2)}}, [2])
+    other = TensorDict({"c": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    torch._dynamo.reset()
+    got = torch.compile(program, backend="eager", fullgraph=True)(td, other)
+    want = program(td, other)
+    assert set(got.keys(True)) == set(want.keys(True))
+    assert bool((got == want).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64])
+@pytest.mark.parametrize("number", [True, 2, 1.5, 1 + 2j])
+def test_a_default_has_the_dtype_that_torch_gives_a_number(
+    dtype: torch.dtype, number: complex
+) -> None:
+    leaf = torch.ones(2, dtype=dtype)
+    got = TensorDict({"a": leaf}).mul(TensorDict(), default=number)["a"]
+    assert got.dtype is torch.result_type(leaf, cast("float", number))

@@ -22,7 +22,7 @@ def merge_tensordicts(
         first: gives the kind and the batch size.
         *others: containers of the same batch size; of a key that several have, the first
             container's entry stays.
-        callback_exist: called with the two entries of a key that both have, those that are no
+        callback_exist: called with the two entries of a key that both have, those that are not
             containers; what it returns is stored instead.
 
     Raises:

@@ -54,7 +54,7 @@ def writing(fn: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 
     def write(leaf: Tensor, other: Tensor) -> Tensor:
         result = fn(leaf, other)
-        if not torch.can_cast(result.dtype, leaf.dtype):
+        if _rank(result.dtype) > _rank(leaf.dtype):
             raise InvalidValue(
                 f"result type {result.dtype} cannot be cast to the dtype {leaf.dtype} of the leaf"
             )
@@ -66,6 +66,13 @@ def writing(fn: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         return leaf.copy_(result)
 
     return write
+
+
+def _rank(dtype: torch.dtype) -> int:
+    """Return the category of a dtype; as `torch.can_cast`, which dynamo does not trace."""
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
 maximum_ = writing(torch.maximum)

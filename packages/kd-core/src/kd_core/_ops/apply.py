@@ -69,7 +69,7 @@ class Apply(AbstractContainer):
             call_on_nested: call `fn` on the entries of this level, nested containers and
                 non-tensor data included, instead of entering these.
             is_leaf: returns for the type of an entry that is not a tensor whether `fn` is called on
-                it; nested containers that are no leaves are entered.
+                it; nested containers that are not leaves are entered.
             out: a container into whose leaves the results are written; it is returned.
 
         Raises:

@@ -191,7 +191,7 @@ class _Taking:
     def parts(
         self, kind: A, rest: AbstractContainer, key_sets: Sequence[Sequence[NestedKey]]
     ) -> list[A]:
-        """Take each set of keys out of `rest`; the parts are of the kind of a container."""
+        """Remove each set of keys from `rest`; the parts are of the kind of a container."""
         if isinstance(kind, Composite) and isinstance(rest, Composite):
             defaults = self._rows_of_default(rest)
             columns = [
@@ -258,7 +258,7 @@ def _pairs(mapping: object) -> list[tuple[Path, Path]]:
 
 
 def _under_new_names(td: A, pairs: Sequence[tuple[Path, Path]], strict: bool) -> A:
-    """Take all entries out of a copy of one level, then store them under their new names."""
+    """Remove the entries from a copy of one level, then store them under their new names."""
     if isinstance(td, Composite):
         return td._by_member(lambda member: _under_new_names(member, pairs, strict))
     copy = _dense(td)

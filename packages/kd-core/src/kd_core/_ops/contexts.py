@@ -47,8 +47,8 @@ class Contexts(AbstractContainer):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
     ) -> None:
-        leave(self, kind is not None)
+        leave(self, exc_type is not None)

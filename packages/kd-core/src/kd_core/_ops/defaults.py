@@ -146,11 +146,20 @@ class _Join:
         default = self.default
         if not isinstance(default, Tensor):
             # Of the dtype to which the number is promoted beside the leaf, as a number would be.
-            dtype = torch.result_type(leaf, cast("float", default))
+            dtype = _promoted(leaf.dtype, cast("complex", default))
             default = leaf.new_full((), cast("float", default), dtype=dtype)
         elif default.device != leaf.device:
             default = default.to(leaf.device)
         return self.fn(default, leaf) if on_the_right else self.fn(leaf, default)
+
+
+def _promoted(dtype: torch.dtype, number: complex) -> torch.dtype:
+    """Return `torch.result_type` of a tensor and a number, which dynamo does not trace."""
+    if isinstance(number, (bool, int)):
+        is_wider = dtype is torch.bool and not isinstance(number, bool)
+        return torch.int64 if is_wider else dtype
+    floats = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return floats if isinstance(number, float) else floats.to_complex()
 
 
 def _expanded(entry: Entry, batch: Batch) -> Entry:

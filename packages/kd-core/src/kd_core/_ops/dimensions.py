@@ -75,7 +75,7 @@ class Dimensions(AbstractContainer):
         return moved(flip_plan(self._desc.batch, (0,)), self)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
-        """Turn the batch by 90 degrees in the plane of two batch dimensions; a copy, as in torch.
+        """Return the batch rotated by 90 degrees in a plane of two dimensions; a copy, as in torch.
 
         Args:
             k: the number of turns, from the first dimension towards the second.

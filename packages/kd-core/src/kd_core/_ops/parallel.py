@@ -37,7 +37,7 @@ class Pool(Protocol):
     """What runs the calls: an executor of `concurrent.futures`."""
 
     def submit(self, fn: Callable[..., object], /, *args: object) -> _Future:
-        """Schedule a call."""
+        """Call a function later; return what waits for its result."""
 
 
 class Parallel(AbstractContainer):

@@ -52,7 +52,7 @@ def take_batch_size(
 
 
 def become(td: W, result: AbstractContainer, action: str) -> W:
-    """Give a container the entries and the batch size of a result of the same keys; return it.
+    """Replace the entries and the batch size by those of a result of the same keys; return it.
 
     Raises:
         Locked: if the container is locked.

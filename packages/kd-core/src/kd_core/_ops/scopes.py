@@ -1,6 +1,6 @@
 """How an operation is undone when its result is used in a `with` statement.
 
-An operation that can be undone records on its result where it came from. `with` takes a snapshot of
+An operation that can be undone records its source on the result. `with` takes a snapshot of
 the result; on exit, what changed is carried back to the source: new and changed entries with the
 operation undone, removed entries as removals. The source is referred to weakly, so a result keeps
 nothing alive.
@@ -137,7 +137,7 @@ class Flattened:
         self._note(source, ())
 
     def _note(self, level: AbstractContainer, path: Path) -> None:
-        """Note the path of each flat name."""
+        """Record the path of each flat name."""
         if isinstance(level, Composite):
             for member in level._members:
                 self._note(member, path)
@@ -241,7 +241,7 @@ def enter(view: AbstractContainer) -> None:
 
 
 def leave(view: AbstractContainer, failed: bool) -> None:
-    """Leave the innermost scope of a result: undo the operation."""
+    """Exit the innermost scope of a result: undo the operation."""
     scopes = _entered[id(view)]
     scope = scopes.pop()
     if not scopes:
@@ -265,7 +265,7 @@ Snapshot: TypeAlias = "dict[Path, _Seen] | list[Snapshot]"
 
 
 def _snapshot(view: AbstractContainer) -> Snapshot:
-    """Note the entries of a container, those of each member of a stack on its own."""
+    """Record the entries of a container, those of each member of a stack on its own."""
     if isinstance(view, Composite):
         return [_snapshot(member) for member in view._members]
     return {path: _Seen(entry, _version(entry)) for path, entry in _leaves(view, ())}

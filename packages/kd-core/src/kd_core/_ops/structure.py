@@ -185,38 +185,33 @@ class Structure(AbstractContainer):
             KeyCollision: if `safe` and `new_key` is taken.
             Locked: if the container is locked.
         """
-        if (
-            old_key.__class__ is str
-            and new_key.__class__ is str
-            and not (safe or self._desc.frozen)
-        ):
-            moved = self._entries.get(old_key)
-            if (
-                moved is not None and old_key != new_key
-            ):  # without making paths, which takes half of it
-                self._del_entry(old_key)
-                self._set_entry(new_key, moved)
+        old, new = old_key, new_key
+        if old.__class__ is str and new.__class__ is str and not (safe or self._desc.frozen):
+            moved = self._entries.get(old)
+            if moved is not None and old != new:  # without making paths, which takes half of it
+                self._del_entry(old)
+                self._set_entry(new, moved)
                 return self
-        source, target = path_of(old_key), path_of(new_key)
+        source, target = path_of(old), path_of(new)
         entry = find_entry(self._entries, source)
         if entry is None:
             entry = self._read(source)
         if self._desc.frozen:
-            self._check_unlocked(f"rename {format_key(old_key)}")
+            self._check_unlocked(f"rename {format_key(old)}")
         if source == target:
             return self
         if is_prefix(source, target):
             raise InvalidArgument(
-                f"cannot rename {format_key(old_key)} to {format_key(new_key)}, which is inside "
+                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside "
                 "it. Choose a name outside it."
             )
         if safe and find_entry(self._entries, target) is not None:
             raise KeyCollision(
-                f"cannot rename {format_key(old_key)} to {format_key(new_key)}: there is an entry "
+                f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry "
                 "of that name. Remove it first, or pass `safe=False`."
             )
         level = level_at(self, source[:-1])
-        level._check_unlocked(f"rename {format_key(old_key)}")
+        level._check_unlocked(f"rename {format_key(old)}")
         if source[:-1] == target[:-1]:
             level._del_entry(source[-1])
             level._set_entry(target[-1], entry)
