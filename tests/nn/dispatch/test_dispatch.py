@@ -235,3 +235,13 @@ def test_what_is_kept_for_ever_new_keys_is_bounded() -> None:
         call(number)
     gc.collect()
     assert len(gc.get_objects()) - before < 2000
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_of_several_keys_exports_by_container(strict: bool) -> None:
+    module = TensorDictModule(torch.add, ["a", ("n", "b")], ["y"])
+    td = TensorDict({"a": torch.ones(3), "n": {"b": torch.full((3,), 2.0)}})
+    program = torch.export.export(module, (td,), strict=strict)
+    assert torch.equal(program.module()(td)["y"], torch.full((3,), 3.0))
+    with pytest.raises(TypeError, match="missing a required argument"):
+        inspect.signature(module).bind(torch.ones(3))

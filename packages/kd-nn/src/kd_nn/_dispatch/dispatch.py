@@ -51,6 +51,22 @@ class ForwardSignature:
         return None if module is None else inspect.signature(module.forward)
 
 
+class KeyedSignature(inspect.Signature):
+    """The signature of a keyed module, one argument per key; it binds a container as well.
+
+    `torch.export` binds the arguments of a call to the signature before it makes the call, and also
+    what it derives from a container of the same structure, which need not be a container.
+    """
+
+    __slots__ = ()
+
+    def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
+        """Bind tensors to the keys, or a container to the first of them."""
+        if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
+            return self.bind_partial(*args, **kwargs)
+        return super().bind(*args, **kwargs)
+
+
 class Dispatched(Generic[M]):
     """A method that takes a container, callable with tensors too; made by `dispatch`."""
 
@@ -178,7 +194,7 @@ class Dispatched(Generic[M]):
 
         signature = self._make_names(keys).signature(optional)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        named = signature.replace(parameters=[first, *signature.parameters.values()])
+        named = KeyedSignature([first, *signature.parameters.values()])
         forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
         forward.__module__ = self.function.__module__
         forward.__name__ = getattr(self.function, "__name__", "forward")
