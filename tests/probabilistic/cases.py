@@ -87,8 +87,11 @@ FACTORIES: dict[Callable[..., Distribution], dict[str, Tensor]] = {
 }
 
 
+EVERY: dict[Callable[..., Distribution], dict[str, Tensor]] = dict(FACTORIES)
+EVERY.update(CASES)
+
+
 def build(kind: Callable[..., Distribution]) -> Distribution:
     """Return the distribution of a case."""
     settings = SETTINGS.get(kind, {}) if isinstance(kind, type) else {}
-    params = {**CASES, **FACTORIES}[kind]
-    return kind(**params, **settings)
+    return kind(**EVERY[kind], **settings)

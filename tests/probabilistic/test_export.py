@@ -4,18 +4,22 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.probabilistic.cases import CASES, FACTORIES, LOC_SCALE, POSITIVE, REAL
-from torch import Tensor, nn
+from tests.probabilistic.cases import EVERY, LOC_SCALE, POSITIVE, REAL, SETTINGS, build
 from torch import distributions as d
+from torch import nn
 from torch.distributions import Distribution
 from torch.export import Dim, export
 
+from kd_core import TensorDict
 from kd_nn import NormalParamExtractor, TensorDictModule
 from kd_probabilistic import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     set_interaction_type,
 )
+
+DETERMINISTIC = [kind for kind in EVERY if kind not in (d.Wishart, d.LKJCholesky)]
+RANDOM = [kind for kind in EVERY if kind not in (d.Wishart, d.VonMises)]
 
 
 @pytest.fixture(autouse=True)
@@ -27,20 +31,51 @@ def checks_values() -> object:
     Distribution.set_default_validate_args(before)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "params"),
-    [*CASES.items(), *FACTORIES.items()],
-    ids=lambda v: getattr(v, "__name__", ""),
-)
-def test_distribution_exports_by_keyword(
-    distribution: Callable[..., Distribution], params: dict[str, Tensor]
-) -> None:
-    module = ProbabilisticTensorDictModule(
-        list(params), ["x"], distribution_class=distribution, return_log_prob=False
+def module(kind: Callable[..., Distribution], mode: str) -> ProbabilisticTensorDictModule:
+    settings = SETTINGS.get(kind) if isinstance(kind, type) else None
+    return ProbabilisticTensorDictModule(
+        list(EVERY[kind]),
+        ["x"],
+        distribution_class=kind,
+        distribution_kwargs=settings,
+        default_interaction_type=mode,
+        return_log_prob=mode == "random",
     )
-    program = export(module, (), params, strict=False)
-    torch.testing.assert_close(program.module()(**params), module(**params))
+
+
+@pytest.mark.parametrize("form", ["keyword", "container"])
+@pytest.mark.parametrize("kind", DETERMINISTIC, ids=lambda kind: getattr(kind, "__name__", ""))
+def test_deterministic_values_export(kind: Callable[..., Distribution], form: str) -> None:
+    made, params = module(kind, "deterministic"), EVERY[kind]
+    if form == "keyword":
+        program = export(made, (), params)
+        torch.testing.assert_close(program.module()(**params), made(**params))
+    else:
+        program = export(made, (TensorDict(params),))
+        torch.testing.assert_close(program.module()(TensorDict(params))["x"], made(**params))
     assert Distribution._validate_args is True
+
+
+@pytest.mark.parametrize("kind", RANDOM, ids=lambda kind: getattr(kind, "__name__", ""))
+def test_draws_export_with_their_log_prob(kind: Callable[..., Distribution]) -> None:
+    made, params = module(kind, "random"), EVERY[kind]
+    program = export(made, (), params).module()
+    value, score = program(**params)
+    dist = build(kind)
+    assert value.shape == dist.batch_shape + dist.event_shape
+    torch.testing.assert_close(score, made.log_prob(TensorDict({**params, "x": value})))
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "random"])
+@pytest.mark.parametrize("kind", [d.Wishart, d.VonMises, d.LKJCholesky])
+def test_what_cannot_be_exported_is_refused_with_a_message(
+    kind: Callable[..., Distribution], mode: str
+) -> None:
+    made, params = module(kind, mode), EVERY[kind]
+    if kind in (DETERMINISTIC if mode == "deterministic" else RANDOM):
+        return
+    with pytest.raises(NotImplementedError, match=f"{kind.__name__}.* (reads values of|has no)"):
+        export(made, (), params)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -14,6 +14,7 @@ from kd_probabilistic._interaction import set_interaction_type as set_interactio
 from kd_probabilistic._module import (
     ProbabilisticTensorDictModule as ProbabilisticTensorDictModule,
 )
+from kd_probabilistic._reading import NotTraceable as NotTraceable
 from kd_probabilistic._scoring import ScoringModule as ScoringModule
 from kd_probabilistic._sequential import (
     ProbabilisticTensorDictSequential as ProbabilisticTensorDictSequential,

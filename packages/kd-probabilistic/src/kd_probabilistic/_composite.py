@@ -25,7 +25,7 @@ from kd_probabilistic._entropy import entropy_of
 from kd_probabilistic._estimators import EstimateNotOffered, estimate
 from kd_probabilistic._interaction import InteractionType
 from kd_probabilistic._log_prob import with_suffix
-from kd_probabilistic._reading import must_not_look
+from kd_probabilistic._reading import can_read
 
 Builders = Mapping[NestedKey, Callable[..., Distribution]]
 Names = Mapping[NestedKey, NestedKey]
@@ -390,7 +390,7 @@ def _built(
 
 def _variance(distribution: Distribution) -> Tensor:
     value: Tensor = distribution.variance
-    if not must_not_look([value]) and bool(value.isnan().any()):
+    if can_read(value) and bool(value.isnan().any()):
         raise EstimateNotOffered(f"`{type(distribution).__name__}` has no variance.")
     return value
 

@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, KdError
 from kd_probabilistic._interaction import InteractionType, as_interaction_type
-from kd_probabilistic._reading import must_not_look
+from kd_probabilistic._reading import can_read
 
 Estimator: TypeAlias = Callable[[Distribution], Tensor]
 
@@ -173,7 +173,7 @@ def _general_deterministic(distribution: Distribution) -> Tensor:
         order = [_mode_or_none, _mean_or_none]
     for take in order:
         value = take(distribution)
-        if value is not None and (must_not_look([value]) or bool(value.isfinite().all())):
+        if value is not None and (not can_read(value) or bool(value.isfinite().all())):
             return value
     raise not_offered(distribution, "finite deterministic value")
 
@@ -214,7 +214,7 @@ def checked(distribution: Distribution, name: str, value: Tensor | None) -> Tens
     """
     if value is None:
         raise not_offered(distribution, name)
-    if not must_not_look([value]) and bool(value.isnan().any()):
+    if can_read(value) and bool(value.isnan().any()):
         raise not_offered(distribution, f"{name} for some of its parameters")
     return value
 

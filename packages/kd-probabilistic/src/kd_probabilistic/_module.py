@@ -223,7 +223,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """Build the distribution of bare parameters, one per key of `dist_params_keys`."""
         fed = [values[idx] for idx in self._settings.feeds]
         if must_not_look(fed):
-            with unchecked():
+            with unchecked(self.described_as):
                 return self._settings.build(fed)
         return self._built(fed)
 
@@ -345,7 +345,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     ) -> tuple[object, ...]:
         fed = [values[idx] for idx in self._settings.feeds]
         if must_not_look(fed):
-            with unchecked():
+            with unchecked(self.described_as):
                 return self._taken(fed, generator)
         return self._taken(fed, generator)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kd_core import TensorDictBase
+from kd_core import KdError, TensorDictBase
 
 functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 """Returns how many transformations of `torch.func` are active, None for none."""
@@ -25,6 +25,11 @@ def must_not_look(values: Sequence[object]) -> bool:
     return any(_holds_batched(value) for value in values)
 
 
+def can_read(value: Tensor) -> bool:
+    """Return whether the values of a tensor can be read: dynamo cannot either."""
+    return not torch.compiler.is_compiling() and not must_not_look([value])
+
+
 def _holds_batched(value: object) -> bool:
     """Return whether a tensor, or one in a container, has a hidden dimension of `vmap`."""
     if isinstance(value, TensorDictBase):
@@ -32,12 +37,35 @@ def _holds_batched(value: object) -> bool:
     return isinstance(value, Tensor) and _is_batched(value)
 
 
+class NotTraceable(KdError, NotImplementedError):
+    """A distribution reads values of tensors where that is impossible: in an export or `vmap`."""
+
+
 @contextmanager
-def unchecked() -> Iterator[None]:
-    """Disable torch's default of checking values, also for distributions inside others."""
+def unchecked(owner: str) -> Iterator[None]:
+    """Disable torch's default of checking values, also for distributions inside others.
+
+    Args:
+        owner: How messages name the module.
+
+    Raises:
+        NotTraceable: If values are read all the same.
+    """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
         yield
+    except Exception as error:
+        if type(error).__name__ in _READS_VALUES or "data-dependent control" in str(error):
+            raise NotTraceable(
+                f"`{owner}` reads values of tensors while it is computed, so it can neither be "
+                "exported nor mapped in this mode. Take another value, such as the deterministic "
+                "one, or another distribution."
+            ) from error
+        raise
     finally:
         Distribution.set_default_validate_args(before)
+
+
+_READS_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException"}
+"""The errors of torch for a branch on a value, by name: to import them loads the exporter."""

@@ -99,7 +99,7 @@ class ScoringModule(TensorDictModuleBase):
         params = [by_key[key] for key in self.module.dist_params_keys]
         scored = {key: cast(Tensor, by_key[key]) for key in self.module.dist_sample_keys}
         if must_not_look(values):
-            with unchecked():
+            with unchecked(self.module.described_as):
                 return self._scores(params, scored)
         return self._scores(params, scored)
 
