@@ -88,7 +88,8 @@ FACTORIES: dict[Callable[..., Distribution], dict[str, Tensor]] = {
 
 
 EVERY: dict[Callable[..., Distribution], dict[str, Tensor]] = dict(FACTORIES)
-EVERY.update(CASES)
+for _kind, _params in CASES.items():
+    EVERY[_kind] = _params
 
 
 def build(kind: Callable[..., Distribution]) -> Distribution:

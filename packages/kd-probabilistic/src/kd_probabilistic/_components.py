@@ -44,10 +44,10 @@ class Components:
     ) -> None:
         self._parts, self._batch_shape, self._device = parts, batch_shape, device
 
-    def __getitem__(self, key: NestedKey) -> Distribution:
-        found = self.get(key)
+    def __getitem__(self, item: NestedKey) -> Distribution:
+        found = self.get(item)
         if found is None:
-            raise key_not_found("component", key, self._parts)
+            raise key_not_found("component", item, self._parts)
         return found
 
     def __iter__(self) -> Iterator[NestedKey]:

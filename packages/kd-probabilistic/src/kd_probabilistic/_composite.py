@@ -163,10 +163,22 @@ class CompositeDistribution(Components, Distribution):
                     "batch size."
                 )
         Components.__init__(self, parts, batch, params.device)
-        self.log_prob_key = "sample_log_prob" if log_prob_key is None else unravel_key(log_prob_key)
-        self.entropy_key = "entropy" if entropy_key is None else unravel_key(entropy_key)
+        self._log_prob_key = (
+            "sample_log_prob" if log_prob_key is None else unravel_key(log_prob_key)
+        )
+        self._entropy_key = "entropy" if entropy_key is None else unravel_key(entropy_key)
         self.aggregate = aggregate
         Distribution.__init__(self, batch, validate_args=False)
+
+    @property
+    def log_prob_key(self) -> NestedKey:
+        """The key of the summed log-probability."""
+        return self._log_prob_key
+
+    @property
+    def entropy_key(self) -> NestedKey:
+        """The key of the summed entropy."""
+        return self._entropy_key
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]  # torch declares a class attribute
