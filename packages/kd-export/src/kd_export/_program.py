@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kd_export._errors import VerifyError
 from kd_export._running.backend import backend_for
-from kd_export._running.loading import load
+from kd_export._running.loading import check_weights, load
 from kd_export._running.session import Session
 from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
@@ -119,14 +119,16 @@ class KeyedProgram:
             backend.write(self.exported_program, schema, temporary)
             with open_regular(temporary) as file:
                 session = load(backend, file, temporary)
-            report = Report(str(path), tuple(compare_trials(session, tried, Tolerance(rtol, atol))))
-            if not report.ok:
-                raise VerifyError(
-                    f"`{path.name}` was not written: it gives other results than the module.\n"
-                    f"{report}",
-                    expected="equal results",
-                    got=report.largest,
-                )
+                rows = compare_trials(session, tried, Tolerance(rtol, atol))
+                report = Report(str(path), tuple(rows))
+                if not report.ok:
+                    raise VerifyError(
+                        f"`{path.name}` was not written: it gives other results than the "
+                        f"module.\n{report}",
+                        expected="equal results",
+                        got=report.largest,
+                    )
+                check_weights(session, backend, file, path)
         return report
 
     def _trials(

@@ -56,7 +56,9 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
         open_regular(path) as file,
         _vouched(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
     ):
-        return load(backend, content, path)
+        session = load(backend, content, path)
+        check_weights(session, backend, content, path)
+        return session
 
 
 def inspect(path: str | Path) -> Schema:
@@ -81,24 +83,27 @@ def inspect(path: str | Path) -> Schema:
 
 
 def load(backend: Backend, file: BinaryIO, path: Path) -> Session:
-    """Build a session from an open file that the caller trusts, or that executes nothing.
-
-    Raises:
-        VerifyError: The weights are not those that the file was exported with.
-    """
+    """Build a session from an open file that the caller trusts, or that executes nothing."""
     schema = backend.read_schema(file)
     file.seek(0)
-    runner = backend.load(file, schema, path)
+    return Session(schema, backend.load(file, schema, path))
+
+
+def check_weights(session: Session, backend: Backend, file: BinaryIO, path: Path) -> None:
+    """Check that the weights are those that the file was exported with.
+
+    Raises:
+        VerifyError: They are not.
+    """
     file.seek(0)
-    found = backend.weights(file, runner)
-    if found is not None and found != schema.weights:
+    found = backend.weights(file, session.runner)
+    if found is not None and found != session.schema.weights:
         raise VerifyError(
             f"the weights in `{path.name}` are not those that it was exported with.",
-            expected=schema.weights,
+            expected=session.schema.weights,
             got=found,
             hint="The file was changed after its export: export again.",
         )
-    return Session(schema, runner)
 
 
 @contextlib.contextmanager
