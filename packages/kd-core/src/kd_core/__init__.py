@@ -20,7 +20,6 @@ from kd_core._combine.stacking import stack as stack
 from kd_core._containers.declaring import from_dataclass as from_dataclass
 from kd_core._containers.declaring import tensorclass as tensorclass
 from kd_core._containers.factories import from_module as from_module
-from kd_core._containers.factories import fromkeys as fromkeys
 from kd_core._containers.factories import make_tensordict as make_tensordict
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 from kd_core._containers.tensordict import TensorDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from torch import nn
 
     from kd_core._base import TensorDictBase
-    from kd_core._types import BatchSize, DeviceLike, NestedKey
+    from kd_core._types import BatchSize, DeviceLike
 
 
 def make_tensordict(
@@ -43,21 +43,6 @@ def make_tensordict(
     if batch_size is not None or not auto_batch_size:
         return td
     return TensorDict(source, td.auto_batch_size_().batch_size, device, **named)
-
-
-def fromkeys(keys: Iterable[NestedKey], value: object = 0) -> TensorDict:
-    """Create a `TensorDict` of the same value at each key: `TensorDict.fromkeys` as a function.
-
-    Args:
-        keys: (nested) keys.
-        value: a number, a tensor or any other value; it is shared.
-
-    Example:
-        >>> from kd_core import fromkeys
-        >>> fromkeys(["a", "b"], 1.0).to_dict()
-        {'a': tensor(1.), 'b': tensor(1.)}
-    """
-    return TensorDict.fromkeys(keys, value)
 
 
 def from_module(

@@ -143,21 +143,6 @@ class TensorDict(Dense):
         )
 
     @classmethod
-    def fromkeys(cls, keys: Iterable[NestedKey], value: object = 0) -> TensorDict:
-        """Create a container of the same value at each of several keys, as `dict.fromkeys` does.
-
-        Args:
-            keys: (nested) keys.
-            value: a number, a tensor or any other value; it is shared.
-
-        Example:
-            >>> from kd_core import TensorDict
-            >>> TensorDict.fromkeys(["a", ("b", "c")], 1.0).to_dict()
-            {'a': tensor(1.), 'b': {'c': tensor(1.)}}
-        """
-        return TensorDict(dict.fromkeys(keys, value))
-
-    @classmethod
     def from_dict(
         cls,
         input_dict: Mapping[AnyKey, object],
