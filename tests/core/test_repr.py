@@ -1,9 +1,18 @@
 """The printed form of containers."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
-from kd_core import InvalidArgument, TensorDict, get_printoptions, set_printoptions
+from kd_core import (
+    InvalidArgument,
+    TensorDict,
+    get_printoptions,
+    lazy_stack,
+    set_printoptions,
+)
 
 
 def test_a_container_prints_nested_and_sorted() -> None:
@@ -89,3 +98,15 @@ def test_options_are_checked_before_any_is_set() -> None:
     with pytest.raises(InvalidArgument, match="`max_keys` must be a `int`"):
         set_printoptions(show_dtype=False, max_keys=True)
     assert get_printoptions() == before
+
+
+def test_printing_a_stack_of_ragged_members_keeps_nothing() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
+    found = weakref.ref(stack)
+    gc.disable()
+    try:
+        assert "ragged" in repr(stack)
+        del stack
+        assert found() is None
+    finally:
+        gc.enable()

@@ -146,7 +146,7 @@ def describe_node(node: Node) -> str:
     ragged = {
         key: cast("str", getattr(entries, "_ragged")(key))  # noqa: B009  # a stack has it
         for key, value in shown.items()
-        if isinstance(value, ShapeMismatch)
+        if value is ShapeMismatch
     }
     texts = {key: _describe(value) for key, value in shown.items()} | partial | ragged
     lines = [f"{key}: {texts[key]}" for key in keys[:most]]
@@ -181,16 +181,16 @@ def _is_shared_anywhere(leaf: Tensor) -> bool:
     return leaf.is_cuda or (leaf.device.type == "cpu" and _is_shared(leaf))
 
 
-def _entry(entries: Entries, key: str) -> Entry | KdError:
-    """Return an entry, or why it cannot be read: printing does not fail."""
+def _entry(entries: Entries, key: str) -> Entry | type[KdError]:
+    """Return an entry, or the class of the error why it cannot be read: printing does not fail."""
     try:
         return entries[key]
     except KdError as error:
-        return error
+        return type(error)  # the error itself would hold frames that hold it, and the container
 
 
-def _describe(value: Entry | KdError) -> str:
-    if isinstance(value, KdError):
+def _describe(value: Entry | type[KdError]) -> str:
+    if isinstance(value, type):
         return "differs among the members"
     return describe_leaf(value) if isinstance(value, Tensor) else describe_node(value)
 
