@@ -82,7 +82,8 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         theirs,
         exact=False,
         lax=lax(args),
-        unchecked=name == "prod" and not finite,  # its gradient is one or another of no number
+        # Its gradient is one or another of no number; a product of halves passes infinity or not.
+        unchecked=name == "prod" and (not finite or (together and has_halves(s))),
         may_refuse=lambda plain: together and promoted_in_some_orders(plain),
     )
 
@@ -93,6 +94,10 @@ def shouted(plain: Plain) -> Plain:
     for key, value in plain.entries.items():
         new.entries[key.upper()] = shouted(value) if isinstance(value, Plain) else value
     return new
+
+
+def has_halves(s: Subject) -> bool:
+    return any(leaf.dtype is torch.float16 for leaf in s.node.tensors())
 
 
 def promoted_in_some_orders(plain: Plain) -> bool:
