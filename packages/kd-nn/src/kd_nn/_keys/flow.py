@@ -176,7 +176,7 @@ class KeyFlow:
                 if key == DISCARD or after is None:
                     continue
                 between = self.nodes[idx + 1 : after + 1]
-                if not any(overlaps(key, read) for later in between for read in later.may_read):
+                if not any(overlaps(key, later.may_read) for later in between):
                     lost.append((idx, key))
         return lost
 
@@ -209,7 +209,7 @@ class KeyFlow:
         kept: dict[int, Keys] = {}
         for idx in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[idx]
-            written = tuple(w for w in node.writes if any(overlaps(w, key) for key in live))
+            written = tuple(w for w in node.writes if overlaps(w, live))
             if written or node.has_effects:
                 kept[idx] = written
                 if not node.may_skip:
@@ -227,7 +227,7 @@ class KeyFlow:
         known = list(in_keys)
         kept = []
         for idx, node in enumerate(self.nodes):
-            if all(any(overlaps(have, key) for have in known) for key in node.reads):
+            if all(overlaps(key, known) for key in node.reads):
                 kept.append(idx)
                 known.extend(node.writes)
         return tuple(kept)
@@ -246,9 +246,7 @@ class KeyFlow:
             key: The key.
         """
         before = range(min(idx, len(self.nodes)) - 1, -1, -1)
-        return next(
-            (i for i in before if any(overlaps(w, key) for w in self.nodes[i].writes)), None
-        )
+        return next((i for i in before if overlaps(key, self.nodes[i].writes)), None)
 
     def is_output_of(self, idx: int, key: NestedKey) -> bool:
         """Return whether what the step at `idx` writes to `key` is visible after the call."""
@@ -259,16 +257,16 @@ class KeyFlow:
         external = []
         for node in self.nodes:
             for key in node.reads:
-                if not any(overlaps(have, key) for have in written):
+                if not overlaps(key, written):
                     external.append((node.name, key))
             written.extend(node.writes)
         return external
 
     def _is_read_after(self, idx: int, key: NestedKey) -> bool:
-        return any(overlaps(key, read) for node in self.nodes[idx + 1 :] for read in node.may_read)
+        return any(overlaps(key, node.may_read) for node in self.nodes[idx + 1 :])
 
     def _is_output(self, key: NestedKey) -> bool:
-        return self.out_keys is None or any(overlaps(key, out) for out in self.out_keys)
+        return self.out_keys is None or overlaps(key, self.out_keys)
 
     def _next_writer(self, idx: int, key: NestedKey) -> int | None:
         for after in range(idx + 1, len(self.nodes)):

@@ -7,7 +7,7 @@ top-level entry, a tuple of at least two `str` for a nested one.
 """
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -143,24 +143,31 @@ def unique(keys: Iterable[NestedKey]) -> Keys:
     return tuple(dict.fromkeys(keys))
 
 
-def overlaps(a: NestedKey, b: NestedKey) -> bool:
-    """Return whether one key holds the other, or they are equal."""
-    return is_prefix(a, b) or is_prefix(b, a)
+def overlaps(key: NestedKey, others: Collection[NestedKey]) -> bool:
+    """Return whether `key` equals, holds or is held by one of the others."""
+    return key in others or strictly_overlaps(key, others)
 
 
 def strictly_overlaps(key: NestedKey, others: Iterable[NestedKey]) -> bool:
     """Return whether `key` holds, or is held by, another key that is not equal to it."""
-    return any(key != other and overlaps(key, other) for other in others)
+    flat = type(key) is str  # such a key holds nested ones only: building a sequence asks often
+    return any(
+        key != other and (is_prefix(key, other) or is_prefix(other, key))
+        for other in others
+        if not (flat and type(other) is str)
+    )
 
 
-def is_covered(key: NestedKey, by: Iterable[NestedKey]) -> bool:
+def is_covered(key: NestedKey, by: Collection[NestedKey]) -> bool:
     """Return whether one of the keys in `by` is `key` or holds it."""
-    return any(is_prefix(other, key) for other in by)
+    return key in by or (type(key) is not str and any(is_prefix(other, key) for other in by))
 
 
 def without_covered(keys: Sequence[NestedKey]) -> Keys:
     """Return the distinct keys, less those that another one holds."""
     distinct = unique(keys)
     return tuple(
-        key for key in distinct if not any(key != o and is_prefix(o, key) for o in distinct)
+        key
+        for key in distinct
+        if type(key) is str or not any(key != o and is_prefix(o, key) for o in distinct)
     )

@@ -5,12 +5,13 @@ step or the way a step runs has changed.
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from kd_core.extending import is_prefix
+from kd_core.extending import assume_constant_result, is_prefix
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import Keys
@@ -71,7 +72,7 @@ def _asked(step: nn.Module) -> tuple[object, ...]:
     return list(keys.in_keys), list(keys.out_keys), getattr(step, "has_value_form", False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Resolved:
     """The graph of a sequence, and the functions for dynamo, at one moment.
 
@@ -81,6 +82,8 @@ class Resolved:
         out_keys: All that its steps write.
         live: The steps that the visible outputs need, and which of their keys.
         dependencies: What all this was made from.
+        prepare: Makes `traced`, once; returns whether dynamo may use it. dynamo runs it as it is,
+            since a function made of text cannot be traced.
         traced: The functions that dynamo inlines, if every step can be called on values.
         optional: Those of `in_keys` that no live step requires.
     """
@@ -91,6 +94,7 @@ class Resolved:
     live: dict[int, Keys]
     dependencies: Dependencies
     optional: Keys
+    prepare: Callable[[], bool] = field(init=False)
     traced: Traced | None = None
 
     @classmethod
@@ -107,10 +111,21 @@ class Resolved:
         inputs = graph.inputs
         optional = tuple(key for key in inputs if not any(is_prefix(key, r) for r in required))
         found = cls(graph, inputs, graph.writes, live, dependencies, optional)
-        # The function is made of text, which dynamo cannot trace; a container is passed instead.
-        if not torch.compiler.is_dynamo_compiling():
-            found._make_traced(sequence)
+        found._prepare_later(sequence)
         return found
+
+    def _prepare_later(self, sequence: StepList) -> None:
+        owner, made = weakref.ref(sequence), weakref.ref(self)
+
+        def prepare() -> bool:
+            root, resolved = owner(), made()
+            if root is None or resolved is None:
+                return False
+            if resolved.traced is None and resolved.dependencies.are_current():
+                resolved._make_traced(root)
+            return resolved.traced is not None
+
+        self.prepare = assume_constant_result(prepare)
 
     def _make_traced(self, sequence: StepList) -> None:
         program = resolve(sequence, self.graph, self.in_keys, self.graph.outputs)

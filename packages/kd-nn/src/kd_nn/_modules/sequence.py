@@ -207,9 +207,10 @@ class TensorDictSequential(StepList):
 
     def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         resolved: Resolved | None = self.__dict__.get("_resolved")
-        traced = None if resolved is None else resolved.traced
-        if traced is None or anyone_skips:
+        if resolved is None or anyone_skips or not resolved.prepare():
             return BUSY
+        traced = resolved.traced
+        assert traced is not None
         if args and args[0].__class__ is TensorDict:
             alone = len(args) == 1 and not kwargs
             return traced.container(self, args[0]) if alone else BUSY
