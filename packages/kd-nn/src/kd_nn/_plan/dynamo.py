@@ -15,9 +15,7 @@ from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._plan.codegen import Calls, Text, plain_module
 from kd_nn._plan.eager import BUSY, write_container_call, write_tensor_outputs
-from kd_nn._plan.program import Program
-
-Path = tuple[str, ...]
+from kd_nn._plan.program import Path, Program
 
 
 @dataclass(frozen=True, slots=True)
