@@ -241,6 +241,28 @@ class _Choosing(Contract):
         with unchanged(td), refused(KdError, "`b`"):
             td.rename_key_("z", "b", safe=True)
 
+    def test_keys_are_renamed_and_split_in_new_containers(self) -> None:
+        td, content = self.make(), self.content()
+        with unchanged(td):
+            renamed = td.rename_keys({"a": "b", "b": "a"})
+            part, rest = td.split_keys(["a", ("n", "c")])
+            tensors = td.filter_non_tensor_data()
+        assert_close(renamed, {**content, "a": content["b"], "b": content["a"]})
+        assert set(part.keys(True, True)) == {"a", ("n", "c")}
+        assert set(rest.keys(True, True)) == {"b", ("n", "d", "e")}
+        assert set(tensors.keys()) == {"a", "b", "n"}
+
+    def test_keys_are_taken_out_or_refused(self) -> None:
+        td = self.make()
+        with unchanged(td), refused(KdError):
+            td.separates("a", "z")
+        if self.fixed_keys:
+            with unchanged(td), refused(KdError, "`a`"):
+                td.separates("a")
+            return
+        assert_close(td.separates("a"), {"a": self.content()["a"]})
+        assert "a" not in td
+
     def test_empty_keeps_batch_size_and_no_entry(self) -> None:
         td = self.make().empty()
         assert tuple(td.batch_size) == BATCH

@@ -63,6 +63,18 @@ class LockContract(Contract):
             assert td.is_locked
         assert not td.is_locked
 
+    def test_with_undoes_an_operation(self) -> None:
+        td, content = self.make().lock_(), self.content()
+        if not hasattr(td, "_scope"):  # the kind has no place for it
+            return
+        with td.unlock_() as same:
+            states = [same is td, td.is_locked]
+        assert [*states, td.is_locked] == [True, False, True]
+        with td.unlock_(), td.transpose(0, 1) as view:
+            view["a"] = view["a"] + 1
+        content["a"] = content["a"] + 1  # type: ignore[operator]  # a tensor
+        holds(td, content)
+
     def test_results_are_not_locked(self) -> None:
         td = self.make().lock_()
         for result in (td.clone(), td.clone(recurse=False), td[0], td * 2, td.select("n")):

@@ -66,6 +66,14 @@ class ValueContract(Contract):
         with refused(ShapeMismatch, "(3, 4)"):
             td + torch.zeros(5)
 
+    def test_a_default_stands_for_keys_of_one_side(self) -> None:
+        td, content = self.make(), self.content()
+        with unchanged(td):
+            got = td.add(td.exclude("a"), default=1)
+        expected = mapped(content, lambda x: x + x)
+        expected["a"] = content["a"] + 1  # type: ignore[operator]  # a tensor
+        holds(got, expected)
+
     def test_reductions_take_batch_dimensions(self) -> None:
         td = self.make()
         with unchanged(td):
