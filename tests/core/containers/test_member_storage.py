@@ -139,7 +139,7 @@ def test_members_of_several_kinds_change_together_or_not_at_all() -> None:
 WRITES: tuple[Change, ...] = (
     lambda td: td.data.add_(1),
     lambda td: td.apply(lambda leaf: leaf.add_(1)),
-    lambda td: td.set_("x", td["x"] + 1).get("n").add_(1),  # type: ignore[union-attr]  # a stack
+    lambda td: td.set_("x", td["x"] + 1).get("n").add_(1),
     lambda td: td.update_(td.clone() + 1),
     lambda td: td.update({"x": td["x"] + 1, "n": {"y": td["n", "y"] + 1}}, inplace=True),
     lambda td: td.load_state_dict((td + 1).state_dict()),

@@ -124,7 +124,7 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
     with pytest.raises(InvalidValue, match=r"distinct dimensions, got \(0, -2\)"):
         td.sum((0, -2))
     with pytest.raises(InvalidValue, match=r"\"feature\" .*got 'features'"):
-        td.sum("features")  # type: ignore[arg-type]  # wrong on purpose
+        td.sum("features")
     with pytest.raises(InvalidArgument, match="`keepdim=True` requires `dim`"):
         td.sum(keepdim=True)
     with pytest.raises(InvalidArgument, match="`reduce=True` cannot be combined"):

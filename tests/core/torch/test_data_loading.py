@@ -64,6 +64,6 @@ def test_workers_hand_over_batches(rows: bool) -> None:
 
 def test_leaves_cross_dlpack_without_a_copy() -> None:
     td = TensorDict({"x": torch.arange(6)}, [6])
-    given = torch.from_dlpack(td["x"])
+    given = torch.utils.dlpack.from_dlpack(td["x"])
     given[0] = 7
     assert td["x"][0] == 7
