@@ -1,9 +1,8 @@
 """What a keyed module tells about itself beside its keys: its device, and what kind it is."""
 
-import functools
 from collections.abc import Callable
 from itertools import chain
-from typing import Generic, Self, TypeVar, cast, overload
+from typing import Generic, Self, TypeVar, overload
 
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ class Derived(Generic[R]):
 
     def __init__(self, function: Callable[..., R]) -> None:
         self.function = function
-        functools.update_wrapper(cast("Callable[..., object]", self), function)
+        self.__doc__ = function.__doc__
 
     @overload
     def __get__(self, module: None, owner: type) -> Self: ...
