@@ -4,7 +4,7 @@ import torch
 from tests.core.kinds import inner
 from torch import nn
 
-from kd_core import TensorDict
+from kd_core import TensorDict, lazy_stack
 
 
 def test_clone_keeps_the_graph() -> None:
@@ -48,3 +48,15 @@ def test_from_dict_is_the_way_back() -> None:
     other = TensorDict.from_dict(td.to_dict(), [3])
     assert other["a"] is td["a"]
     assert other["n", "none"] is None
+
+
+def test_to_tensordict_makes_every_level_a_tensordict() -> None:
+    stack = lazy_stack([TensorDict({"x": torch.full((3,), float(i))}) for i in range(2)])
+    td = TensorDict({"s": stack, "word": "reach", "none": None}, [2]).lock_()
+    copy = td.to_tensordict()
+    assert type(copy["s"]) is TensorDict
+    assert copy["s", "x"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert not copy.is_locked
+    copy["s", "x"].add_(1)
+    assert not stack[0]["x"].any()
+    assert list(td.to_tensordict(retain_none=False).keys()) == ["s", "word"]

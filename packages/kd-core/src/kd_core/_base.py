@@ -19,7 +19,7 @@ from kd_core._ops.autograd import Autograd
 from kd_core._ops.blending import Blending
 from kd_core._ops.contexts import Contexts
 from kd_core._ops.conversion import Conversion
-from kd_core._ops.copying import Copying
+from kd_core._ops.copying import Copying, dense_copy
 from kd_core._ops.description import Description
 from kd_core._ops.dimensions import Dimensions
 from kd_core._ops.entry_joins import EntryJoins
@@ -132,6 +132,27 @@ class TensorDictBase(
     def _ipython_key_completions_(self) -> list[NestedKey]:
         """Return the keys that a prompt offers after `td["`, nested ones as tuples."""
         return list(self.keys(include_nested=True))
+
+    def to_tensordict(self, *, retain_none: bool = True) -> TensorDictBase:
+        """Return a copy in which every container is a `TensorDict`; leaves are copied.
+
+        Lazy stacks become dense, and tensor classes plain containers.
+
+        Args:
+            retain_none: keep entries whose value is `None`.
+
+        Raises:
+            ShapeMismatch: if the members of a lazy stack are ragged.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorClass
+            >>> class Point(TensorClass):
+            ...     x: torch.Tensor
+            >>> type(Point(x=torch.zeros(2), batch_size=[2]).to_tensordict()).__name__
+            'TensorDict'
+        """
+        return cast("TensorDictBase", dense_copy(self, retain_none))
 
     def to_lazystack(self, dim: int = 0) -> TensorDictBase:
         """Return a lazy stack of the rows along a batch dimension; the members are views.

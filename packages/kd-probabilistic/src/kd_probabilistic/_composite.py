@@ -54,7 +54,8 @@ class CompositeDistribution(Components, Distribution):
     Raises:
         KeyNotFound: If parameters are missing, or a name is not that of a distribution.
         InvalidArgument: If a distribution does not take its parameters, or two keys clash.
-        kd_core.ShapeMismatch: If the batch shape of a component does not start with that of `params`.
+        kd_core.ShapeMismatch: If the batch shape of a component does not start with that of
+            `params`.
 
     Example:
         >>> import torch

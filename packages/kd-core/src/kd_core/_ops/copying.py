@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from kd_core import _registry
 from kd_core._compat import clone_all
 from kd_core._convert.listing import dict_of
 from kd_core._ops.operands import unary
@@ -13,6 +15,8 @@ from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from kd_core._entry import Entry, Node
 
 
 class Copying(AbstractContainer):
@@ -66,3 +70,16 @@ class Copying(AbstractContainer):
             {'a': {'b': [1.0, 2.0]}}
         """
         return dict_of(self, retain_none, convert_tensors, tolist_first)
+
+
+def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
+    """Return a copy in which every container is a `TensorDict`."""
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = value.clone()
+        elif isinstance(value, AbstractContainer):
+            entries[key] = dense_copy(value, retain_none)
+        elif retain_none or value._item() is not None:
+            entries[key] = value._shallow()
+    return _registry.make_dense(entries, td._desc.unlocked())
