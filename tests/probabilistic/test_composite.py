@@ -226,7 +226,9 @@ def test_wrong_values_name_the_component() -> None:
     td = params()
     td["move", "scale"] = -td["move", "scale"]
     with pytest.raises(ValueError, match="Expected parameter scale") as caught:
-        CompositeDistribution(td, {"move": d.Normal})
+        CompositeDistribution(
+            td, {"move": d.Normal}, extra_kwargs={"move": {"validate_args": True}}
+        )
     assert caught.value.__notes__ == ["This is the component `move` of a composite."]
     with pytest.raises(KeyError, match="value `move` not found; available keys: `mov`"):
         composite().log_prob(TensorDict(mov=torch.zeros(3)))

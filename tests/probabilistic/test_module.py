@@ -395,3 +395,11 @@ def test_hooks_on_the_module_are_honoured_in_a_sequence() -> None:
 def test_vmap_over_parameters_needs_no_setting() -> None:
     value = torch.vmap(lambda loc, scale: normal()(loc, scale))(LOC, SCALE)
     assert torch.equal(value, LOC)
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "random", "mode"])
+def test_shapes_are_inferred_without_values(kind: str) -> None:
+    module = normal(default_interaction_type=kind, return_log_prob=True)
+    sample = TensorDict(loc=LOC.to("meta"), scale=SCALE)
+    made = module.infer(sample)
+    assert made["x"].shape == made["x_log_prob"].shape == LOC.shape

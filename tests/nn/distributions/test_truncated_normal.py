@@ -198,6 +198,20 @@ def test_random_intervals_hold_quantiles_and_probabilities() -> None:
     assert bool(((ours.mean >= a) & (ours.mean <= a + width)).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_numbers_are_widened_inside(dtype: torch.dtype) -> None:
+    short = dist((0.0, 1.0, 1.0, 4.0), dtype)
+    x = short.rsample((50,))
+    results = (x, short.log_prob(x), short.cdf(x), short.mean, short.stddev, short.entropy())
+    assert {result.dtype for result in results} == {dtype}
+    assert all(bool(result.isfinite().all()) for result in results)
+    exact = dist((0.0, 1.0, 1.0, 4.0))
+    torch.testing.assert_close(short.mean.double(), exact.mean, rtol=1e-2, atol=0)
+    torch.testing.assert_close(
+        short.log_prob(x).double(), exact.log_prob(x.double()), rtol=0.05, atol=0.05
+    )
+
+
 def test_values_outside_have_no_density() -> None:
     ours = TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False)
     x = torch.tensor([-2.0, 2.0])

@@ -24,8 +24,10 @@ from kd_core import (
     unravel_key,
 )
 from kd_core.extending import is_prefix
-from kd_probabilistic._estimators import EstimateNotOffered
+from kd_probabilistic._estimators import EstimateNotOffered, estimate
+from kd_probabilistic._interaction import InteractionType
 from kd_probabilistic._log_prob import with_suffix
+from kd_probabilistic._reading import can_read
 
 T = TypeVar("T")
 
@@ -79,6 +81,36 @@ class Components:
         """Return the distribution of a key, or `default` if there is none."""
         return self._parts.get(unravel_key(key), default)
 
+    @property
+    def mean(self) -> TensorDict:
+        """The means."""
+        return self._estimates(InteractionType.MEAN)
+
+    @property
+    def mode(self) -> TensorDict:
+        """The modes."""
+        return self._estimates(InteractionType.MODE)
+
+    @property
+    def median(self) -> TensorDict:
+        """The medians."""
+        return self._estimates(InteractionType.MEDIAN)
+
+    @property
+    def deterministic_sample(self) -> TensorDict:
+        """The deterministic values; see `InteractionType`."""
+        return self._estimates(InteractionType.DETERMINISTIC)
+
+    @property
+    def variance(self) -> TensorDict:
+        """The variances."""
+        return self._container((), _variance)
+
+    @property
+    def stddev(self) -> TensorDict:
+        """The standard deviations."""
+        return self.variance.sqrt()
+
     def summed(self, parts: Mapping[NestedKey, Tensor]) -> Tensor:
         """Return the sum of a quantity over all components, for each element of the batch.
 
@@ -112,6 +144,9 @@ class Components:
                     "distribution that has one."
                 ) from error
         return made
+
+    def _estimates(self, interaction: InteractionType) -> TensorDict:
+        return self._container((), lambda part: estimate(part, interaction))
 
     def _container(
         self, sample_shape: Sequence[int], of: Callable[[Distribution], Tensor]
@@ -150,6 +185,13 @@ class Components:
         for key, value in parts.items():
             made.set(keys[key], value)
         return made
+
+
+def _variance(distribution: Distribution) -> Tensor:
+    value: Tensor = distribution.variance
+    if can_read(value) and bool(value.isnan().any()):
+        raise EstimateNotOffered(f"`{type(distribution).__name__}` has no variance.")
+    return value
 
 
 def value_at(container: TensorDictBase, key: NestedKey) -> Tensor:

@@ -22,17 +22,15 @@ from kd_core import (
 from kd_probabilistic._components import Components, check_apart, key_not_found, renamed, value_at
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._entropy import entropy_of
-from kd_probabilistic._estimators import EstimateNotOffered, estimate
-from kd_probabilistic._interaction import InteractionType
+from kd_probabilistic._estimators import EstimateNotOffered
 from kd_probabilistic._log_prob import with_suffix
-from kd_probabilistic._reading import can_read
 
 Builders = Mapping[NestedKey, Callable[..., Distribution]]
 Names = Mapping[NestedKey, NestedKey]
 Options = Mapping[NestedKey, Mapping[str, object]]
 
 
-class CompositeDistribution(Components, Distribution):
+class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # values are containers
     """Several independent distributions, one per key, as one joint distribution.
 
     Values are containers. A quantity of each component (log-probability, entropy, ...) is a
@@ -186,36 +184,6 @@ class CompositeDistribution(Components, Distribution):
         """Whether all components can draw with gradients."""
         return all(part.has_rsample for part in self.values())
 
-    @property
-    def mean(self) -> TensorDict:  # type: ignore[override]  # values are containers
-        """The means."""
-        return self._estimates(InteractionType.MEAN)
-
-    @property
-    def mode(self) -> TensorDict:  # type: ignore[override]  # values are containers
-        """The modes."""
-        return self._estimates(InteractionType.MODE)
-
-    @property
-    def median(self) -> TensorDict:
-        """The medians."""
-        return self._estimates(InteractionType.MEDIAN)
-
-    @property
-    def deterministic_sample(self) -> TensorDict:
-        """The deterministic values; see `InteractionType`."""
-        return self._estimates(InteractionType.DETERMINISTIC)
-
-    @property
-    def variance(self) -> TensorDict:  # type: ignore[override]  # values are containers
-        """The variances."""
-        return self._container((), _variance)
-
-    @property
-    def stddev(self) -> TensorDict:  # type: ignore[override]  # values are containers
-        """The standard deviations."""
-        return self.variance.sqrt()
-
     def expand(self, batch_shape: Sequence[int], _instance: None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
         own = len(self.batch_shape)
@@ -363,9 +331,6 @@ class CompositeDistribution(Components, Distribution):
         parts = ", ".join(f"{key!r}: {part}" for key, part in self.items())
         return f"{type(self).__name__}({{{parts}}})"
 
-    def _estimates(self, interaction: InteractionType) -> TensorDict:
-        return self._container((), lambda part: estimate(part, interaction))
-
     def _log_probs(self, value: TensorDictBase) -> dict[NestedKey, Tensor]:
         return self._each("log_prob", lambda key, part: part.log_prob(value_at(value, key)))
 
@@ -399,13 +364,6 @@ def _built(
     except (TypeError, ValueError) as error:
         error.add_note(f"This is the component {format_key(name)} of a composite.")
         raise
-
-
-def _variance(distribution: Distribution) -> Tensor:
-    value: Tensor = distribution.variance
-    if can_read(value) and bool(value.isnan().any()):
-        raise EstimateNotOffered(f"`{type(distribution).__name__}` has no variance.")
-    return value
 
 
 def value_keys(

@@ -1,4 +1,4 @@
-"""Whether the values of tensors can be read: not while a graph is captured, nor inside `vmap`."""
+"""Whether the values of tensors can be read: not in a capture, in `vmap`, or of fake tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +12,19 @@ from kd_core import KdError, TensorDictBase
 functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 """Returns how many transformations of `torch.func` are active, None for none."""
 
+_mode_of = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
 
 def must_not_look(values: Sequence[object]) -> bool:
-    """Return whether values cannot be read: while capturing, or under `vmap`."""
+    """Return whether values cannot be read: in a capture, under `vmap`, or of fake tensors."""
     if torch.compiler.is_compiling():
         # dynamo has disabled checks already, and cannot trace the change.
         return not torch.compiler.is_dynamo_compiling()
+    if _mode_of(_FAKE) is not None:  # shapes alone are computed
+        return True
     if functorch_level() is None:
         return False
     return any(_holds_batched(value) for value in values)

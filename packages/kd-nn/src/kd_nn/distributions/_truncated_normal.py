@@ -89,7 +89,7 @@ class TruncatedNormal(Distribution):
         """The mean."""
         standard, low, high = self._interval()
         mean = self.mode + self.scale * moments(standard, low, high)[0]
-        return mean.clamp(self.a, self.b)
+        return self._narrow(mean).clamp(self.a, self.b)
 
     @property
     def median(self) -> Tensor:
@@ -99,20 +99,20 @@ class TruncatedNormal(Distribution):
     @property
     def variance(self) -> Tensor:
         """The variance."""
-        return self.scale**2 * moments(*self._interval())[1]
+        return self._narrow(self.scale**2 * moments(*self._interval())[1])
 
     @property
     def auc(self) -> Tensor:
         """The probability that the unrestricted normal distribution falls into the interval."""
         standard, low, high = self._interval()
         total = log_mass(standard + low, high - low)
-        return torch.exp(total - standard * standard / 2 - _LOG_ROOT)
+        return self._narrow(torch.exp(total - standard * standard / 2 - _LOG_ROOT))
 
     def entropy(self) -> Tensor:
         """Return the differential entropy, shape (*batch_shape)."""
         standard, low, high = self._interval()
         total = log_mass(standard + low, high - low)
-        return moments(standard, low, high)[2] + total + self.scale.log()
+        return self._narrow(moments(standard, low, high)[2] + total + self.scale.log())
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
@@ -140,16 +140,17 @@ class TruncatedNormal(Distribution):
         standard, low, high = self._interval()
         y = (value.clamp(self.a, self.b) - self.mode) / self.scale
         density = -y * (standard + y / 2) - log_mass(standard + low, high - low) - self.scale.log()
-        return torch.where((value < self.a) | (value > self.b), -torch.inf, density)
+        outside = (value < self.a) | (value > self.b)
+        return torch.where(outside, -torch.inf, self._narrow(density))
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of a smaller value."""
         if self._validate_args:
             self._validate_sample(value)
         standard, low, high = self._interval()
-        y = ((value - self.mode) / self.scale).clamp(low, high)
+        y = ((value - self.mode) / self.scale).to(low.dtype).clamp(low, high)
         below = log_part(standard, y, low, high)[0]
-        inner = torch.exp(below - log_mass(standard + low, high - low))
+        inner = self._narrow(torch.exp(below - log_mass(standard + low, high - low)))
         inner = torch.where(value <= self.a, 0.0, inner)
         return torch.where(value >= self.b, 1.0, inner)
 
@@ -164,14 +165,19 @@ class TruncatedNormal(Distribution):
     def _at(self, p: Tensor) -> Tensor:
         """Return the quantile of a probability."""
         standard, low, high = self._interval()
-        p, lower, upper = broadcast_all(p, standard + low, standard + high)
+        p, lower, upper = broadcast_all(p.to(low.dtype), standard + low, standard + high)
         z: Tensor = Quantile.apply(p, lower, upper)  # type: ignore[no-untyped-call]  # by torch
-        return (self.loc + self.scale * z).clamp(self.a, self.b)
+        return self._narrow(self.loc + self.scale * z).clamp(self.a, self.b)
+
+    def _narrow(self, result: Tensor) -> Tensor:
+        """Convert a result to the dtype of the parameters: `_interval` widens short ones."""
+        return result.to(self.loc.dtype)
 
     def _interval(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return mode, and the distances of both ends from it, in scales from `loc`.
 
-        Ends farther away than `REACH` are moved there; nothing depends on them.
+        Ends farther away than `REACH` are moved there; nothing depends on them. All are at least
+        float32: the functions of torch that follow do not know shorter numbers.
         """
         mode = self.mode
         low, high = self.a - mode, self.b - mode
@@ -179,4 +185,5 @@ class TruncatedNormal(Distribution):
         # The ends are replaced before they are divided: infinite ones have no gradients.
         low = torch.where(low < -reach, -reach, low) / self.scale
         high = torch.where(high > reach, reach, high) / self.scale
-        return (mode - self.loc) / self.scale, low, high
+        wide = torch.promote_types(self.loc.dtype, torch.float32)
+        return ((mode - self.loc) / self.scale).to(wide), low.to(wide), high.to(wide)
