@@ -278,19 +278,26 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             with drawing_from(self._own_generator(generator, values)):
                 made = self._values(dist, kind)
         settings = self._settings
-        outputs = tuple(made[key] for key in settings.sample_keys)
+        if isinstance(made, Tensor):
+            outputs: tuple[object, ...] = (made,)
+        else:
+            outputs = tuple(made[key] for key in settings.sample_keys)
         if not self.return_log_prob:
             return outputs
         selected = self.__dict__["_selected"]
         if selected is not None and not any(key in selected for key in settings.log_prob_keys):
             return outputs + (None,) * len(settings.log_prob_keys)
+        if isinstance(made, Tensor):
+            return made, log_prob_of(dist, made)
         found = self.log_prob_of_values(dist, made)
         if isinstance(found, Tensor):
             return (*outputs, found)
         return (*outputs, *(found[unravel_key_to_tuple(key)] for key in settings.log_prob_keys))
 
-    def _values(self, dist: Distribution, kind: InteractionType) -> dict[NestedKey, Tensor]:
-        """Return the value of a distribution, or of each component of a composite one."""
+    def _values(
+        self, dist: Distribution, kind: InteractionType
+    ) -> Tensor | dict[NestedKey, Tensor]:
+        """Return the value of a distribution, or those of the components of a composite one."""
         keys = self._settings.sample_keys
         if isinstance(dist, CompositeDistribution):
             check_keys(self.described_as, keys, dist)
@@ -300,7 +307,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
                 f"{self.described_as} has {len(keys)} out_keys, but `{self.node_label}` returned a "
                 f"{type(dist).__name__}, which has one value. Give one key."
             )
-        return {keys[0]: self._take(dist, kind)}
+        return self._take(dist, kind)
 
     def _built(self, fed: Sequence[object]) -> Distribution:
         """Build the distribution of the parameters, or return the one that is kept of them."""
