@@ -61,8 +61,7 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
     else:
         at = "feature"
         together = rng.random() < 0.2 and not keepdim and name not in ("all", "any")
-    ours_options = dict(options)
-    ours_options |= {"keepdim": True} if keepdim else {}
+    ours_options = options | ({"keepdim": True} if keepdim else {})
     ours_options |= {"reduce": True} if together else {}
     rename = not together and rng.random() < 0.1 and name not in ("all", "any")
     ours_options |= {"key_transform": str.upper} if rename else {}

@@ -77,11 +77,9 @@ def is_operand(value: object) -> TypeGuard[Operand]:
 
 def as_tensor(other: Operand) -> AbstractContainer | Tensor:
     """Return an operand as a tensor or container; a number becomes a 0-d tensor."""
-    return (
-        other
-        if isinstance(other, (AbstractContainer, Tensor))
-        else torch.as_tensor(_as_operand(other))
-    )
+    if isinstance(other, (AbstractContainer, Tensor)):
+        return other
+    return torch.as_tensor(_as_operand(other))
 
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
