@@ -18,6 +18,7 @@ from kd_core import (
     KdError,
     KeyNotFound,
     Locked,
+    MetaData,
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
@@ -103,6 +104,7 @@ class Oracle(RuleBasedStateMachine):
         self.batch: tuple[int, ...] = () if kind == "scalar" else (2, 3)
         self.model: Model = {"a": self.fresh(()), "b": {"c": self.fresh((2,)), "word": "x"}}
         td = TensorDict(copy.deepcopy(self.model), self.batch)
+        td["b", "word"] = MetaData("x")  # one value, whatever rows are made
         self.td: TensorDictBase = lazy_stack(td.unbind(0)) if kind == "stacked" else td
 
     def fresh(self, trailing: tuple[int, ...]) -> Tensor:

@@ -370,6 +370,12 @@ def _differentiated(result: object, inputs: list[Tensor]) -> tuple[Tensor | None
         return None
 
 
+def _gradients_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether gradients agree; torch gives infinity of one sign or the other next to -0."""
+    mine, theirs = (torch.where(each.isinf(), each.abs(), each) for each in (a, b))
+    return values_equal(mine, theirs, exact=False)
+
+
 def _gradients(call: Call, node: Node, got: object, want: object) -> str | None:
     inputs = list({id(leaf): leaf for leaf in node.tensors() if leaf.requires_grad}.values())
     if not inputs or call.writes:
@@ -382,6 +388,6 @@ def _gradients(call: Call, node: Node, got: object, want: object) -> str | None:
     for a, b in zip(mine, theirs, strict=True):
         if (a is None) != (b is None) and not has_stack(node):
             return f"gradient {a} instead of {b}"
-        if a is not None and b is not None and not values_equal(a, b, exact=False):
+        if a is not None and b is not None and not _gradients_equal(a, b):
             return f"gradient {a.tolist()} instead of {b.tolist()}"
     return None

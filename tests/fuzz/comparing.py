@@ -84,7 +84,8 @@ def differ(got: object, want: object, exact: bool = True) -> str | None:
     if isinstance(want, Data):
         same = isinstance(got, NonTensorData) and got.data == want.value
         return None if same else f"{got!r} instead of a wrapper of {want.value!r}"
-    return None if type(got) is type(want) and got == want else f"{got!r} instead of {want!r}"
+    alike = type(got) is type(want) or isinstance(want, NonTensorData)
+    return None if alike and got == want else f"{got!r} instead of {want!r}"
 
 
 def plains_differ(got: Plain, want: Plain, exact: bool, path: Path) -> str | None:

@@ -9,6 +9,7 @@ imported, no forged text may be compiled, and no file outside the folder of the 
 import json
 import resource
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def check_open(name: object, mode: object, flags: object) -> None:
     writes = any(letter in str(mode) for letter in "wax+") or (isinstance(flags, int) and flags & 3)
     inside = watched is not None and path.parent == watched.parent
     library = str(path).startswith((sys.prefix, sys.base_prefix, *sys.path[1:], "/proc", "/sys"))
+    if path == Path(tempfile.gettempdir()):
+        return  # a file without a name, which nobody else can open and which leaves nothing behind
     if writes or not (inside or (library and CANARY not in str(path))):
         seen.append(f"open {path} {mode}")
 

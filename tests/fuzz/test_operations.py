@@ -37,6 +37,35 @@ LEFT_OUT = {
     "record_stream": "needs a GPU",
     "to_module": "of modules: `test_lifetimes.py`, and the tests of kd_nn",
     "__hash__": "is None",
+    "__getattr__": "explains names that are left out: `tests/repo/test_decided.py`",
+    **dict.fromkeys(
+        ("names", "refine_names", "rename", "rename_"),
+        "of names, which no tensor here has: `tests/core/ops/test_naming.py`",
+    ),
+    **dict.fromkeys(
+        ("densify", "to_lazystack", "to_padded_tensor"),
+        "of stacks and nested tensors: `tests/core/ops/test_ragged.py`",
+    ),
+    **dict.fromkeys(
+        ("schema", "from_schema", "from_any", "from_dataclass", "from_dict_instance", "from_list"),
+        "of Python objects: `tests/core/ops/test_objects.py`",
+    ),
+    **dict.fromkeys(
+        ("from_modules", "from_namedtuple", "from_pytree", "from_struct_array", "from_tuple"),
+        "of Python objects: `tests/core/ops/test_objects.py`",
+    ),
+    **dict.fromkeys(
+        ("to_namedtuple", "to_pytree", "to_struct_array", "to_tensordict"),
+        "of Python objects: `tests/core/ops/test_objects.py`, `test_copying.py`",
+    ),
+    **dict.fromkeys(
+        (
+            f"{way}_{name}"
+            for way in ("from", "to")
+            for name in ("arrow", "csv", "h5", "json", "pandas", "parquet", "zarr")
+        ),
+        "of other formats: `tests/core/convert`",
+    ),
     "__torch_function__": "every call of a function of torch goes through it",
     "__array_ufunc__": "tells numpy to leave operators to us",
     "__init_subclass__": "makes classes",

@@ -82,6 +82,11 @@ class Settings:
             "generator": self.generator,
         }
 
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        # Anew from the arguments, so that settings which an earlier version pickled load too.
+        added = {"cache_dist": False, "log_prob_keys": None}
+        self.__init__({**added, **cast("Mapping[str, object]", state["_given"])})  # type: ignore[misc]  # as documented
+
     def changed(self, name: str, value: object) -> Self:
         """Return the settings with one of them changed.
 
