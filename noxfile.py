@@ -22,6 +22,8 @@ TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+# A process for each core; each holds torch, so not on every core of a large machine.
+PARALLEL = ("-n", "auto", "--maxprocesses", "8")
 
 
 def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
@@ -61,7 +63,7 @@ def dev(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the test suite against the default torch: `nox -s tests -- tests/core -k index`."""
     install(session, "suite")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session
@@ -69,7 +71,7 @@ def tests(session: nox.Session) -> None:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the test suite against one supported torch: `nox -s "matrix(torch-2.10.0)"`."""
     install(session, "suite", torch=torch)
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session
