@@ -15,15 +15,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kd_core._ops.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
+    from kd_core._ops.math.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
 
-OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops"
+OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops/math"
 WIDTH = 100
 
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
-Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. `_ops.operands`
-has the rules for operands and for pairing leaves.
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
+`_ops.math.operands` has the rules for operands and for pairing leaves.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
-from kd_core._ops.defaults import binary_with_default
-from kd_core._ops.operands import (
+from kd_core._ops.math.defaults import binary_with_default
+from kd_core._ops.math.operands import (
     as_tensor,
     binary,
     binary_,
@@ -61,14 +61,14 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._ops.defaults import Default
-    from kd_core._ops.operands import CastFilter, Operand
+    from kd_core._ops.math.defaults import Default
+    from kd_core._ops.math.operands import CastFilter, Operand
 '''
 
 REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
 
-Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`. `_ops.reducing`
-has the rules for `dim` and `reduce`.
+Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
+`_ops.math.reducing` has the rules for `dim` and `reduce`.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._ops.output import reduced_to
-from kd_core._ops.reducing import logsumexp, norm, prod, reduced
+from kd_core._ops.math.output import reduced_to
+from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kd_core._ops.reducing import Dim
-    from kd_core._ops.renaming import KeyFn
+    from kd_core._ops.math.reducing import Dim
+    from kd_core._ops.entries.renaming import KeyFn
 '''
 
 CLASSES = {

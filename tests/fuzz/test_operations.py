@@ -40,23 +40,23 @@ LEFT_OUT = {
     "__getattr__": "explains names that are left out: `tests/repo/test_decided.py`",
     **dict.fromkeys(
         ("names", "refine_names", "rename", "rename_"),
-        "of names, which no tensor here has: `tests/core/ops/test_naming.py`",
+        "of names, which no tensor here has: `tests/core/ops/shape/test_naming.py`",
     ),
     **dict.fromkeys(
         ("densify", "to_lazystack", "to_padded_tensor"),
-        "of stacks and nested tensors: `tests/core/ops/test_ragged.py`",
+        "of stacks and nested tensors: `tests/core/ops/shape/test_ragged.py`",
     ),
     **dict.fromkeys(
         ("schema", "from_schema", "from_any", "from_dataclass", "from_dict_instance", "from_list"),
-        "of Python objects: `tests/core/ops/test_objects.py`",
+        "of Python objects: `tests/core/ops/formats/test_objects.py`",
     ),
     **dict.fromkeys(
         ("from_modules", "from_namedtuple", "from_pytree", "from_struct_array", "from_tuple"),
-        "of Python objects: `tests/core/ops/test_objects.py`",
+        "of Python objects: `tests/core/ops/formats/test_objects.py`",
     ),
     **dict.fromkeys(
         ("to_namedtuple", "to_pytree", "to_struct_array", "to_tensordict"),
-        "of Python objects: `tests/core/ops/test_objects.py`, `test_copying.py`",
+        "of Python objects: `tests/core/ops/formats/test_objects.py`, `test_copying.py`",
     ),
     **dict.fromkeys(
         (

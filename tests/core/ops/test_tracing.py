@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kd_core import TensorDict
-from kd_core._ops.table import ARITHMETIC, REDUCTIONS, UNARY
+from kd_core._ops.math.table import ARITHMETIC, REDUCTIONS, UNARY
 from kd_core.testing import assert_close
 
 Step = Callable[[TensorDict], TensorDict]

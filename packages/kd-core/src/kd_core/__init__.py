@@ -61,7 +61,7 @@ from kd_core._leaves.questions import is_bool as is_bool
 from kd_core._leaves.questions import is_floating as is_floating
 from kd_core._leaves.questions import is_inexact as is_inexact
 from kd_core._leaves.questions import is_integer as is_integer
-from kd_core._ops.module_state import ModuleBusy as ModuleBusy
+from kd_core._ops.calls.module_state import ModuleBusy as ModuleBusy
 from kd_core._public import publish as _publish
 from kd_core._repr import get_printoptions as get_printoptions
 from kd_core._repr import set_printoptions as set_printoptions

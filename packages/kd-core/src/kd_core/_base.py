@@ -12,31 +12,20 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._decided.lookup import instance_getattr
 from kd_core._html import html_of_node
-from kd_core._ops.access import Access
-from kd_core._ops.apply import Apply
-from kd_core._ops.arrangement import Arrangement
-from kd_core._ops.autograd import Autograd
-from kd_core._ops.blending import Blending
-from kd_core._ops.contexts import Contexts
-from kd_core._ops.conversion import Conversion
-from kd_core._ops.copying import Copying, dense_copy
-from kd_core._ops.description import Description
-from kd_core._ops.dimensions import Dimensions
-from kd_core._ops.entry_joins import EntryJoins
-from kd_core._ops.extremes import Extrema
-from kd_core._ops.filling import Filling
-from kd_core._ops.formats import Formats
-from kd_core._ops.indexing import Indexing
-from kd_core._ops.inventory import Inventory
-from kd_core._ops.locking import Locking
-from kd_core._ops.modules import Modules
-from kd_core._ops.naming import Naming
-from kd_core._ops.objects import Objects
-from kd_core._ops.padding import Padding
-from kd_core._ops.parallel import Parallel
-from kd_core._ops.partition import Partition
-from kd_core._ops.placement import Placement
-from kd_core._ops.pointwise import (
+from kd_core._ops.calls.apply import Apply
+from kd_core._ops.calls.modules import Modules
+from kd_core._ops.calls.parallel import Parallel
+from kd_core._ops.entries.access import Access
+from kd_core._ops.entries.arrangement import Arrangement
+from kd_core._ops.entries.entry_joins import EntryJoins
+from kd_core._ops.entries.structure import Structure
+from kd_core._ops.formats.conversion import Conversion
+from kd_core._ops.formats.files import Formats
+from kd_core._ops.formats.objects import Objects
+from kd_core._ops.math.autograd import Autograd
+from kd_core._ops.math.blending import Blending
+from kd_core._ops.math.extremes import Extrema
+from kd_core._ops.math.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
     Casts,
@@ -46,12 +35,23 @@ from kd_core._ops.pointwise import (
     Unary,
     UnaryInPlace,
 )
-from kd_core._ops.ragged import Ragged, as_stack, densified
-from kd_core._ops.reduction import Reductions
-from kd_core._ops.shape import Shape
-from kd_core._ops.statistics import Statistics
-from kd_core._ops.storage import Storage
-from kd_core._ops.structure import Structure
+from kd_core._ops.math.reduction import Reductions
+from kd_core._ops.math.statistics import Statistics
+from kd_core._ops.scopes.contexts import Contexts
+from kd_core._ops.scopes.locking import Locking
+from kd_core._ops.selection.indexing import Indexing
+from kd_core._ops.selection.partition import Partition
+from kd_core._ops.shape.description import Description
+from kd_core._ops.shape.dimensions import Dimensions
+from kd_core._ops.shape.naming import Naming
+from kd_core._ops.shape.padding import Padding
+from kd_core._ops.shape.ragged import Ragged, as_stack, densified
+from kd_core._ops.shape.shaping import Shape
+from kd_core._ops.values.copying import Copying, dense_copy
+from kd_core._ops.values.filling import Filling
+from kd_core._ops.values.inventory import Inventory
+from kd_core._ops.values.placement import Placement
+from kd_core._ops.values.storage import Storage
 from kd_core._protocol import overrides
 from kd_core._repr import describe_node
 

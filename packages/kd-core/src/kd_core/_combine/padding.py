@@ -15,8 +15,8 @@ from kd_core._combine.stacking import stack
 from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
-from kd_core._ops.output import written_to
-from kd_core._ops.rows import check_mask
+from kd_core._ops.math.output import written_to
+from kd_core._ops.selection.rows import check_mask
 from kd_core._protocol.primitives import same_batch
 
 if TYPE_CHECKING:

@@ -31,10 +31,10 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.writes import write_all
-from kd_core._ops.operands import blend
-from kd_core._ops.output import written_to
-from kd_core._ops.rebatching import become
-from kd_core._ops.scopes import Flattened, Unflattened, record
+from kd_core._ops.math.operands import blend
+from kd_core._ops.math.output import written_to
+from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
+from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT
 

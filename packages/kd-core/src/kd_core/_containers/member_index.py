@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kd_core._ops.index_plan import plain_index
+from kd_core._ops.selection.index_plan import plain_index
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, IndexItem

@@ -15,7 +15,7 @@ from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
-from kd_core._ops import module_state
+from kd_core._ops.calls import module_state
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 

@@ -1,1 +1,1 @@
-"""The operations of a container, one concern in each module; no module knows another."""
+"""The operations of a container: a family a folder, a concern a module, none knows another."""

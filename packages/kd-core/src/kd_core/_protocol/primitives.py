@@ -40,6 +40,7 @@ from kd_core._leaves.loops import (
     map_each,
     map_to_parts,
     missing_key,
+    name_of_leaf,
     rebuild,
     walk_error,
     zip_each,
@@ -66,7 +67,7 @@ class AbstractContainer:
     __slots__ = ()
 
     _scope: object
-    """How the operation that made the container is undone; see `kd_core._ops.scopes`."""
+    """How the operation that made the container is undone; see `kd_core._ops.scopes.undoing`."""
 
     _owns_leaves: ClassVar[bool] = True
     """Whether the container stores the tensors of `_entries` itself; a `Composite` does not."""
@@ -302,6 +303,19 @@ def check_has(container: AbstractContainer, path: tuple[str, ...]) -> None:
     """Raise `KeyNotFound` if there is no entry at a path; the entry is not read."""
     if not has_entry(container._entries, path):
         container._read(path)
+
+
+def leaves_of(td: AbstractContainer) -> list[Tensor]:
+    """Return all leaves, depth first."""
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    return leaves
+
+
+def name_in(td: AbstractContainer, leaf: Tensor) -> str:
+    """Return the name of the entry that holds a leaf, for messages."""
+    path = name_of_leaf(td._entries, leaf)
+    return "a leaf" if path is None else f"entry {format_key(path)}"
 
 
 def _same(leaf: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from kd_core._base import is_tensor_collection
 from kd_core._combine.concatenating import cat
 from kd_core._combine.stacking import stack
 from kd_core._errors import wrong_type
-from kd_core._ops.filling import fill_like
-from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
+from kd_core._ops.math.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
+from kd_core._ops.values.filling import fill_like
 from kd_core._protocol import overrides
 from kd_core._protocol.primitives import AbstractContainer
 

@@ -1,0 +1,374 @@
+"""Application of a function to every leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+
+from torch import Tensor
+
+from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
+from kd_core._batch.shapes import batch_of
+from kd_core._errors import InvalidArgument, unknown_keys, wrong_type
+from kd_core._keys import format_key
+from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
+from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._ops.math.output import written_to
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol.validation import as_entry
+from kd_core._types import NO_DEFAULT
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._entry import Entries, Entry
+    from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
+
+    Path: TypeAlias = tuple[str, ...]
+    Call: TypeAlias = Callable[[Path, list[object]], object]
+    Target: TypeAlias = Callable[[Descriptor], Descriptor]
+    IsLeaf: TypeAlias = Callable[[type], bool]
+
+
+class Apply(AbstractContainer):
+    """The methods that call a function on every leaf."""
+
+    __slots__ = ()
+
+    def apply(
+        self,
+        fn: Callable[..., object],
+        *others: AbstractContainer,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        inplace: bool = False,
+        default: object = NO_DEFAULT,
+        filter_empty: bool = False,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
+        out: Self | None = None,
+    ) -> Self:
+        """Call a function on every leaf, and return a container of the results.
+
+        Non-tensor entries are passed through. A leaf for which `fn` returns `None` is dropped.
+
+        Args:
+            fn: called as `fn(leaf, *leaves of others)`.
+            others: containers with the same keys; more positional arguments of `fn`.
+            batch_size: the batch size of the result and of all containers in it; needed where `fn`
+                changes leading dimensions.
+            device: the device of the result.
+            inplace: write the results into the leaves and return this container, which may be
+                locked. All of them are checked before the first is written; a leaf for which `fn`
+                returns `None`, or the leaf itself, is not written.
+            default: what stands for a leaf that one of `others` lacks; without it, an error.
+            filter_empty: leave out nested containers of which nothing is left.
+            propagate_lock: lock the result if this container is locked.
+            call_on_nested: call `fn` on the entries of this level, nested containers and
+                non-tensor data included, instead of entering these.
+            is_leaf: returns for the type of an entry that is not a tensor whether `fn` is called on
+                it; nested containers that are not leaves are entered.
+            out: a container into whose leaves the results are written; it is returned.
+
+        Raises:
+            ShapeMismatch: if a result does not start with the batch size.
+            KeySetMismatch: if the keys of another container differ, and there is no `default`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 3)}}, [2])
+            >>> td.apply(lambda x: x + 1)["a"]
+            tensor([2., 2.])
+            >>> td.apply(lambda x, y: x - y, td)["b", "c"].sum()
+            tensor(0.)
+            >>> td.apply(lambda x: x.mean(), batch_size=[])["b", "c"]
+            tensor(0.)
+        """
+        target = _target(self, batch_size, device, inplace)
+        is_leaf = _leaf_types(call_on_nested, is_leaf)
+        if not others and not filter_empty and is_leaf is None:
+            result = _each(self, fn, None, target, ())
+        else:
+
+            def call(path: Path, leaves: list[object]) -> object:
+                return fn(*leaves)
+
+            walk = _Walk(call, default, filter_empty, target, is_leaf)
+            result = cast("Self", walk.level(self, others, ()))
+        if inplace or propagate_lock or out is not None:
+            return _finish(self, result, inplace, propagate_lock, out)
+        return result
+
+    def named_apply(
+        self,
+        fn: Callable[..., object],
+        *others: AbstractContainer,
+        nested_keys: bool = False,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        inplace: bool = False,
+        default: object = NO_DEFAULT,
+        filter_empty: bool = False,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
+        out: Self | None = None,
+    ) -> Self:
+        """Call a function on the name and the value of every leaf; see `apply`.
+
+        Args:
+            fn: called as `fn(name, leaf, *leaves of others)`.
+            others: containers with the same keys.
+            nested_keys: pass the path of a nested leaf as a tuple; else only its last key.
+            batch_size: the batch size of the result.
+            device: the device of the result.
+            inplace: write the results into the leaves, and return this container.
+            default: what stands for a leaf that one of `others` lacks.
+            filter_empty: leave out nested containers of which nothing is left.
+            propagate_lock: lock the result if this container is locked.
+            call_on_nested: call `fn` on the entries of this level instead of entering them.
+            is_leaf: returns for the type of an entry whether `fn` is called on it.
+            out: a container into whose leaves the results are written; it is returned.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> names = []
+            >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0}})
+            >>> td.named_apply(lambda name, x: names.append(name), nested_keys=True).is_empty()
+            True
+            >>> names
+            ['a', ('b', 'c')]
+        """
+        target = _target(self, batch_size, device, inplace)
+        is_leaf = _leaf_types(call_on_nested, is_leaf)
+        if not others and not filter_empty and is_leaf is None:
+            result = _each(self, fn, nested_keys, target, ())
+        else:
+
+            def call(path: Path, leaves: list[object]) -> object:
+                name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
+                return fn(name, *leaves)
+
+            walk = _Walk(call, default, filter_empty, target, is_leaf)
+            result = cast("Self", walk.level(self, others, ()))
+        if inplace or propagate_lock or out is not None:
+            return _finish(self, result, inplace, propagate_lock, out)
+        return result
+
+    def apply_(self, fn: Callable[..., object], *others: AbstractContainer) -> Self:
+        """Call a function on every leaf and write the result into the leaf; return self.
+
+        A result that is the leaf itself, or `None`, is not written. All results are checked before
+        the first is written. It is allowed on a locked container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> a = torch.zeros(2)
+            >>> TensorDict({"a": a}, [2]).lock_().apply_(lambda x: x + 1)["a"] is a, a
+            (True, tensor([1., 1.]))
+        """
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        if others:
+            columns = [leaves]
+            for other in others:
+                theirs: list[Tensor] = []
+                self._collect_pair(cast("Entry", other), [], theirs, ())
+                columns.append(theirs)
+            results = [fn(*row) for row in zip(*columns, strict=True)]
+        else:
+            results = [fn(leaf) for leaf in leaves]
+        writes: list[Write] = []
+        for leaf, result in zip(leaves, results, strict=True):
+            if result is not leaf and result is not None:
+                where = finder(self._entries, leaf)
+                writes.append((leaf, writable_source(where, leaf, result), where))
+        write_all(writes)
+        return self
+
+
+W = TypeVar("W", bound=AbstractContainer)
+
+
+def _each(
+    td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: Path
+) -> W:
+    """Apply a function without other containers; results are checked in the same loop.
+
+    Args:
+        td: one level.
+        fn: the function.
+        nested: whether `fn` gets the path of a leaf or its last key; `None`: no name.
+        target: a function from the descriptor of a level to that of the result; `None`: keep it.
+        path: the path of the level.
+    """
+    if isinstance(td, Composite) and target is None:
+        return td._by_member(lambda member: _each(member, fn, nested, None, path))
+    desc = td._desc._unlocked if target is None else target(td._desc)
+    rows = desc.rows
+    entries: dict[str, Entry] = {}
+    doubtful: dict[str, object] = {}
+    for key, value in td._entries.items():
+        if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as in `_leaves.loops`
+            if nested is None:
+                found = fn(value)
+            else:
+                found = fn((*path, key) if path and nested else key, value)
+            entries[key] = found  # type: ignore[assignment]  # checked here or below
+            if found is value and target is None:
+                continue
+            try:
+                fits = rows >= 0 and found.__class__ is Tensor and found.shape[0] == rows
+            except IndexError:  # it has no dimensions
+                fits = False
+            if not fits:
+                doubtful[key] = found
+        elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
+            entries[key] = _each(value, fn, nested, target, (*path, key))
+        else:
+            entries[key] = value if target is None else value._with_descriptor(target(value._desc))  # type: ignore[union-attr]  # data
+    if doubtful and not all_fit(doubtful, desc):
+        _check_results(entries, doubtful, desc, path)
+    return td._like(entries, desc)
+
+
+def _check_results(
+    entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
+) -> None:
+    """Validate and convert results; drop `None`."""
+    for key, found in results.items():
+        if found is None:
+            del entries[key]
+        else:
+            entries[key] = as_entry(key, found, desc, path)
+
+
+class _Walk:
+    """One pass over the levels of a container."""
+
+    def __init__(
+        self,
+        call: Call,
+        default: object,
+        filter_empty: bool,
+        target: Target | None,
+        is_leaf: IsLeaf | None = None,
+    ) -> None:
+        self.call, self.default = call, default
+        self.filter_empty, self.target = filter_empty, target
+        self.is_leaf = is_leaf
+
+    def level(
+        self, td: AbstractContainer, others: tuple[object, ...], path: Path
+    ) -> AbstractContainer:
+        if isinstance(td, Composite) and self.target is None:
+            return td._by_member(lambda member, *rows: self.level(member, rows, path), *others)
+        desc = td._desc.unlocked() if self.target is None else self.target(td._desc)
+        mine = td._entries
+        theirs = [self._entries_beside(mine, other, path) for other in others]
+        entries: dict[str, Entry] = {}
+        for key, value in mine.items():
+            beside = [level.get(key, self.default) for level in theirs]
+            found = self._entry(value, beside, (*path, key))
+            if found is not None:
+                entries[key] = as_entry(key, found, desc, path)
+        return td._like(entries, desc)
+
+    def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
+        if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
+            return self.call(path, [value, *beside])
+        if not isinstance(value, AbstractContainer):
+            return (
+                value if self.target is None else value._with_descriptor(self.target(value._desc))
+            )
+        inner = self.level(value, tuple(beside), path)
+        return None if self.filter_empty and not inner._entries else inner
+
+    def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
+        if other is self.default:
+            return {}
+        theirs = entries_of(other) if isinstance(other, AbstractContainer) else None
+        if theirs is None:
+            what = f"the other operand{f' at {format_key(path)}' if path else ''}"
+            raise wrong_type(what, "a container", other)
+        if self.default is NO_DEFAULT and mine.keys() != theirs.keys():
+            raise key_sets_differ(mine, theirs, path)
+        return theirs
+
+
+def _target(
+    td: AbstractContainer,
+    batch_size: BatchSize | None,
+    device: DeviceLike | NoDefault | None,
+    inplace: bool,
+) -> Target | None:
+    """Return the function from the descriptor of a level to that of the result; `None`: keep it."""
+    if batch_size is None and device is NO_DEFAULT:
+        return None
+    if inplace:
+        raise InvalidArgument(
+            "`inplace=True` writes into the leaves and cannot be combined with `batch_size` or "
+            "`device`. Leave these out, or take the container that `apply` returns."
+        )
+    if batch_size is None:
+        where = None if device is None else device_of(cast("DeviceLike", device))
+        return lambda desc: describe(desc.batch, where)
+    batch = batch_of(batch_size)
+    after = describe(batch, td._desc.device) if device is NO_DEFAULT else describe_on(batch, device)
+    return lambda desc: after
+
+
+def _leaf_types(call_on_nested: bool, is_leaf: IsLeaf | None) -> IsLeaf | None:
+    """Return which types of entries beside tensors the function is called on; `None`: no others."""
+    if not call_on_nested:
+        return is_leaf
+    if is_leaf is not None:
+        raise InvalidArgument(
+            "`call_on_nested=True` calls the function on every entry and cannot be combined with "
+            "`is_leaf`. Pass one of them."
+        )
+    return lambda kind: True
+
+
+def _finish(td: W, result: W, inplace: bool, propagate_lock: bool, out: W | None) -> W:
+    """Write results where they are wanted, all of them or none, and lock them if asked to."""
+    if not inplace:
+        result = written_to(out, result)
+        return lock(result) if propagate_lock and td._desc.frozen else result
+    if out is not None:
+        raise InvalidArgument(
+            "`inplace=True` writes into the leaves of this container and cannot be combined with "
+            "`out`. Pass one of them."
+        )
+    writes: list[Write] = []
+    _stage_results(td, result, (), writes)
+    write_all(writes)
+    return td
+
+
+def _stage_results(
+    td: AbstractContainer, result: AbstractContainer, path: Path, writes: list[Write]
+) -> None:
+    """Check the results for one level, and note the writes."""
+    if isinstance(td, Composite):
+        for member, row in zip(
+            td._members, td._rows_of_operand(cast("Entry", result)), strict=True
+        ):
+            _stage_results(member, cast("AbstractContainer", row), path, writes)
+        return
+    unknown = [key for key in result._entries if key not in td._entries]
+    if unknown:
+        where_ = f" below {format_key(path)}" if path else ""
+        raise unknown_keys(unknown, td._entries, where_)
+    for key, found in result._entries.items():
+        leaf, where = td._entries[key], (*path, key)
+        if isinstance(leaf, AbstractContainer):
+            if not isinstance(found, AbstractContainer):
+                raise wrong_type(f"the result for {format_key(where)}", "a container", found)
+            _stage_results(leaf, found, where, writes)
+        elif isinstance(leaf, Tensor) and found is not leaf:
+            writes.append((leaf, writable_source(where, leaf, found), where))

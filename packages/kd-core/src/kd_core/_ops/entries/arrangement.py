@@ -1,0 +1,326 @@
+"""Nested containers: creating and emptying them, and splitting or renaming by keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from torch import Tensor
+
+from kd_core import _registry
+from kd_core._errors import InvalidArgument, KeyCollision, wrong_type
+from kd_core._keys import Path, format_key, path_of
+from kd_core._leaves.loops import find_entry
+from kd_core._ops.entries.renaming import renamed
+from kd_core._protocol.composite import Composite, unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._types import NO_DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from kd_core._entry import Entry
+    from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._types import NestedKey
+
+
+class Arrangement(AbstractContainer):
+    """The methods that create and empty nested containers, and that split or rename by keys."""
+
+    __slots__ = ()
+
+    def clear(self) -> Self:
+        """Remove all entries; return self.
+
+        Raises:
+            Locked: if the container is locked.
+        """
+        self._check_unlocked("remove all entries")
+        for key in list(self._entries):
+            self._del_entry(key)
+        return self
+
+    def create_nested(self, key: NestedKey) -> Self:
+        """Store an empty container at `key`, of the same batch size and device; return self.
+
+        An existing entry is replaced.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict().create_nested(("a", "b")).keys(True))
+            ['a', ('a', 'b')]
+        """
+        self._store(path_of(key), _registry.make_dense({}, self._desc.unlocked()))
+        return self
+
+    def filter_empty_(self) -> Self:
+        """Remove nested containers without entries, the innermost first; return self.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict({"a": {"b": {}}, "c": 1.0}).filter_empty_().keys(True))
+            ['c']
+        """
+        self._check_unlocked("remove empty containers")
+        with unchanged_on_error(self):
+            for level, key in _empty_below(self)[0]:
+                level._check_unlocked("remove empty containers")
+                level._del_entry(key)
+        return self
+
+    def split_keys(
+        self,
+        *key_sets: Sequence[NestedKey],
+        inplace: bool = False,
+        default: object = NO_DEFAULT,
+        strict: bool = True,
+        reproduce_struct: bool = False,
+    ) -> tuple[Self, ...]:
+        """Return a container for each set of keys, and one of the others; tensors are shared.
+
+        Args:
+            *key_sets: sets of keys; each key must be in one set only.
+            inplace: remove the keys from this container, which is then the last one returned.
+            default: the value of a key that is missing; without it, see `strict`.
+            strict: whether a missing key is an error.
+            reproduce_struct: keep all nested containers in every part, empty ones too; else one
+                that becomes empty is dropped.
+
+        Returns:
+            One container for each set, and one of the remaining keys.
+
+        Raises:
+            KeyNotFound: if `strict` and a key is missing or in an earlier set.
+            Locked: if `inplace` on a locked container.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> first, rest = TensorDict(a=1, b={"c": 2, "d": 3}).split_keys([("b", "c")])
+            >>> list(first.keys(True, True)), list(rest.keys(True, True))
+            ([('b', 'c')], ['a', ('b', 'd')])
+        """
+        how = _Taking(default, strict, reproduce_struct, not reproduce_struct)
+        if inplace:
+            self._check_unlocked("split keys in place")
+            with unchanged_on_error(self):
+                return (*how.parts(self, self, key_sets), self)
+        copy = _dense(self)
+        return (*how.parts(self, copy, key_sets), cast("Self", copy))
+
+    def separates(
+        self,
+        *keys: NestedKey,
+        default: object = NO_DEFAULT,
+        strict: bool = True,
+        filter_empty: bool = True,
+    ) -> Self:
+        """Remove some keys and return a container of them; tensors are shared.
+
+        Args:
+            *keys: what to remove.
+            default: the value of a key that is missing; without it, see `strict`.
+            strict: whether a missing key is an error; nothing is changed then.
+            filter_empty: drop nested containers that become empty.
+
+        Raises:
+            KeyNotFound: if `strict` and a key is missing.
+            Locked: if the container is locked.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict(a=1, b={"c": 2})
+            >>> list(td.separates("a").keys()), list(td.keys())
+            (['a'], ['b'])
+        """
+        self._check_unlocked("remove keys")
+        with unchanged_on_error(self):
+            (part,) = _Taking(default, strict, False, filter_empty).parts(self, self, [keys])
+        return part
+
+    def rename_keys(
+        self, mapping: Mapping[NestedKey, NestedKey] | KeyFn, strict: bool = True
+    ) -> Self:
+        """Return a container with other names for some keys; tensors are shared.
+
+        All keys are renamed at once, so two may exchange their names. An entry that is renamed
+        moves to the end of its level.
+
+        Args:
+            mapping: the new name of each key; or a function from every key of every level to its
+                name.
+            strict: whether a missing key is an error.
+
+        Raises:
+            KeyNotFound: if `strict` and a key is missing.
+            KeyCollision: if a new name is taken by an entry that keeps it.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict(a=1, b={"c": 2})
+            >>> list(td.rename_keys({"a": "b", "b": "a"}).keys(True, True))
+            ['b', ('a', 'c')]
+            >>> list(td.rename_keys(str.upper).keys(True, True))
+            ['A', ('B', 'C')]
+        """
+        if callable(mapping):
+            return renamed(self, mapping)
+        return _under_new_names(self, _pairs(mapping), strict)
+
+    def filter_non_tensor_data(self) -> Self:
+        """Return a container without non-tensor entries, at any level; tensors are shared.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict(a=1, s="text", b={"s": "text"}).filter_non_tensor_data().keys(True))
+            ['a', 'b']
+        """
+        return _only_tensors(self)
+
+
+A = TypeVar("A", bound=AbstractContainer)
+
+
+class _Taking:
+    """How keys are taken out of a container."""
+
+    def __init__(self, default: object, strict: bool, reproduce: bool, drop_empty: bool) -> None:
+        self.default, self.strict = default, strict
+        self.reproduce, self.drop_empty = reproduce, drop_empty
+
+    def parts(
+        self, kind: A, rest: AbstractContainer, key_sets: Sequence[Sequence[NestedKey]]
+    ) -> list[A]:
+        """Remove each set of keys from `rest`; the parts are of the kind of a container."""
+        if isinstance(kind, Composite) and isinstance(rest, Composite):
+            defaults = self._rows_of_default(rest)
+            columns = [
+                _Taking(row, self.strict, self.reproduce, self.drop_empty).parts(a, b, key_sets)
+                for row, a, b in zip(defaults, kind._members, rest._members, strict=True)
+            ]
+            return [kind._of(members) for members in zip(*columns, strict=True)]
+        levels = empty_levels(rest) if self.reproduce else {}
+        return [self._part(kind, rest, keys, levels) for keys in key_sets]
+
+    def _rows_of_default(self, stack: Composite) -> Sequence[object]:
+        default, count = self.default, len(stack._members)
+        if isinstance(default, (Tensor, AbstractContainer)):
+            return cast("Tensor", default).unbind(stack._dim)
+        return [default] * count
+
+    def _part(
+        self,
+        kind: A,
+        rest: AbstractContainer,
+        keys: Sequence[NestedKey],
+        levels: dict[str, Entry],
+    ) -> A:
+        part = kind._like(_copied(levels), kind._desc.unlocked())
+        for key in keys:
+            path = path_of(key)
+            entry: object = find_entry(rest._entries, path)
+            if entry is None and self.default is not NO_DEFAULT:
+                entry = self.default
+                part._store(path, entry)
+            elif entry is not None:
+                part._store(path, entry)
+                _drop(rest, path, self.drop_empty)
+            elif self.strict:
+                rest._read(path)  # raises
+        return part
+
+
+def _dense(td: AbstractContainer) -> AbstractContainer:
+    """Return a plain copy, because the fields of a tensor class cannot be removed."""
+    if isinstance(td, Composite):
+        return td._by_member(_dense)
+    made = _registry.make_dense(dict(td._shallow()._entries), td._desc.unlocked())
+    return cast(AbstractContainer, made)
+
+
+def empty_levels(td: AbstractContainer) -> dict[str, Entry]:
+    """Return all nested containers, without their leaves and data."""
+    return {
+        key: cast("Entry", value._like(empty_levels(value), value._desc.unlocked()))
+        for key, value in td._entries.items()
+        if isinstance(value, AbstractContainer)
+    }
+
+
+def _copied(levels: dict[str, Entry]) -> dict[str, Entry]:
+    return {key: cast("AbstractContainer", level)._shallow() for key, level in levels.items()}
+
+
+def _pairs(mapping: object) -> list[tuple[Path, Path]]:
+    if not isinstance(mapping, Mapping):
+        raise wrong_type("`mapping`", "a mapping of keys or a function", mapping)
+    return [(path_of(old), path_of(new)) for old, new in mapping.items()]
+
+
+def _under_new_names(td: A, pairs: Sequence[tuple[Path, Path]], strict: bool) -> A:
+    """Remove the entries from a copy of one level, then store them under their new names."""
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: _under_new_names(member, pairs, strict))
+    copy = _dense(td)
+    moved: list[tuple[Path, Path, Entry]] = []
+    for old, new in pairs:
+        entry = find_entry(copy._entries, old)
+        if entry is None:
+            if strict:
+                td._read(old)  # raises, unless another key of the mapping encloses it
+                raise InvalidArgument(
+                    f"cannot rename {format_key(old)}: the container that holds it is renamed too. "
+                    "Rename it in a second step."
+                )
+            continue
+        _drop(copy, old, False)
+        moved.append((old, new, entry))
+    for old, new, entry in moved:
+        if find_entry(copy._entries, new) is not None:
+            raise KeyCollision(
+                f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
+                "name, which keeps it. Rename that one too, or choose another name."
+            )
+        copy._store(new, entry)
+    return td._like(dict(copy._entries), td._desc.unlocked())
+
+
+def _only_tensors(td: A) -> A:
+    if isinstance(td, Composite):
+        return td._by_member(_only_tensors)
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            entries[key] = cast("Entry", _only_tensors(value))
+        elif isinstance(value, Tensor):
+            entries[key] = value
+    return td._like(entries, td._desc.unlocked())
+
+
+def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer, str]], bool]:
+    """Find the nested containers without entries, the outermost ones only.
+
+    Returns:
+        Where each of them is, and whether nothing else is in the container.
+    """
+    found: list[tuple[AbstractContainer, str]] = []
+    is_empty = True
+    for key, value in level._entries.items():
+        below, empty = _empty_below(value) if isinstance(value, AbstractContainer) else ([], False)
+        found += [(level, key)] if empty else below
+        is_empty = is_empty and empty
+    return found, is_empty
+
+
+def _drop(level: AbstractContainer, path: tuple[str, ...], empty_ones: bool = True) -> None:
+    """Remove an existing entry, and the containers that become empty if asked to."""
+    above: list[tuple[AbstractContainer, str]] = []
+    for part in path[:-1]:
+        above.append((level, part))
+        level = cast(AbstractContainer, level._entries[part])
+    level._check_unlocked(f"remove {format_key(path)}")
+    level._del_entry(path[-1])
+    for parent, key in reversed(above if empty_ones else []):
+        if cast(AbstractContainer, parent._entries[key])._entries:
+            return
+        parent._del_entry(key)

@@ -1,0 +1,439 @@
+"""Changing the keys: update, select, rename, flatten.
+
+Every change is all or nothing: it is checked as a whole first, then committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core import _registry
+from kd_core._batch.descriptor import describe_on
+from kd_core._batch.shapes import batch_of
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
+from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
+from kd_core._leaves.loops import find_entry
+from kd_core._leaves.writes import copy_pairs
+from kd_core._ops.entries.updating import Update, source_items, stage_update, stage_writes
+from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
+from kd_core._ops.shape.rebatching import take_batch_size
+from kd_core._protocol.composite import unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer, level_at
+from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep
+from kd_core._types import NO_DEFAULT
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._entry import AnyKey, Entries, Entry, Source
+    from kd_core._ops.entries.updating import IsLeaf, Staged
+    from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
+
+
+W = TypeVar("W", bound=AbstractContainer)
+
+
+class Structure(AbstractContainer):
+    """Changes of keys."""
+
+    __slots__ = ()
+
+    def update(
+        self,
+        source: Source[AnyKey],
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[NestedKey] | None = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
+        """Store the entries of a mapping or container, merging nested ones. All or nothing.
+
+        Tensors are stored by reference. If any entry does not fit, the container is left as it
+        was.
+
+        Args:
+            source: a mapping (its keys may be nested tuples) or a container.
+            clone: store copies of the tensors.
+            inplace: write into the storage of entries that exist.
+            non_blocking: do not wait for copies between pinned memory and a GPU.
+            keys_to_update: take only these keys of the source, and what is below them.
+            is_leaf: returns for the type of a nested container of the source whether it replaces
+                the one that is there, instead of being merged into it.
+            update_batch_size: take the batch size of the source, a container, too; it must have
+                all keys of this one.
+
+        Raises:
+            ShapeMismatch: if a value does not fit the batch size.
+            KeySetMismatch: if an entry would keep another batch size.
+            Locked: if a key would be added or rebound in a locked container.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0}})
+            >>> td.update({"b": {"d": 2.0}}).to_dict()["b"].keys()
+            dict_keys(['c', 'd'])
+        """
+        if update_batch_size and take_batch_size(self, source, clone, keys_to_update):
+            return self
+        items = source_items(source, "update")
+        only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
+        stage: Staged = []
+        how = Update(clone, inplace, only, non_blocking, is_leaf)
+        stage_update(self, items, (), how, stage)
+        for commit in stage:
+            commit()
+        return self
+
+    def update_(
+        self,
+        source: Source[AnyKey],
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Write the values of a source into entries that exist, in place. All or nothing.
+
+        Allowed on a locked container.
+
+        Raises:
+            KeyNotFound: if the source has a key that does not exist here.
+            ShapeMismatch: if a value cannot be broadcast to its entry.
+        """
+        plain = keys_to_update is None and not (clone or non_blocking)
+        if plain and isinstance(source, AbstractContainer):
+            left: list[Tensor] = []
+            right: list[Tensor] = []
+            try:
+                self._collect_pair(cast("Entry", source), left, right, ())
+            except KeySetMismatch:  # a source may have fewer keys: entry by entry below
+                left = []
+            if left and copy_pairs(left, right):
+                return self
+        items = source_items(source, "update_")
+        only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
+        stage: Staged = []
+        stage_writes(self, items, (), Update(clone, True, only, non_blocking), stage)
+        for commit in stage:
+            commit()
+        return self
+
+    def replace(self, source: Source[AnyKey]) -> Self:
+        """Return a shallow copy in which the entries of `source` replace the old ones."""
+        return self._shallow().update(source)
+
+    def select(
+        self,
+        *keys: NestedKey,
+        strict: bool = True,
+        inplace: bool = False,
+        as_tensordict: bool = False,
+    ) -> Self:
+        """Keep only some keys; tensors are shared.
+
+        Args:
+            *keys: what to keep; a nested container is kept whole, or by some of its keys.
+            strict: a missing key is an error.
+            inplace: change this container instead of making a new one.
+            as_tensordict: return a `TensorDict`, of whatever kind this container is.
+
+        Raises:
+            KeyNotFound: if `strict` and a key is missing.
+            Locked: if `inplace` on a locked container.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0, "d": 2.0}})
+            >>> list(td.select(("b", "c")).keys(True, True))
+            [('b', 'c')]
+        """
+        kept = self._selected(keys, self if strict else None, ())
+        if as_tensordict and not inplace:
+            return cast("Self", _registry.make_dense(dict(kept._entries), kept._desc))
+        return self._replace_entries(kept, "select in place") if inplace else kept
+
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
+        """Drop some keys; tensors are shared, missing keys ignored.
+
+        Excluding the last entry of a nested container leaves it there, empty.
+
+        Args:
+            *keys: what to drop.
+            inplace: change this container instead of making a new one.
+        """
+        kept = self._without(keys)
+        return self._replace_entries(kept, "exclude in place") if inplace else kept
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        """Rename a key; the entry moves to the end of its level.
+
+        Args:
+            old_key: a key that is there.
+            new_key: its new name, in the same or another nested container.
+            safe: refuse to overwrite an entry that has the new name.
+
+        Raises:
+            KeyNotFound: if `old_key` is missing.
+            KeyCollision: if `safe` and `new_key` is taken.
+            Locked: if the container is locked.
+        """
+        old, new = old_key, new_key
+        if old.__class__ is str and new.__class__ is str and not (safe or self._desc.frozen):
+            moved = self._entries.get(old)
+            if moved is not None and old != new:  # without making paths, which takes half of it
+                self._del_entry(old)
+                self._set_entry(new, moved)
+                return self
+        source, target = path_of(old), path_of(new)
+        entry = find_entry(self._entries, source)
+        if entry is None:
+            entry = self._read(source)
+        if self._desc.frozen:
+            self._check_unlocked(f"rename {format_key(old)}")
+        if source == target:
+            return self
+        if is_prefix(source, target):
+            raise InvalidArgument(
+                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside "
+                "it. Choose a name outside it."
+            )
+        if safe and find_entry(self._entries, target) is not None:
+            raise KeyCollision(
+                f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry "
+                "of that name. Remove it first, or pass `safe=False`."
+            )
+        level = level_at(self, source[:-1])
+        level._check_unlocked(f"rename {format_key(old)}")
+        if source[:-1] == target[:-1]:
+            level._del_entry(source[-1])
+            level._set_entry(target[-1], entry)
+            return self
+        if is_compiling():
+            self._store(target, entry)
+            level._del_entry(source[-1])
+            return self
+        with unchanged_on_error(level):
+            level._del_entry(source[-1])
+            self._store(target, entry)
+        return self
+
+    def flatten_keys(
+        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> Self:
+        """Join the keys of nested entries, so that there is one level.
+
+        Args:
+            separator: stands between the parts of a key.
+            inplace: change this container instead of making a new one.
+            is_leaf: returns for the type of a nested container whether it is kept as it is.
+
+        Raises:
+            KeyCollision: if two entries would have the same name.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict({"a": {"b": 0.0}}).flatten_keys(".").keys())
+            ['a.b']
+        """
+        flat: dict[str, Entry] = {}
+        _flatten_into(self._entries, plain_str(separator), "", flat, is_leaf)
+        result = self._like(flat, self._desc._unlocked)
+        if inplace:
+            return self._replace_entries(result, "flatten keys in place")
+        return record(result, self, Flattened, plain_str(separator), is_leaf)
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """Split keys at a separator into nested containers: the inverse of `flatten_keys`.
+
+        Raises:
+            KeyCollision: if a name would be a leaf and a container at once.
+            InvalidValue: if the separator is empty.
+        """
+        if not separator:
+            raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
+        desc, separator = self._desc._unlocked, plain_str(separator)
+        for key in self._entries:
+            if key.count(separator) > MAX_DEPTH:
+                raise too_deep(tuple(key.split(separator)))
+        result = self._like(_unflattened(self._entries, separator, "", desc), desc)
+        if inplace:
+            return self._replace_entries(result, "unflatten keys in place")
+        return record(result, self, Unflattened, separator)
+
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+    ) -> Self:
+        """Return a container of the same batch size and device without entries.
+
+        Args:
+            recurse: keep the nested containers, empty.
+            batch_size: another batch size; cannot be combined with `recurse`.
+            device: another device.
+        """
+        desc = self._desc.unlocked()
+        if batch_size is not None or device is not NO_DEFAULT:
+            if recurse:
+                raise InvalidArgument(
+                    "`recurse=True` keeps nested containers as they are and cannot be combined "
+                    "with `batch_size` or `device`. Call `empty` without it."
+                )
+            batch = desc.batch if batch_size is None else batch_of(batch_size)
+            where = desc.device if device is NO_DEFAULT else device
+            return self._like({}, describe_on(batch, where))
+        if not recurse:
+            return self._like({}, desc)
+        nested: dict[str, Entry] = {
+            key: value.empty(recurse=True)
+            for key, value in self._entries.items()
+            if isinstance(value, Structure)
+        }
+        return self._like(nested, desc)
+
+    def is_empty(self) -> bool:
+        """Return whether there is no leaf and no data at any level."""
+        for value in self._entries.values():
+            if value.__class__ is Tensor or not (isinstance(value, Structure) and value.is_empty()):
+                return False
+        return True
+
+    def _selected(
+        self, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path
+    ) -> Self:
+        return _select(self, keys, top, prefix)
+
+    def _without(self, keys: Sequence[NestedKey]) -> Self:
+        return _drop(self, keys)
+
+    def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
+        self._check_unlocked(action)
+        entries = dict(other._entries)
+        for key in list(self._entries):
+            self._del_entry(key)
+        for key, value in entries.items():
+            self._set_entry(key, value)
+        return self
+
+
+def _unflattened(
+    entries: Entries, separator: str, prefix: str, desc: Descriptor
+) -> dict[str, Entry]:
+    """Return the entries of a level whose keys are split at a separator."""
+    level: dict[str, Entry] = {}
+    below: dict[str, dict[str, Entry]] = {}
+    for key, value in entries.items():
+        name, found, rest = key.partition(separator)
+        if found and name in below:
+            below[name][rest] = value
+            continue
+        if name in level:
+            raise is_both(prefix + key, prefix + name, "container" if found else "value")
+        level[name] = value  # holds the place of a container
+        if found:
+            below[name] = {rest: value}
+    for name, inner in below.items():
+        nested = _unflattened(inner, separator, prefix + name + separator, desc)
+        level[name] = _registry.make_dense(nested, desc)
+    return level
+
+
+def _flatten_into(
+    entries: Entries, separator: str, prefix: str, flat: dict[str, Entry], is_leaf: IsLeaf | None
+) -> None:
+    for key, value in entries.items():
+        name = prefix + key
+        if isinstance(value, AbstractContainer) and not (is_leaf and is_leaf(type(value))):
+            _flatten_into(value._entries, separator, name + separator, flat, is_leaf)
+        elif name in flat:
+            raise KeyCollision(
+                f"two entries would have the flat key `{name}`. Choose another separator than "
+                f"{separator!r}."
+            )
+        else:
+            flat[name] = value
+
+
+def _select(level: W, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path) -> W:
+    """Return the part of one level that some keys name; a missing one is an error of `top`."""
+    kept: dict[str, Entry] = {}
+    parts: dict[str, list[NestedKey]] = {}
+    entries = level._entries
+    for key in keys:
+        first, below = (key, None) if key.__class__ is str else _parted(key)
+        value = entries.get(first)
+        if value is None:
+            _demand(top, (*prefix, first, *(path_of(below) if below else ())))
+        elif not below:
+            kept[first] = value
+            for part in parts.pop(first, ()):
+                _demand(top, (*prefix, first, *path_of(part)))
+        elif first in parts:
+            parts[first].append(below)
+        elif first not in kept:
+            kept[first] = value  # holds its place until its part is known
+            parts[first] = [below]
+        else:
+            _demand(top, (*prefix, first, *path_of(below)))
+    for first, rest in parts.items():
+        value = kept[first]
+        if isinstance(value, Structure):
+            kept[first] = value._selected(rest, top, (*prefix, first))
+        else:
+            _demand(top, (*prefix, first, *path_of(rest[0])))
+            del kept[first]
+    desc = level._desc
+    return level._like(_released(kept) if desc.frozen else kept, desc._unlocked)
+
+
+def _demand(top: AbstractContainer | None, path: tuple[NestedKey, ...]) -> None:
+    """Raise the error of a missing key, where one was asked for."""
+    if top is not None:
+        top._read(path_of(path))
+
+
+def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
+    """Return the entries for a result: unlike what a locked container encloses, not locked."""
+    return {
+        key: value if isinstance(value, Tensor) else value._shallow() for key, value in kept.items()
+    }
+
+
+def _drop(container: W, keys: Sequence[NestedKey]) -> W:
+    kept: dict[str, Entry] = {**container._entries}
+    parts: dict[str, list[NestedKey]] = {}
+    for key in keys:
+        if key.__class__ is str:
+            kept.pop(key, None)
+            continue
+        first, below = _parted(key)
+        if not below:
+            kept.pop(first, None)
+        elif first in kept:
+            parts.setdefault(first, []).append(below)
+    for first, rest in parts.items():
+        value = kept.get(first)
+        if isinstance(value, Structure):
+            kept[first] = value._without(rest)
+    desc = container._desc
+    return container._like(_released(kept) if desc.frozen else kept, desc._unlocked)
+
+
+def _parted(key: NestedKey) -> tuple[str, NestedKey]:
+    """Split a key into its first part and the rest, `()` if there is none."""
+    if key.__class__ is tuple and len(key) == 2:  # as most nested keys
+        first, last = key
+        if first.__class__ is str and last.__class__ is str and last:
+            return first, last
+    path = path_of(key)
+    return path[0], path[1:]

@@ -1,0 +1,382 @@
+"""Containers as tables and files of other libraries: JSON, CSV, pandas, Arrow, Parquet, HDF5, Zarr.
+
+Reading a file that a container wrote as JSON, Arrow, Parquet, HDF5 or Zarr returns an equal one:
+keys, batch sizes, dtypes and non-tensor data. Tables of CSV, JSON Lines and pandas hold rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from kd_core._ops.formats.building import build
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._convert.columns import DtypeOf
+    from kd_core._types import BatchSize, DeviceLike, NestedKey
+
+PathLike: TypeAlias = "str | Path"
+
+
+class Formats(AbstractContainer):
+    """Reading and writing formats of other libraries."""
+
+    __slots__ = ()
+
+    def to_json(
+        self, path: PathLike | None = None, *, separator: str | None = None, lines: bool = False
+    ) -> str | None:
+        """Write the entries as JSON: an object of nested lists, or with `lines` one object a row.
+
+        Numbers are written in full. Values that are not finite are written as `NaN` and `Infinity`,
+        as the `json` module of Python does.
+
+        Args:
+            path: the file to write; `None`: return the text.
+            separator: join nested keys by it, instead of nesting objects.
+            lines: write one line for each item of the first batch dimension.
+
+        Raises:
+            InvalidValue: if non-tensor data cannot be written as JSON.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.arange(2), "b": {"c": torch.ones(2)}}, [2])
+            >>> print(td.to_json(lines=True), end="")
+            {"a": 0, "b": {"c": 1.0}}
+            {"a": 1, "b": {"c": 1.0}}
+            >>> td.to_json("td.json")
+            >>> bool((TensorDict.from_json("td.json") == td).all())
+            True
+        """
+        from kd_core._convert import json_text
+
+        text = (json_text.lines_of if lines else json_text.text_of)(self, separator)
+        if path is None:
+            return text
+        json_text.write_text(path, text)
+        return None
+
+    @classmethod
+    def from_json(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+        separator: str | None = None,
+        dtype: DtypeOf = None,
+        lines: bool = False,
+    ) -> Self:
+        """Build a container from a file of JSON, as `to_json` writes it or of another origin.
+
+        Args:
+            path: the file.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry; `None`: those of the container that
+                was written, or with `lines` the number of lines.
+            separator: split keys at it; as in `to_json`.
+            dtype: the dtype of all tensors, or of some by their keys, for a file of another origin.
+            lines: the file has one object a line.
+
+        Raises:
+            InvalidValue: if the file is not JSON of this form.
+        """
+        from kd_core._convert import json_text
+
+        text = json_text.read_text(path)
+        batch: BatchSize | None
+        if lines:
+            tree, batch = json_text.tree_of_lines(text, separator, dtype)
+        else:
+            tree, batch = json_text.tree_of_text(text, separator, dtype)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
+
+    def to_csv(self, path: PathLike | None = None, *, separator: str = ".") -> str | None:
+        """Write one line for each item of the first batch dimension, under a line of names.
+
+        Nested keys are joined by the separator; a leaf with more dimensions takes a column for each
+        element of a row, such as `a[0,1]`.
+
+        Args:
+            path: the file to write; `None`: return the text.
+            separator: what joins nested keys.
+
+        Raises:
+            KeyCollision: if a key holds the separator.
+            InvalidValue: if the container does not have a batch.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.eye(2), "b": {"c": torch.arange(2)}}, [2])
+            >>> print(td.to_csv(), end="")
+            a[0],a[1],b.c
+            1.0,0.0,0
+            0.0,1.0,1
+        """
+        from kd_core._convert import csv_text, json_text
+
+        text = csv_text.csv_of(self, separator)
+        if path is None:
+            return text
+        json_text.write_text(path, text)
+        return None
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+        separator: str | None = ".",
+        dtype: DtypeOf = None,
+    ) -> Self:
+        """Build a container from comma-separated values.
+
+        Columns of integers become `int64`, of other numbers `float64`, of `True` and `False`
+        `bool`; all others hold one string a row. Columns `a[0]`, `a[1]`, ... become one leaf.
+
+        Args:
+            path: the file; its first line has the names.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry; `None`: the number of rows.
+            separator: split names at it into nested keys; `None`: do not.
+            dtype: the dtype of all tensors, or of some by their keys.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"x": torch.arange(2), "y": torch.ones(2)}, [2]).to_csv("rows.csv")
+            >>> TensorDict.from_csv("rows.csv", dtype={"y": torch.float32})["y"]
+            tensor([1., 1.])
+        """
+        from kd_core._convert import csv_text, json_text
+
+        tree, rows = csv_text.tree_of_csv(json_text.read_text(path), separator, dtype)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
+
+    def to_pandas(self, *, separator: str = ".") -> object:
+        """Return a pandas data frame; names of columns as in `to_csv`.
+
+        Args:
+            separator: what joins nested keys.
+
+        Raises:
+            MissingDependency: if pandas is not installed.
+            KeyCollision: if a key holds the separator.
+            InvalidValue: if the container does not have a batch, or numpy not the dtype of a leaf.
+        """
+        from kd_core._convert.pandas_frame import frame_of
+
+        return frame_of(self, separator)
+
+    @classmethod
+    def from_pandas(
+        cls,
+        dataframe: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+        separator: str | None = ".",
+        dtype: DtypeOf = None,
+    ) -> Self:
+        """Build a container from a pandas data frame, whose columns are copied.
+
+        Columns of strings and objects hold one value a row. Names that are tuples are nested keys.
+
+        Args:
+            dataframe: the data frame; its index is left out.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry; `None`: the number of rows.
+            separator: split names at it into nested keys; `None`: do not.
+            dtype: the dtype of all tensors, or of some by their keys.
+
+        Raises:
+            MissingDependency: if pandas is not installed.
+            InvalidKey: if a name of a column is neither a string nor a tuple of strings.
+        """
+        from kd_core._convert.pandas_frame import tree_of_frame
+
+        tree, rows = tree_of_frame(dataframe, separator, dtype)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
+
+    def to_arrow(self, *, separator: str = ".") -> object:
+        """Return an Arrow table with one row for each item of the first batch dimension.
+
+        A leaf with more dimensions is a column of lists of fixed size. The metadata of the table
+        holds batch sizes, dtypes and shapes for `from_arrow`.
+
+        Args:
+            separator: what joins nested keys in the names of the columns.
+
+        Raises:
+            MissingDependency: if pyarrow is not installed.
+            KeyCollision: if two keys become the same name.
+            InvalidValue: if the container does not have a batch.
+        """
+        from kd_core._convert.arrow_table import table_of
+
+        return table_of(self, separator, "to_arrow")
+
+    @classmethod
+    def from_arrow(
+        cls,
+        table: object,
+        *,
+        nulls: str = "raise",
+        mask_key: NestedKey = "mask",
+        device: DeviceLike | None = None,
+        separator: str | None = ".",
+    ) -> Self:
+        """Build a container from an Arrow table, whose columns are copied.
+
+        Structs become nested containers, lists of one size become tensors of more dimensions, and
+        columns of anything but numbers hold one value a row.
+
+        Args:
+            table: the table, or one batch of records.
+            nulls: `"raise"`: an error for numbers that are null; `"mask"`: set them to zero.
+            mask_key: where the mask of rows without null is put, if there are nulls.
+            device: the device to which every entry is moved.
+            separator: split names at it into nested keys, in a table of another origin.
+
+        Raises:
+            MissingDependency: if pyarrow is not installed.
+            InvalidValue: if numbers are null and `nulls` is `"raise"`.
+        """
+        from kd_core._convert.arrow_table import tree_of_table
+
+        tree, batch = tree_of_table(table, separator, nulls, mask_key)
+        return build(cls, tree, batch, device)
+
+    def to_parquet(self, path: PathLike, *, separator: str = ".") -> None:
+        """Write a file of Parquet, with the table that `to_arrow` returns.
+
+        Raises:
+            MissingDependency: if pyarrow is not installed.
+        """
+        from kd_core._convert.arrow_table import write_parquet
+
+        write_parquet(self, path, separator)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+        separator: str | None = ".",
+        dtype: DtypeOf = None,
+        columns: Sequence[str] | None = None,
+    ) -> Self:
+        """Build a container from a file of Parquet; see `from_arrow`.
+
+        Args:
+            path: the file.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry; `None`: those of the container that
+                was written, or the number of rows.
+            separator: split names at it into nested keys, in a file of another origin.
+            dtype: the dtype of all tensors, or of some by their keys.
+            columns: the names of the columns to read; `None`: all.
+
+        Raises:
+            MissingDependency: if pyarrow is not installed.
+        """
+        from kd_core._convert.arrow_table import read_parquet, tree_of_table
+        from kd_core._convert.columns import cast_tree
+
+        tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
+        tree = cast_tree(tree, dtype)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
+
+    def to_h5(self, filename: PathLike) -> None:
+        """Write a file of HDF5: a group for each container, a data set for each leaf.
+
+        Raises:
+            MissingDependency: if h5py is not installed.
+            InvalidValue: if non-tensor data cannot be written as JSON.
+        """
+        from kd_core._convert.array_groups import write_h5
+
+        write_h5(self, filename)
+
+    @classmethod
+    def from_h5(
+        cls,
+        filename: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from a file of HDF5, which is read into memory.
+
+        Args:
+            filename: the file, written by `to_h5` or of another origin.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            batch_size: the leading dimensions of every entry; `None`: those of the container that
+                was written.
+
+        Raises:
+            MissingDependency: if h5py is not installed.
+        """
+        from kd_core._convert.array_groups import read_h5
+
+        tree, batch = read_h5(filename)
+        return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)
+
+    def to_zarr(self, filename: PathLike) -> None:
+        """Write a store of Zarr: a group for each container, an array for each leaf.
+
+        Raises:
+            MissingDependency: if zarr is not installed.
+            InvalidValue: if non-tensor data cannot be written as JSON.
+        """
+        from kd_core._convert.array_groups import write_zarr
+
+        write_zarr(self, filename)
+
+    @classmethod
+    def from_zarr(
+        cls,
+        filename: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from a store of Zarr, which is read into memory; as `from_h5`.
+
+        Raises:
+            MissingDependency: if zarr is not installed.
+        """
+        from kd_core._convert.array_groups import read_zarr
+
+        tree, batch = read_zarr(filename)
+        return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)

@@ -1,0 +1,494 @@
+"""Containers from Python objects and back: tuples, dataclasses, trees, structured arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from kd_core._batch.shapes import batch_of
+from kd_core._convert import plain
+from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
+from kd_core._ops.calls import module_state
+from kd_core._ops.formats.building import build, stack_rows
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._convert.schema import LeafSchema
+    from kd_core._entry import Node
+    from kd_core._types import BatchSize, DeviceLike, NestedKey
+
+
+class Objects(AbstractContainer):
+    """Conversion of Python objects."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_any(
+        cls,
+        obj: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from nested objects of named or numbered parts.
+
+        Mappings, dataclasses and named tuples become containers of their keys and fields, tuples
+        and lists that hold tensors or objects become containers of positions (`"0"`, `"1"`, ...).
+        Structured arrays become containers of their fields. Other values become entries.
+
+        Args:
+            obj: the object.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry.
+
+        Raises:
+            InvalidArgument: if the object does not have parts.
+
+        Example:
+            >>> from dataclasses import dataclass
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> @dataclass
+            ... class Step:
+            ...     obs: torch.Tensor
+            ...     info: object
+            >>> td = TensorDict.from_any(Step(torch.zeros(3), (1, torch.ones(3))))
+            >>> list(td.keys(True, True))
+            ['obs', ('info', '0'), ('info', '1')]
+        """
+        if isinstance(obj, AbstractContainer):
+            tree: object = obj._entries
+            if batch_size is None and not auto_batch_size:
+                batch_size = obj._desc.batch
+        else:
+            tree = plain.tree_of(obj)
+            if tree is None and isinstance(obj, list) and obj:
+                tree = {str(position): value for position, value in enumerate(obj)}
+        if tree is None:
+            remedy = "Wrap a single value as `{'key': value}`."
+            raise wrong_type("`obj`", "an object of named or numbered parts", obj, remedy)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
+
+    @classmethod
+    def from_tuple(
+        cls,
+        obj: tuple[object, ...],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from a tuple, whose positions are the keys; arguments as `from_any`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> list(TensorDict.from_tuple((torch.zeros(3), {"a": torch.ones(3)})).keys(True, True))
+            ['0', ('1', 'a')]
+        """
+        tree = plain.tree_of_tuple(obj)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
+
+    @classmethod
+    def from_namedtuple(
+        cls,
+        named_tuple: tuple[object, ...],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from a named tuple, whose fields are the keys; as `from_any`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> best = torch.arange(6.0).reshape(2, 3).max(dim=1)
+            >>> TensorDict.from_namedtuple(best, batch_size=[2])[0]["indices"]
+            tensor(2)
+        """
+        tree = plain.tree_of_named_tuple(named_tuple)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
+
+    @classmethod
+    def from_dataclass(
+        cls,
+        dataclass: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from an instance of a dataclass, nested ones too; as `from_any`.
+
+        Example:
+            >>> from dataclasses import dataclass
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> @dataclass
+            ... class Point:
+            ...     x: torch.Tensor
+            >>> TensorDict.from_dataclass(Point(torch.ones(2)), batch_size=[2])["x"]
+            tensor([1., 1.])
+        """
+        tree = plain.tree_of_dataclass(dataclass)
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
+
+    def from_dict_instance(
+        self,
+        input_dict: Mapping[str, object],
+        *,
+        auto_batch_size: bool = False,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        batch_dims: int | None = None,
+    ) -> Self:
+        """Build a container of the kind of this one, with nested containers of the kinds it has.
+
+        Args:
+            input_dict: nested dicts of values; this container is not changed.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_size: the leading dimensions of every entry.
+            device: the device to which every entry is moved.
+            batch_dims: the largest number of batch dimensions to infer.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorClass, TensorDict
+            >>> class Point(TensorClass):
+            ...     x: torch.Tensor
+            >>> td = TensorDict({"p": Point(torch.zeros(()))})
+            >>> type(td.from_dict_instance({"p": {"x": torch.ones(())}})["p"]).__name__
+            'Point'
+        """
+        tree: dict[str, object] = {}
+        for key, value in input_dict.items():
+            current = self._entries.get(key)
+            nested = isinstance(current, Objects) and isinstance(value, Mapping)
+            tree[key] = current.from_dict_instance(value) if nested else value  # type: ignore[union-attr]  # asked above
+        return build(type(self), tree, batch_size, device, auto_batch_size, batch_dims)
+
+    @classmethod
+    def from_list(
+        cls,
+        input: Sequence[object],
+        *,
+        auto_batch_size: bool = False,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        batch_dims: int | None = None,
+        lazy: bool | None = None,
+    ) -> Self:
+        """Build a container from a list of rows, each a mapping or another object with parts.
+
+        Args:
+            input: the rows; each is converted as by `from_any`.
+            auto_batch_size: infer the batch size of the rows.
+            batch_size: the batch size of the result; its first dimension is the number of rows.
+            device: the device to which every entry is moved.
+            batch_dims: the largest number of batch dimensions of a row to infer.
+            lazy: `True`: keep the rows as members of a lazy stack. `False`: stack the tensors.
+                `None`: stack them if all rows have the same keys and shapes.
+
+        Raises:
+            InvalidValue: if the list is empty.
+            ShapeMismatch: if the batch size does not start with the number of rows.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict.from_list([{"a": 1, "b": 2.0}, {"a": 3, "b": 4.0}])
+            >>> td["a"], td.batch_size
+            (tensor([1, 3]), torch.Size([2]))
+        """
+        rows = list(input)
+        if not rows:
+            raise InvalidValue("`input` must have at least one row, got an empty list.")
+        inner: BatchSize | None = None
+        if batch_size is not None:
+            batch = batch_of(batch_size)
+            if batch[:1] != (len(rows),):
+                raise ShapeMismatch(
+                    f"`batch_size` must start with the number of rows, {len(rows)}, got {batch}."
+                )
+            inner = batch[1:]
+        made = [
+            cls.from_any(
+                row,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                device=device,
+                batch_size=inner,
+            )
+            for row in rows
+        ]
+        return stack_rows(made, lazy)
+
+    @classmethod
+    def from_pytree(
+        cls,
+        pytree: object,
+        *,
+        batch_size: BatchSize | None = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+    ) -> Self:
+        """Build a container from a tree of torch: nested lists, dicts and registered classes.
+
+        The container remembers the structure, so that `to_pytree` returns a tree of the same kind.
+
+        Args:
+            pytree: the tree; numbers become tensors.
+            batch_size: the leading dimensions of every entry.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict.from_pytree([torch.zeros(2), {"a": (torch.ones(2),)}])
+            >>> td["1", "a", "0"]
+            tensor([1., 1.])
+            >>> (td + 1).to_pytree()
+            [tensor([1., 1.]), {'a': (tensor([2., 2.]),)}]
+        """
+        from kd_core._convert.trees import tree_of_pytree
+
+        tree = tree_of_pytree(pytree)
+        return build(cls, tree, batch_size, None, auto_batch_size, batch_dims)
+
+    def to_pytree(self) -> object:
+        """Return the tree that `from_pytree` was given, with the current leaves, else nested dicts.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": {"b": 1}}).to_pytree()
+            {'a': {'b': tensor(1)}}
+        """
+        from kd_core._convert.trees import pytree_of
+
+        tree = pytree_of(self)
+        return _plain_dict(self) if tree is None else tree
+
+    @classmethod
+    def from_struct_array(
+        cls,
+        struct_array: object,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Self:
+        """Build a container from a structured numpy array.
+
+        Its tensors share the memory of fields whose position torch can express, as those of fields
+        of one size do; other fields are copied.
+
+        Args:
+            struct_array: the array; nested fields become nested containers.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry; `None`: the shape of the array.
+
+        Example:
+            >>> import numpy
+            >>> from kd_core import TensorDict
+            >>> array = numpy.array([(1, 2.5), (3, 4.5)], dtype=[("n", "i8"), ("x", "f4")])
+            >>> td = TensorDict.from_struct_array(array)
+            >>> td["x"], bool((td.to_struct_array() == array).all())
+            (tensor([2.5000, 4.5000]), True)
+        """
+        tree = plain.columns_of_struct_array(struct_array)
+        if batch_size is None and not auto_batch_size:
+            batch_size = cast("Tensor", struct_array).shape
+        return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
+
+    def to_struct_array(self) -> object:
+        """Return a structured numpy array of the batch size, with a field for each key; a copy.
+
+        Nested containers are nested fields, non-tensor data is a field of objects.
+
+        Raises:
+            InvalidValue: if numpy does not have the dtype of a leaf.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict(
+            ...     {"a": torch.zeros(3), "b": torch.ones(3, 2)}, [3]
+            ... ).to_struct_array().shape
+            (3,)
+        """
+        return plain.struct_array_of(self)
+
+    def to_namedtuple(self, dest_cls: Callable[..., object] | None = None) -> object:
+        """Return a named tuple of the entries, nested containers as nested ones; data is unwrapped.
+
+        Args:
+            dest_cls: the class of the result, called with the entries as keywords.
+
+        Raises:
+            InvalidValue: if a key is not a valid name of a field.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 1, "b": {"c": "word"}}).to_namedtuple()
+            TensorDictTuple(a=tensor(1), b=TensorDictTuple(c='word'))
+        """
+        made = plain.named_tuple_of(self)
+        if dest_cls is None:
+            return made
+        return dest_cls(**dict(zip(made._fields, cast("tuple[object]", made), strict=True)))
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[NestedKey], value: object = 0) -> Self:
+        """Build a container in which every key has the same value.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict.fromkeys(["a", ("b", "c")], 1.0)["b", "c"]
+            tensor(1.)
+        """
+        return build(cls, dict.fromkeys(keys, value), None, None)
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Mapping[NestedKey, object],
+        batch_size: BatchSize | None = None,
+        *,
+        device: DeviceLike | None = None,
+    ) -> Self:
+        """Build a container of zeros that has a schema; data is `None`.
+
+        Args:
+            schema: what `schema` returns, or for each key a pair of shape and dtype, in any order.
+            batch_size: the batch size, which precedes the shapes of the schema.
+            device: the device of the container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict.from_schema({"a": ((2,), torch.float32)}, [3])
+            >>> td["a"].shape, TensorDict.from_schema(td.schema(), [5]).shape
+            (torch.Size([3, 2]), torch.Size([5]))
+        """
+        from kd_core._convert.schema import entries_of_schema
+
+        batch = () if batch_size is None else batch_of(batch_size)
+        return build(cls, entries_of_schema(schema, batch, device), batch, device)
+
+    def schema(self) -> dict[NestedKey, LeafSchema]:
+        """Return for each leaf its kind, the shape after the batch size, and its dtype.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> schema = TensorDict({"a": torch.zeros(3, 4), "b": {"s": "x"}}, [3]).schema()
+            >>> schema["a"]
+            LeafSchema(kind='tensor', shape=torch.Size([4]), dtype=torch.float32)
+            >>> schema["b", "s"].kind
+            'data'
+        """
+        from kd_core._convert.schema import schema_of
+
+        return schema_of(self)
+
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: bool = False,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        lazy_stack: bool = False,
+        expand_identical: bool = False,
+    ) -> Self:
+        """Stack the parameters and buffers of modules of the same structure.
+
+        Args:
+            *modules: the modules; they are not changed.
+            as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
+            lock: lock the container.
+            use_state_dict: take the entries of `state_dict()`, with the hooks of the modules.
+            lazy_stack: keep the tensors of the modules as members, instead of stacking copies that
+                are leaves of autograd.
+            expand_identical: expand a tensor that all modules share, instead of copying it.
+
+        Raises:
+            KeySetMismatch: if the modules have different structures.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> nets = [torch.nn.Linear(2, 1) for _ in range(3)]
+            >>> TensorDict.from_modules(*nets)["weight"].shape
+            torch.Size([3, 1, 2])
+        """
+        if not modules:
+            raise InvalidValue("`modules` must have at least one module, got none.")
+        take = cast("Callable[..., Self]", getattr(cls, "from_module"))  # noqa: B009  # of dense kinds
+        rows = [take(module, use_state_dict=use_state_dict) for module in modules]
+        if lazy_stack:
+            made = stack_rows(rows, True)
+        else:
+            entries = _stacked([row._entries for row in rows], (), expand_identical)
+            made = build(cls, entries, (len(rows),), None)
+        if as_module:
+            made = cast("Self", module_state.as_module(cast("Node", made)))
+        return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
+
+
+def _plain_dict(td: AbstractContainer) -> dict[str, object]:
+    return {
+        key: _plain_dict(value)
+        if isinstance(value, AbstractContainer)
+        else (value if isinstance(value, Tensor) else value._item())
+        for key, value in td._entries.items()
+    }
+
+
+def _stacked(
+    levels: list[Mapping[str, object]], path: tuple[str, ...], expand: bool
+) -> dict[str, object]:
+    """Stack the tensors of modules as leaves of autograd where those of the modules are."""
+    first = levels[0]
+    for number, level in enumerate(levels):
+        if level.keys() != first.keys():
+            raise KeySetMismatch(
+                f"the modules must have the same structure, got {sorted(first)} in module 0 and "
+                f"{sorted(level)} in module {number}{f' below {path}' if path else ''}."
+            )
+    made: dict[str, object] = {}
+    for key in first:
+        column = [level[key] for level in levels]
+        if not isinstance(column[0], Tensor):
+            inner = [cast("AbstractContainer", node)._entries for node in column]
+            made[key] = _stacked(cast("list[Mapping[str, object]]", inner), (*path, key), expand)
+            continue
+        made[key] = _stacked_leaf(cast("list[Tensor]", column), expand)
+    return made
+
+
+def _stacked_leaf(column: list[Tensor], expand: bool) -> Tensor:
+    if expand and all(leaf is column[0] for leaf in column):
+        return column[0].expand(len(column), *column[0].shape)
+    with torch.no_grad():
+        stacked = torch.stack(column)
+    if all(isinstance(leaf, nn.Parameter) for leaf in column):
+        return nn.Parameter(stacked, requires_grad=column[0].requires_grad)
+    return stacked.requires_grad_(any(leaf.requires_grad for leaf in column))

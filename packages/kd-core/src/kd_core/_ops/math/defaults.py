@@ -1,0 +1,173 @@
+"""Functions of two containers whose keys differ: what stands for an entry that one of them lacks.
+
+`default` is a number or a 0-d tensor that takes the place of every missing leaf, or
+`"intersection"`: then only the keys that both have are kept. Entries that are missing on either
+side are computed with the default on that side, so `sub` of a key that only the second container
+has is `default - value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core._batch.computing import SAME_SHAPE
+from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
+from kd_core._keys import format_key
+from kd_core._ops.math.operands import binary, check_batches
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from kd_core._entry import Entries, Entry
+    from kd_core._types import Batch
+
+W = TypeVar("W", bound=AbstractContainer)
+Default: TypeAlias = "complex | Tensor | Literal['intersection']"
+"""What stands for an entry that one container lacks; `"intersection"`: leave such entries out."""
+
+_Fn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+_SHARED: Final = "intersection"
+
+
+def binary_with_default(
+    td: W, other: object, fn: Callable[..., Tensor], default: Default, by_member: bool = True
+) -> W:
+    """Apply a function of two to the entries of two containers whose keys may differ.
+
+    Args:
+        td: the first operand.
+        other: the second operand; one that is not a container has no keys, so nothing is missing.
+        fn: the function of two leaves.
+        default: what stands for a missing leaf, or `"intersection"`.
+        by_member: whether the function may be called for each member of a stack.
+
+    Raises:
+        InvalidValue: if the default is another string, or not one number.
+        KeySetMismatch: if a key is a leaf in one container and a container in the other.
+    """
+    _check_default(default)
+    if not isinstance(other, AbstractContainer):
+        return binary(td, other, fn)
+    check_batches(td._desc.batch, other._desc.batch)
+    return _Join(fn, default, by_member).level(td, other, ())
+
+
+def _check_default(default: object) -> None:
+    if isinstance(default, str):
+        if default != _SHARED:
+            raise InvalidValue(
+                f'`default` must be a number, a 0-d tensor or "intersection", got {default!r}.'
+            )
+    elif isinstance(default, Tensor):
+        if default.ndim:
+            raise InvalidValue(
+                f"`default` must be one number, got a tensor of shape {tuple(default.shape)}."
+            )
+    elif not isinstance(default, (int, float, complex)):
+        raise wrong_type("`default`", 'a number, a 0-d tensor or "intersection"', default)
+
+
+class _Join:
+    """One traversal of two containers by key."""
+
+    def __init__(self, fn: _Fn, default: Default, by_member: bool) -> None:
+        self.fn, self.default, self.by_member = fn, default, by_member
+
+    def level(self, td: W, other: AbstractContainer, path: tuple[str, ...]) -> W:
+        batch = td._desc.batch
+        alike = self.by_member and other._desc.batch[: len(batch)] == batch
+        if alike and isinstance(td, Composite):
+            return td._by_member(lambda member, row: self.level(member, row, path), other)
+        mine, theirs = td._entries, other._entries
+        entries: dict[str, Entry] = {}
+        for key, value in mine.items():
+            if key in theirs:
+                entries[key] = self._both(value, theirs[key], (*path, key), batch)
+            elif self.default != _SHARED:
+                entries[key] = self._one(value, False)
+        if self.default != _SHARED:
+            self._add_theirs(entries, mine, theirs, batch, len(other._desc.batch))
+        return td._like(entries, td._desc.unlocked())
+
+    def _both(self, mine: Entry, theirs: Entry, path: tuple[str, ...], batch: Batch) -> Entry:
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+            return self._leaf(mine, theirs, path, batch)
+        if isinstance(mine, AbstractContainer) and isinstance(theirs, AbstractContainer):
+            return cast("Entry", self.level(mine, theirs, path))
+        if isinstance(mine, (Tensor, AbstractContainer)) or isinstance(
+            theirs, (Tensor, AbstractContainer)
+        ):
+            raise KeySetMismatch(
+                f"entry {format_key(path)} must be of one kind in both containers, got a "
+                f"`{type(mine).__name__}` and a `{type(theirs).__name__}`."
+            )
+        return mine
+
+    def _leaf(self, mine: Tensor, theirs: Tensor, path: tuple[str, ...], batch: Batch) -> Tensor:
+        try:
+            result = self.fn(mine, theirs)
+        except (RuntimeError, TypeError) as error:
+            if not is_compiling():
+                error.add_note(f"This is entry {format_key(path)}.")
+            raise
+        if tuple(result.shape[: len(batch)]) != batch:
+            raise ShapeMismatch(
+                f"the result for entry {format_key(path)} must have a shape that starts with "
+                f"batch_size {batch}, got {tuple(result.shape)}. Expand the first container, or "
+                "exchange the operands."
+            )
+        return result
+
+    def _add_theirs(
+        self, entries: dict[str, Entry], mine: Entries, theirs: Entries, batch: Batch, ndim: int
+    ) -> None:
+        """Append the entries that only the second container has, with the batch of the first."""
+        for key, value in theirs.items():
+            if key in mine:
+                continue
+            entry = self._one(value, True)
+            if batch and not ndim:
+                entry = _expanded(entry, batch)
+            entries[key] = entry
+
+    def _one(self, entry: Entry, on_the_right: bool) -> Entry:
+        """Return the result for an entry that only one container has."""
+        if isinstance(entry, Tensor):
+            return self._with_default(entry, on_the_right)
+        batch = None if self.by_member else SAME_SHAPE
+        return entry._map_each(lambda leaf: self._with_default(leaf, on_the_right), batch)
+
+    def _with_default(self, leaf: Tensor, on_the_right: bool) -> Tensor:
+        default = self.default
+        if not isinstance(default, Tensor):
+            # Of the dtype to which the number is promoted beside the leaf, as a number would be.
+            dtype = _promoted(leaf.dtype, cast("complex", default))
+            default = leaf.new_full((), cast("float", default), dtype=dtype)
+        elif default.device != leaf.device:
+            default = default.to(leaf.device)
+        return self.fn(default, leaf) if on_the_right else self.fn(leaf, default)
+
+
+def _promoted(dtype: torch.dtype, number: complex) -> torch.dtype:
+    """Return `torch.result_type` of a tensor and a number, which dynamo does not trace."""
+    if isinstance(number, (bool, int)):
+        is_wider = dtype is torch.bool and not isinstance(number, bool)
+        return torch.int64 if is_wider else dtype
+    floats = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return floats if isinstance(number, float) else floats.to_complex()
+
+
+def _expanded(entry: Entry, batch: Batch) -> Entry:
+    """Return an entry without batch dimensions, expanded to a batch."""
+
+    def expand(leaf: Tensor) -> Tensor:
+        return leaf.expand((*batch, *leaf.shape))
+
+    if isinstance(entry, Tensor):
+        return expand(entry)
+    return entry._map_each(expand, lambda old: batch + old)

@@ -1,0 +1,187 @@
+"""Reductions: over everything, over batch dimensions, over features, or to one tensor.
+
+Each generated method of `_ops.math.reduction` is one call of `reduced`. Without `dim` each leaf is
+reduced to one number, and the batch size is (). `dim` names batch dimensions; `"feature"` means all
+trailing dimensions. `reduce=True` reduces all leaves to one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.computing import Reduced
+from kd_core._batch.names import names_of
+from kd_core._batch.shapes import sizes_of, wrap_dim
+from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._ops.entries.renaming import renamed
+from kd_core._protocol.primitives import AbstractContainer, same_batch
+
+if TYPE_CHECKING:
+    from kd_core._ops.entries.renaming import KeyFn
+
+W = TypeVar("W", bound=AbstractContainer)
+SomeDim: TypeAlias = "int | str | Sequence[int | str]"
+"""Batch dimensions or their names, or `"feature"` for all trailing dimensions."""
+
+Dim: TypeAlias = "SomeDim | None"
+"""Batch dimensions, `"feature"`, or `None` for everything."""
+
+_Reduce: TypeAlias = Callable[..., Tensor]
+
+
+def reduced(
+    td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn | None = None
+) -> W | Tensor:
+    """Reduce every leaf, or all leaves together.
+
+    Args:
+        td: the container.
+        fn: `fn(leaf)` reduces everything, `fn(leaf, dims, keepdim=)` one dimension or a tuple.
+        dim: the dimensions to reduce.
+        keepdim: keep reduced dimensions with size 1.
+        reduce: reduce all leaves to one tensor.
+        name: a function from each key to its name in the result; `None`: keep the names.
+
+    Raises:
+        OutOfRange: if `dim` is not a batch dimension.
+        InvalidArgument: if the arguments cannot be combined.
+    """
+    if name is not None:
+        return _under_names(td, fn, dim, keepdim, reduce, name)
+    if reduce:
+        return _together(td, fn, dim, keepdim)
+    if dim is None:
+        if keepdim:
+            raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
+        return td._map_each(fn, Reduced(first=0))
+    if isinstance(dim, str) and not _is_named(td, dim):
+        ndim = feature_start(td, dim)
+        over = Reduced(first=ndim)
+        return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), over)
+    if not keepdim and isinstance(dim, (int, str)):
+        axis = wrap_dim(dim, td._desc.batch)
+        return td._map_each(lambda leaf: fn(leaf, axis), Reduced((axis,)))
+    dims = batch_dims_of(td, dim)
+    return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
+
+
+def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn) -> W:
+    if reduce:
+        raise InvalidArgument(
+            "`key_transform` cannot be combined with `reduce=True`: one tensor has no keys."
+        )
+    return renamed(cast("W", reduced(td, fn, dim, keepdim, False)), name)
+
+
+def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -> tuple[int, ...]:
+    """Return batch dimensions, counted from the front.
+
+    Raises:
+        OutOfRange: if one is not a batch dimension.
+        InvalidValue: if there are none, or one is given twice.
+    """
+    batch = td._desc.batch
+    named = [dim] if isinstance(dim, str) else dim
+    if isinstance(named, (tuple, list)):
+        named = [wrap_dim(each, batch) if isinstance(each, str) else each for each in named]
+    dims = tuple([wrap_dim(each, batch) for each in sizes_of([cast("int", named)])])
+    if not dims or len(set(dims)) < len(dims):
+        raise InvalidValue(
+            f"`dim` must be one or more distinct dimensions, got {dim}. Leave `dim` out to reduce "
+            "over everything."
+        )
+    return dims
+
+
+def _is_named(td: AbstractContainer, name: str) -> bool:
+    """Return whether a string is the name of a batch dimension; `"feature"` is, if one has it."""
+    return name != "feature" and any(names_of(td._desc.batch))
+
+
+def feature_start(td: AbstractContainer, dim: str) -> int:
+    """Return the first trailing dimension."""
+    if dim != "feature":
+        raise InvalidValue(
+            f'`dim` must be integers (batch dimensions) or "feature" (all trailing dimensions), '
+            f"got {dim!r}."
+        )
+    return td._desc.ndim
+
+
+def without(dims: tuple[int, ...], keepdim: bool) -> Reduced:
+    """Return the batch shape after a reduction of some dimensions."""
+    return Reduced(dims, keepdim)
+
+
+def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tensor:
+    """Reduce the trailing dimensions; a leaf without them counts as one feature."""
+    flat = leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim)
+    result = fn(flat, (ndim,))
+    if not keepdim:
+        return result
+    return result.reshape((*leaf.shape[:ndim], *(1,) * (leaf.ndim - ndim)))
+
+
+def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
+    leaves: list[Tensor] = []
+    everything = dim is None and not keepdim
+
+    def note(leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return leaf
+
+    if everything:
+        td._collect(leaves)
+    else:
+        td._map_each(note, same_batch)
+    if not leaves:
+        raise InvalidValue(
+            "`reduce=True` requires at least one tensor, got a container without tensors."
+        )
+    if everything:
+        return fn(torch.cat([leaf.reshape(-1) for leaf in leaves]))
+    if not isinstance(dim, str) or keepdim:
+        raise InvalidArgument(
+            "`reduce=True` cannot be combined with batch dimensions or `keepdim`. Leave `dim` out, "
+            'or pass `dim="feature"` and reduce the batch dimensions of the result.'
+        )
+    ndim = feature_start(td, dim)
+    flat = [leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim) for leaf in leaves]
+    return fn(torch.cat(flat, ndim), (ndim,))
+
+
+def prod(
+    leaf: Tensor,
+    dims: tuple[int, ...] | int | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute `torch.prod`, over several dimensions too."""
+    if dims is None:
+        return torch.prod(leaf, dtype=dtype)
+    for dim in (dims,) if isinstance(dims, int) else sorted(dims, reverse=True):
+        leaf = torch.prod(leaf, dim, keepdim, dtype=dtype)
+    return leaf
+
+
+def logsumexp(
+    leaf: Tensor, dims: tuple[int, ...] | int | None = None, keepdim: bool = False
+) -> Tensor:
+    """Compute `torch.logsumexp`, over everything too."""
+    return torch.logsumexp(leaf, tuple(range(leaf.ndim)) if dims is None else dims, keepdim)
+
+
+def norm(
+    leaf: Tensor,
+    dims: tuple[int, ...] | int | None = None,
+    keepdim: bool = False,
+    ord: float = 2,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute `torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
+    length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim, dtype=dtype)
+    return length

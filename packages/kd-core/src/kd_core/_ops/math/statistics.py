@@ -1,0 +1,169 @@
+"""Quantiles and softmax: functions of all values along dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.computing import SAME_SHAPE
+from kd_core._errors import InvalidArgument, ShapeMismatch
+from kd_core._ops.entries.renaming import renamed
+from kd_core._ops.math.reducing import batch_dims_of, feature_start, reduced, without
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._ops.math.reducing import Dim
+    from kd_core._types import Batch, LeafFn
+
+S = TypeVar("S", bound=AbstractContainer)
+
+
+class Statistics(AbstractContainer):
+    """The methods for quantiles and softmax.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.tensor([0.0, 1.0, 2.0, 3.0])}, [4])
+        >>> td.quantile(0.5)["a"], td.quantile([0.0, 1.0], 0)["a"]
+        (tensor(1.5000), tensor([0., 3.]))
+        >>> td.softmax(0)["a"].sum()
+        tensor(1.)
+    """
+
+    __slots__ = ()
+
+    @overload
+    def quantile(
+        self,
+        q: float | Sequence[float] | Tensor,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        reduce: Literal[False] = False,
+        key_transform: KeyFn | None = None,
+    ) -> Self: ...
+
+    @overload
+    def quantile(
+        self,
+        q: float | Sequence[float] | Tensor,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        reduce: Literal[True],
+    ) -> Tensor: ...
+
+    def quantile(
+        self,
+        q: float | Sequence[float] | Tensor,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        reduce: bool = False,
+        key_transform: KeyFn | None = None,
+    ) -> Self | Tensor:
+        """Compute quantiles: `torch.quantile`, over several dimensions too.
+
+        Args:
+            q: a number between 0 and 1, or several: these become the first batch dimension.
+            dim: batch dimensions, `"feature"`, or `None` for everything.
+            keepdim: keep the reduced dimensions with size 1.
+            interpolation: between two values: "linear", "lower", "higher", "midpoint" or
+                "nearest".
+            reduce: reduce all leaves to one tensor.
+            key_transform: a function from each key to its name in the result.
+        """
+        several = not isinstance(q, (int, float)) and not (isinstance(q, Tensor) and not q.ndim)
+        at = torch.as_tensor(q)
+        if at.ndim > 1:
+            raise ShapeMismatch(f"`q` must be one number or a vector, got shape {tuple(at.shape)}.")
+        fn = partial(_quantile, q=at, interpolation=interpolation)
+        if reduce or not several:
+            return reduced(self, fn, dim, keepdim, reduce, key_transform)
+        lead = tuple(at.shape)
+        result = _with_lead(self, fn, dim, keepdim, lead)
+        return result if key_transform is None else renamed(result, key_transform)
+
+    def softmax(self, dim: int | Literal["feature"], dtype: torch.dtype | None = None) -> Self:
+        """Return the softmax along a batch dimension or over the features: `torch.softmax`.
+
+        Args:
+            dim: a batch dimension, or `"feature"` for all trailing dimensions together.
+            dtype: the dtype to which leaves are cast first.
+        """
+        return _along(self, partial(torch.softmax, dtype=dtype), dim)
+
+    def log_softmax(self, dim: int | Literal["feature"], dtype: torch.dtype | None = None) -> Self:
+        """Return the logarithm of `softmax`: `torch.log_softmax`."""
+        return _along(self, partial(torch.log_softmax, dtype=dtype), dim)
+
+
+def _along(td: S, fn: partial[Tensor], dim: object) -> S:
+    """Apply a function that keeps shapes along one dimension."""
+    if not isinstance(dim, str):
+        (axis,) = batch_dims_of(td, cast("int", dim))
+        return td._map_each(lambda leaf: fn(leaf, axis), SAME_SHAPE)
+    ndim = feature_start(td, dim)
+
+    def over_features(leaf: Tensor) -> Tensor:
+        if leaf.ndim == ndim:
+            return fn(leaf.unsqueeze(-1), ndim).squeeze(-1)
+        return fn(leaf.flatten(ndim), ndim).reshape(leaf.shape)
+
+    return td._map_each(over_features, SAME_SHAPE)
+
+
+def _quantile(
+    leaf: Tensor,
+    dims: tuple[int, ...] | int | None = None,
+    keepdim: bool = False,
+    *,
+    q: Tensor,
+    interpolation: str,
+) -> Tensor:
+    """Compute `torch.quantile`, over several dimensions too."""
+    q = q.to(leaf.device, leaf.dtype)
+    if dims is None:
+        return torch.quantile(leaf, q, interpolation=interpolation)
+    along = (dims,) if isinstance(dims, int) else dims
+    rest = [size for axis, size in enumerate(leaf.shape) if axis not in along]
+    flat = leaf.movedim(along, tuple(range(-len(along), 0))).reshape(*rest, -1)
+    result = torch.quantile(flat, q, -1, interpolation=interpolation)
+    if not keepdim:
+        return result
+    kept = [1 if axis in along else size for axis, size in enumerate(leaf.shape)]
+    return result.reshape((*q.shape, *kept))
+
+
+def _with_lead(td: S, fn: partial[Tensor], dim: Dim, keepdim: bool, lead: Batch) -> S:
+    """Reduce every leaf with a function that puts a dimension in front of the result."""
+    if dim is None:
+        if keepdim:
+            raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
+        return td._map_each(fn, lambda batch: lead)
+    if isinstance(dim, str):
+        ndim = feature_start(td, dim)
+        return td._map_each(_over_features(fn, ndim, keepdim), lambda batch: lead + batch[:ndim])
+    dims = batch_dims_of(td, dim)
+    left = without(dims, keepdim)
+    return td._map_each(lambda leaf: fn(leaf, dims, keepdim), lambda batch: lead + left(batch))
+
+
+def _over_features(fn: partial[Tensor], ndim: int, keepdim: bool) -> LeafFn:
+    def over(leaf: Tensor) -> Tensor:
+        if leaf.ndim == ndim:
+            return fn(leaf.unsqueeze(-1), (ndim,))
+        return fn(leaf, tuple(range(ndim, leaf.ndim)), keepdim)
+
+    return over

@@ -1,0 +1,1 @@
+"""Locks, and how `with` undoes an operation; what the operation does it must not know."""

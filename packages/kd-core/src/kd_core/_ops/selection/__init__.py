@@ -1,0 +1,1 @@
+"""Parts of a batch: indices, masks, splits; what values mean it must not know."""

@@ -1,0 +1,150 @@
+"""What an index of the batch means: a function from a leaf to the new leaf, and the new size.
+
+An index is resolved once for the batch size. A mask is converted to row numbers once, not for each
+leaf.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._batch.shapes import (
+    check_ellipsis,
+    index_int,
+    index_simple,
+    index_slice,
+    too_many_indices,
+)
+from kd_core._errors import InvalidArgument, OutOfRange
+from kd_core._ops.selection.rows import rows_where
+
+if TYPE_CHECKING:
+    from kd_core._batch.shapes import Simple
+    from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
+
+    Resolved: TypeAlias = tuple[LeafFn, Batch]
+
+
+def for_nested(index: object, batch: Batch) -> object:
+    """Return an index that is the same for a nested stack, which may have more batch dimensions."""
+    items = index if isinstance(index, tuple) else (index,)
+    return plain_index(index, batch) if any(item is Ellipsis for item in items) else index
+
+
+def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
+    # An `itemgetter` is faster than a function, but dynamo cannot trace it.
+    return (lambda leaf: leaf[index]) if is_dynamo_compiling() else itemgetter(index)
+
+
+def resolve(index: object, batch: Batch) -> Resolved:
+    """Return an index as a function of a leaf, and the new batch size."""
+    ndim = len(batch)
+    if index.__class__ is slice:
+        return _reading(index), index_slice(batch, index)
+    if index.__class__ is tuple:
+        if len(index) == 2 and index[0] is Ellipsis and index[1] is None:
+            return lambda leaf: leaf.unsqueeze(ndim), (*batch, 1)
+        return _resolve_items(index, batch)
+    if isinstance(index, int) and not isinstance(index, bool):
+        return lambda leaf: leaf[index], index_int(batch, index)
+    if isinstance(index, Tensor):
+        if index.dtype is torch.bool:
+            return rows_where(index, batch)
+        if batch and index.dtype is torch.int64:
+            return lambda leaf: leaf[index], (*index.shape, *batch[1:])
+    return _resolve_items(index if isinstance(index, tuple) else (index,), batch)
+
+
+def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
+    simple = index_simple(batch, index)
+    if simple is not None:
+        where, shape = simple
+        return _reading(where), shape
+    items = plain_index(index, batch)
+    try:
+        shape = tuple(torch.empty(()).expand(batch)[items].shape)
+    except IndexError as error:
+        raise beyond(batch, error) from None
+    return lambda leaf: leaf[items], shape
+
+
+def beyond(batch: Batch, error: IndexError) -> IndexError:
+    """Build the error for an index that is out of range for torch."""
+    return OutOfRange(f"an index is out of range for batch_size {batch}: {error}.")
+
+
+def leading(old: Batch, new: Batch) -> BatchFn:
+    """Return a function that replaces the leading dimensions of a batch."""
+    ndim = len(old)
+    return lambda batch: new + batch[ndim:]
+
+
+def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
+    """Return an index as a tuple without ellipsis; lists, arrays and booleans become tensors.
+
+    Raises:
+        OutOfRange: if it has more items than there are batch dimensions.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    check_ellipsis(items)
+    used = 0
+    converted: list[IndexItem] = []
+    for item in items:
+        if item is None or item is Ellipsis or _is_position(item):
+            used += item is not None and item is not Ellipsis
+        else:
+            rows = _index_tensor(item)
+            used += rows.ndim if rows.dtype is torch.bool else 1
+            item = rows
+        converted.append(item)
+    if used > len(batch):
+        raise too_many_indices(items, batch)
+    for at, item in enumerate(converted):
+        if item is Ellipsis:
+            converted[at : at + 1] = [slice(None)] * (len(batch) - used)
+            break
+    return tuple(converted)
+
+
+def _is_position(item: object) -> bool:
+    """Return whether an item of an index is one row or a slice; a bool is a mask."""
+    return isinstance(item, (int, slice)) and not isinstance(item, bool)
+
+
+def _index_tensor(item: object) -> Tensor:
+    try:
+        tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_index(item) from None
+    if tensor.dtype in (torch.int64, torch.int32, torch.bool):
+        return tensor
+    if tensor.dtype is torch.uint8:  # a mask, as in torch
+        return tensor.bool()
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if not isinstance(item, Tensor) and (is_integer or not tensor.numel()):
+        return tensor.long()  # of numpy, or an empty list
+    if not isinstance(item, Tensor) and not tensor.ndim:
+        raise _no_index(item)
+    raise OutOfRange(
+        "a tensor that indexes rows must be of torch.int64, torch.int32 or torch.bool, got "
+        f"{tensor.dtype}. Cast it with `index.long()`, or compare it to make a mask."
+    )
+
+
+def _no_index(item: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
+        f"tensor, `None` or `...`, got a `{type(item).__name__}`."
+    )
+
+
+def gives_views(index: object) -> bool:
+    if index.__class__ is int or index.__class__ is slice:
+        return True
+    items = index if isinstance(index, tuple) else (index,)
+    return all(item is None or item is Ellipsis or _is_position(item) for item in items)

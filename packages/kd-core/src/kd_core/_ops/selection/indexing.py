@@ -1,0 +1,430 @@
+"""The index operator: keys, and the batch dimensions as on a tensor of shape `batch_size`.
+
+Rows are read with the function that `_ops.selection.index_plan` makes of an index. An indexed write
+checks all values before it writes the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from kd_core._batch.shapes import (
+    broadcasts_to,
+    index_int,
+)
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    cannot_broadcast,
+)
+from kd_core._keys import format_key, is_path, path_of
+from kd_core._leaves.foreach import is_eager
+from kd_core._leaves.loops import find_entry, missing_key
+from kd_core._leaves.writes import (
+    INCOMPLETE,
+    Write,
+    as_source,
+    check_same_data,
+    check_write,
+    commit,
+    copy_pairs,
+    unknown_below,
+    write_all,
+)
+from kd_core._ops.entries.updating import narrowed_items, source_items
+from kd_core._ops.selection.index_plan import (
+    beyond,
+    for_nested,
+    gives_views,
+    leading,
+    plain_index,
+    resolve,
+)
+from kd_core._ops.selection.rows import take_rows
+from kd_core._protocol.composite import Composite, takes
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._entry import AnyKey, Entry, Node, Source
+    from kd_core._types import Batch, Index, LeafFn, NestedKey
+
+    Resolved: TypeAlias = tuple[LeafFn, Batch]
+
+
+class Indexing(AbstractContainer):
+    """The index operator."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: str) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: tuple[str, ...]) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Index) -> Self: ...
+    def __getitem__(self, index: object) -> object:
+        """Return the entry at a key, or index the batch dimensions.
+
+        Leaves of `td[i]` and `td[a:b]` are views.
+
+        Raises:
+            KeyNotFound: if a key is missing.
+            OutOfRange: if an index is out of range.
+        """
+        kind = index.__class__
+        value: Entry | None
+        if kind is str:
+            value = self._entries.get(index)  # type: ignore[call-overload]  # a string
+            if value.__class__ is Tensor:
+                return value
+            if value is None:
+                path = path_of(index)  # type: ignore[arg-type]  # a string
+                raise missing_key(path, 0, self._entries, self._entries)
+            return value._item() if hasattr(value, "_item") else value
+        if kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
+            value = find_entry(self._entries, index)  # type: ignore[arg-type]  # usually a path
+            if value is None:
+                value = self._read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
+            if value.__class__ is Tensor:
+                return value
+            return value._item() if hasattr(value, "_item") else value
+        if kind is int or kind is slice:
+            return _taken(self, index)
+        if is_path(index):  # of a subclass of `str`
+            value = self._read(path_of(index))
+            return value if isinstance(value, Tensor) else value._item()
+        return _taken(self, index)
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Store a value at a key, or write values at an index of the batch dimensions.
+
+        The source of an indexed write is a container or mapping, which may have fewer keys, or one
+        value for all leaves. It is broadcast. All values are checked before the first is written.
+        `td[0]["a"] = v` does not change `td`, because `td[0]` is a new container.
+
+        Raises:
+            KeySetMismatch: if the source has keys that the container does not have.
+            ShapeMismatch: if a value does not fit.
+        """
+        if index.__class__ is str:
+            self._put(index, value)
+        elif is_path(index):
+            self._store(path_of(index), value)
+        elif not (isinstance(value, AbstractContainer) and _copied(self, index, value)):
+            rows = _Rows(index, self._desc.batch)
+            writes: list[Write] = []
+            _stage_level(self, value, (), rows, writes)
+            rows.commit(writes)
+
+    def __delitem__(self, key: str | tuple[str, ...]) -> None:
+        path = path_of(key)
+        check_has(self, path)
+        level = level_at(self, path[:-1])
+        level._check_unlocked(f"remove {format_key(path)}")
+        level._del_entry(path[-1])
+
+    def __iter__(self) -> Iterator[Self]:
+        desc = self._desc
+        if not desc.ndim:
+            raise InvalidArgument(
+                "a container must have a batch dimension to be iterated over, got batch_size (). "
+                "Iterate over `keys()`, `values()` or `items()`."
+            )
+        return (self[i] for i in range(desc.batch[0]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Self:
+        """Return several rows; called by `DataLoader`."""
+        return _taken(self, torch.as_tensor(indices, dtype=torch.int64))
+
+    def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
+        """Read rows of one entry; only batch dimensions are indexed."""
+        entry = self._read(path_of(key))
+        batch = self._desc.batch
+        fn, after = resolve(index, batch)
+        if isinstance(entry, Tensor):
+            return fn(entry)
+        return cast(Tensor, entry._map_each(fn, leading(batch, after)))
+
+    def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
+        """Write rows of one entry in place; allowed on a locked container.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.set_at_("a", 1.0, 0)["a"]
+            tensor([1., 0., 0.])
+        """
+        path = path_of(key)
+        check_has(self, path)
+        level = level_at(self, path[:-1])
+        rows = _Rows(index, self._desc.batch)
+        writes: list[Write] = []
+        if isinstance(level, Composite):
+            rows.direct += level._row_writes(index, {path[-1]: value}, path[:-1])
+            rows.commit(writes)
+            return self
+        entry = level._entries[path[-1]]
+        if isinstance(entry, AbstractContainer):
+            _stage_level(entry, value, path, rows, writes)
+        elif isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, value, path))
+        else:
+            rows.stage_data(entry, value, path, writes)
+        rows.commit(writes)
+        return self
+
+    def copy_at_(self, source: AbstractContainer, index: Index) -> Self:
+        """Write the values of a container into rows, in place; return self: `td[index] = source`.
+
+        Args:
+            source: a container, which may have fewer keys; it is broadcast to the rows.
+            index: the rows.
+
+        Raises:
+            KeySetMismatch: if the source has keys that this container does not have.
+        """
+        self[index] = source
+        return self
+
+    def update_at_(
+        self,
+        source: Source[AnyKey],
+        index: Index,
+        *,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Write the values of a source into rows of entries that exist, in place; return self.
+
+        All values are checked before the first is written; allowed on a locked container.
+
+        Args:
+            source: a mapping (its keys may be nested tuples) or a container.
+            index: the rows.
+            keys_to_update: take only these keys of the source, and what is below them.
+
+        Raises:
+            KeySetMismatch: if the source has a key that does not exist here.
+            ShapeMismatch: if a value cannot be broadcast to its rows.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": 1.0}, slice(2))["a"]
+            tensor([1., 1., 0.])
+        """
+        items = source_items(source, "update_at_")
+        if keys_to_update is not None:
+            items = narrowed_items(items, [path_of(key) for key in keys_to_update])
+        self[index] = items
+        return self
+
+
+W = TypeVar("W", bound=AbstractContainer)
+
+
+def _taken(container: W, index: object) -> W:
+    """Return the rows at an index; in its own function, because closures slow `__getitem__`."""
+    desc = container._desc
+    batch = desc.batch
+    if index.__class__ is int and not is_dynamo_compiling():
+        index_int(batch, index)
+        row = desc._row or desc.row()
+        return container._map_each(itemgetter(index), _without_first, (desc, row))
+    if index.__class__ is Tensor and batch and _are_rows(index):
+        try:
+            return _rows_taken(container, index)
+        except (IndexError, RuntimeError):  # one is negative or out of range
+            pass
+    fn, after = resolve(index, batch)
+    ndim = desc.ndim
+    if getattr(container, "_nested", True):
+        index = for_nested(index, batch)
+    try:
+        return container._map_each(
+            takes(fn, index),
+            lambda shape: after + shape[ndim:],
+            (desc, desc.with_batch(after)),
+        )
+    except IndexError as error:
+        raise beyond(batch, error) from None
+
+
+def _without_first(batch: Batch) -> Batch:
+    return batch[1:]
+
+
+def _are_rows(index: Tensor) -> bool:
+    """Return whether an index is a vector of row numbers on the CPU, as `index_select` expects."""
+    return index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu and is_eager()
+
+
+def _rows_taken(container: W, rows: Tensor) -> W:
+    """Return the rows of the given non-negative numbers.
+
+    A fast path ("td[tensor]" in the benchmarks): torch raises an error for a negative number, and
+    the caller then uses the index operator.
+    """
+
+    def take(leaf: Tensor) -> Tensor:
+        return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
+
+    count = rows.shape[0]
+    return container._map_each(takes(take, rows), lambda batch: (count, *batch[1:]))
+
+
+class _Rows:
+    """The target of an indexed write: a view of each leaf, or an index into it."""
+
+    __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "where")
+
+    def __init__(self, index: object, batch: Batch) -> None:
+        self.fn, after = resolve(index, batch)
+        self.batch_fn = leading(batch, after)
+        self.batch, self.ndim = batch, len(batch)
+        self.where = None if gives_views(index) else plain_index(index, batch)
+        self.index = for_nested(index, batch)
+        self.direct: list[Write] = []
+        """Writes into members of a stack, which have resolved their rows already."""
+
+    def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
+        """Check and record one write."""
+        if self.where is None:
+            target = self.fn(leaf)
+            shape = target.shape
+        else:
+            target = leaf
+            shape = self.batch_fn(tuple(leaf.shape[: self.ndim])) + leaf.shape[self.ndim :]
+        source = value
+        if not isinstance(source, Tensor):
+            source = as_source(path, value, leaf.dtype)
+        if source.shape != shape:
+            while source.ndim > len(shape) and source.shape[0] == 1:  # as torch does
+                source = source[0]
+            _check_broadcast(source, shape, path)
+        doubtful = source.dtype is not leaf.dtype or leaf.dtype in INCOMPLETE
+        if self.where is not None and doubtful and not is_compiling():
+            self._check_dtype(leaf, source, path)
+        return target, source, path
+
+    def stage_data(
+        self, entry: Entry, value: object, path: tuple[str, ...], writes: list[Write]
+    ) -> None:
+        """Check and record a write of one value per row; other data may not change."""
+        if not hasattr(entry, "_encode"):
+            check_same_data(entry, value, path)
+            return
+        shape = self.batch_fn(cast("Node", entry)._desc.batch)
+        positions, source = entry._encode(value, shape, path)
+        writes.append(self.stage(positions, source, path))
+
+    def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
+        """Refuse a dtype that torch does not convert at this index, by a try on a copy."""
+        with torch.no_grad():
+            try:
+                leaf.clone()[self.where] = source
+            except RuntimeError as error:
+                raise InvalidValue(
+                    f"cannot write a value of {source.dtype} to rows of {format_key(path)} of "
+                    f"{leaf.dtype} at this index: {str(error).rstrip('.')}. Cast the value first."
+                ) from None
+
+    def commit(self, writes: list[Write]) -> None:
+        """Write what was recorded."""
+        for each in self.direct:
+            check_write(*each)
+        if self.where is None:
+            write_all(writes)
+        else:
+            try:
+                commit(writes, self._put_rows)
+            except IndexError as error:  # at the first write: the index is the same for all
+                raise beyond(self.batch, error) from None
+        write_all(self.direct)
+
+    def _put_rows(self, target: Tensor, source: Tensor) -> None:
+        target[self.where] = source
+
+
+def _copied(target: AbstractContainer, index: object, source: AbstractContainer) -> bool:
+    """Copy a container of plain leaves to rows at once; return `False`, nothing written, if unsure.
+
+    The fast path of `_Rows`, which takes any source and any index.
+    """
+    if is_compiling() or not gives_views(index):
+        return False
+    leaves: list[Tensor] = []
+    values: list[Tensor] = []
+    if not _paired(target, source, leaves, values):
+        return False
+    rows_of, _ = resolve(index, target._desc.batch)
+    return copy_pairs([rows_of(leaf) for leaf in leaves], values)
+
+
+def _paired(
+    target: AbstractContainer, source: AbstractContainer, leaves: list[Tensor], values: list[Tensor]
+) -> bool:
+    """Append the leaves of a source and of the target with the same keys, if all are plain."""
+    if not target._owns_leaves:
+        return False
+    entries = target._entries
+    for key, value in source._entries.items():
+        entry = entries.get(key)
+        if entry.__class__ is Tensor and value.__class__ is Tensor:
+            leaves.append(entry)
+            values.append(value)
+        elif (
+            not isinstance(entry, AbstractContainer)
+            or not isinstance(value, AbstractContainer)
+            or not _paired(entry, value, leaves, values)
+        ):
+            return False
+    return True
+
+
+def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
+    if not broadcasts_to(source.shape, shape):
+        raise cannot_broadcast(source.shape, f"rows of {format_key(path)}", shape)
+
+
+def _stage_level(
+    target: AbstractContainer,
+    value: object,
+    path: tuple[str, ...],
+    rows: _Rows,
+    writes: list[Write],
+) -> None:
+    """Record the writes of one level: of a container, a mapping, or one value for all."""
+    if isinstance(target, Composite):
+        rows.direct += target._row_writes(rows.index, value, path)
+        return
+    entries = target._entries
+    if isinstance(value, AbstractContainer):
+        source: Mapping[str, object] = value._entries
+    elif isinstance(value, Mapping):
+        source = value
+    else:
+        source = {
+            key: value
+            for key, entry in entries.items()
+            if isinstance(entry, (Tensor, AbstractContainer))
+        }
+    for key, new in source.items():
+        entry = entries.get(key)
+        if isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, new, (*path, key)))
+        elif isinstance(entry, AbstractContainer):
+            _stage_level(entry, new, (*path, key), rows, writes)
+        elif entry is None:
+            raise unknown_below(source, target._entries, path)
+        else:
+            rows.stage_data(entry, new, (*path, key), writes)

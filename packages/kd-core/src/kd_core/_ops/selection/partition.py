@@ -1,0 +1,466 @@
+"""Splitting a batch, and selecting rows of it.
+
+As in `_ops.shape.shaping`, a container is treated as a tensor of shape `batch_size`, and arguments
+are resolved once to a plan. The parts are views where torch makes views. For each leaf the fastest
+torch function is called: `split_with_sizes` rather than `Tensor.split`, a slice rather than
+`narrow`, `index_select` rather than `gather` ("split" and "gather" in the benchmarks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._batch.caching import Plan, cached, plan
+from kd_core._batch.computing import SAME_SHAPE
+from kd_core._batch.names import resized
+from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._ops.math.defaults import binary_with_default
+from kd_core._ops.math.output import written_to
+from kd_core._ops.selection.rows import beside, check_mask, rows_where, take_rows
+from kd_core._ops.shape.rebatching import become
+from kd_core._protocol.composite import takes
+from kd_core._protocol.primitives import AbstractContainer, map_by
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._entry import Entry
+    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
+
+T = TypeVar("T")
+W = TypeVar("W", bound=AbstractContainer)
+
+
+class Partition(AbstractContainer):
+    """The methods that split a batch and select rows."""
+
+    __slots__ = ()
+
+    def split(self, split_size: int | Sequence[int], dim: int | str = 0) -> tuple[Self, ...]:
+        """Split the batch into pieces; their leaves are views.
+
+        Args:
+            split_size: the rows of each piece (the last one may have fewer), or a list of sizes.
+            dim: the batch dimension.
+
+        Raises:
+            InvalidValue: if the sizes do not add up.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> [piece["a"] for piece in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
+            [tensor([0, 1]), tensor([2])]
+        """
+        return _parts(self, _split(self._desc.batch, int_or_ints(split_size), dim))
+
+    def chunk(self, chunks: int, dim: int | str = 0) -> tuple[Self, ...]:
+        """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
+
+        Args:
+            chunks: the number of pieces, at least 1.
+            dim: the batch dimension.
+        """
+        return _parts(self, _chunk(self._desc.batch, chunks, dim))
+
+    def tensor_split(
+        self, indices_or_sections: int | Sequence[int], dim: int | str = 0
+    ) -> tuple[Self, ...]:
+        """Split the batch into a number of pieces, or before the given rows.
+
+        Args:
+            indices_or_sections: the number of pieces, or the first rows of the pieces after the
+                first.
+            dim: the batch dimension.
+        """
+        where = int_or_ints(indices_or_sections)
+        return _parts(self, _tensor_split(self._desc.batch, where, dim))
+
+    def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
+        """Return a container for each row along a batch dimension, which is removed.
+
+        Args:
+            dim: the batch dimension.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> [row["a"].item() for row in TensorDict({"a": torch.arange(3)}, [3]).unbind()]
+            [0, 1, 2]
+        """
+        return _parts(self, _unbind(self._desc.batch, dim))
+
+    def narrow(self, dim: int | str, start: int, length: int) -> Self:
+        """Return `length` rows beginning at `start`; leaves are views.
+
+        Raises:
+            OutOfRange: if there are not enough rows.
+        """
+        return map_by(_narrow(self._desc.batch, dim, start, length), self)
+
+    def index_select(self, dim: int | str, index: Tensor) -> Self:
+        """Copy the rows numbered by a vector.
+
+        Args:
+            dim: the batch dimension.
+            index: row numbers, a vector or a 0-d tensor.
+        """
+        batch = self._desc.batch
+        at = wrap_dim(dim, batch)
+        _check_integers(index)
+        if index.ndim > 1:
+            raise ShapeMismatch(
+                f"`index_select` expected a vector of row numbers, got shape {tuple(index.shape)}. "
+                "Use `gather`, or `td[index]`."
+            )
+        new = (*batch[:at], index.numel(), *batch[at + 1 :])
+        where = _along(at, index.reshape(-1))  # one row is a dimension of size 1
+        return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
+
+    def gather(
+        self, dim: int | str, index: Tensor, *, out: Self | None = None, inplace: bool = False
+    ) -> Self:
+        """Copy rows by number along one batch dimension, as `torch.gather` does.
+
+        Args:
+            dim: the batch dimension.
+            index: row numbers; it has as many dimensions as the batch, and is broadcast over the
+                trailing dimensions of every leaf.
+            out: a container into whose leaves the result is written.
+            inplace: change this container instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2])
+            >>> td.gather(0, torch.tensor([1, 1]))["a"]
+            tensor([[3, 4],
+                    [3, 4]])
+        """
+        batch = self._desc.batch
+        at = _check_index(index, batch, dim, "gather")
+        if len(batch) == 1:
+            how = plan(batch, lambda leaf: take_rows(leaf, index), batch)
+        else:
+            ndim = len(batch)
+            how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
+        result = map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
+        return become(self, result, "gather in place") if inplace else written_to(out, result)
+
+    def scatter(self, dim: int, index: Tensor, src: AbstractContainer | float) -> Self:
+        """Return a copy with rows written at the given numbers, as `torch.scatter` does.
+
+        Args:
+            dim: the batch dimension.
+            index: row numbers; it has as many dimensions as the batch.
+            src: a container of the same keys, at least as large as `index`, or one number.
+
+        Raises:
+            KeySetMismatch: if the keys of `src` differ.
+        """
+        batch, ndim = self._desc.batch, self._desc.ndim
+        at = _check_index(index, batch, dim, "scatter")
+        if not isinstance(src, AbstractContainer):
+            value = src
+            write = plan(
+                batch, lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), batch
+            )
+            return map_by(write, self)
+        other = src._desc.batch
+        if len(other) != ndim or any(
+            have < need for have, need in zip(other, index.shape, strict=True)
+        ):
+            raise ShapeMismatch(
+                f"the source of `scatter` must be at least as large as the index "
+                f"{tuple(index.shape)}, got batch_size {other}."
+            )
+        return self._zip_each(
+            cast("Entry", src), lambda leaf, new: leaf.scatter(at, _rows(index, leaf, ndim), new)
+        )
+
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
+        """Copy the rows where a mask is true, in one batch dimension: `td[mask]`.
+
+        Args:
+            mask: booleans; its shape is that of the leading batch dimensions.
+            inplace: change this container instead of making a new one.
+        """
+        batch = self._desc.batch
+        result = map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
+        return become(self, result, "select rows in place") if inplace else result
+
+    def where(
+        self,
+        condition: Tensor,
+        other: AbstractContainer | Tensor | float,
+        *,
+        out: Self | None = None,
+        pad: float | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
+        """Return the rows where a condition is true, and those of `other` elsewhere.
+
+        Args:
+            condition: a tensor of booleans whose dimensions are the first batch dimensions, each
+                of the same size or 1.
+            other: a container of the same keys, a number, or a tensor whose shape follows the rule
+                of `condition`.
+            out: a container into whose leaves the result is written.
+            pad: what stands for an entry that `self` or a container `other` lacks.
+            update_batch_size: give `out` the entries and the batch size of the result, where it has
+                others.
+
+        Raises:
+            KeySetMismatch: if the keys of `other` differ, and there is no `pad`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2, 2)}, [2])
+            >>> td.where(torch.tensor([True, False]), 0.0)["a"]
+            tensor([[1., 1.],
+                    [0., 0.]])
+        """
+        result = _selected(self, condition, other, pad)
+        if update_batch_size and out is not None and out._desc.batch != result._desc.batch:
+            return become(out, result, "change the batch size")
+        return written_to(out, result)
+
+
+def _selected(
+    td: W, condition: Tensor, other: AbstractContainer | Tensor | float, pad: float | None
+) -> W:
+    """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
+    batch = td._desc.batch
+    chosen = _spread(check_mask(condition), batch, "a condition")
+    if isinstance(other, AbstractContainer):
+        if other._desc.batch != batch:
+            raise ShapeMismatch(
+                f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
+                "`where`."
+            )
+        if pad is not None:
+
+            def select(leaf: Tensor, new: Tensor) -> Tensor:
+                return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
+
+            return binary_with_default(td, other, select, pad, by_member=False)
+        return td._zip_each(cast("Entry", other), _Selection(chosen))
+    if not isinstance(other, Tensor) or not other.ndim:
+        return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), SAME_SHAPE)
+    new = _spread(other, batch, "a tensor")
+    return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), SAME_SHAPE)
+
+
+class _Selection:
+    """A function of two leaves that takes each row from one of them."""
+
+    __slots__ = ("_chosen",)
+
+    selects_rows = True
+    """Read by nodes with one value per row, which other functions of two leaves do not change."""
+
+    def __init__(self, chosen: LeafFn) -> None:
+        self._chosen = chosen
+
+    def __call__(self, leaf: Tensor, new: Tensor) -> Tensor:
+        return torch.where(self._chosen(leaf), leaf, new)
+
+
+class PartsPlan(NamedTuple):
+    """The plan of an operation that splits a container of one batch size.
+
+    Attributes:
+        leaf: a function from a leaf to its parts.
+        batches: the batch size of each part.
+        inner: for each part, a function from the batch size of a nested container to the new one.
+    """
+
+    leaf: PartsFn
+    batches: list[Batch]
+    inner: list[BatchFn]
+
+
+def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
+    """Return the plan of a split along dimension `at` into parts of the given sizes."""
+    batches = [
+        (*batch[:at], *[resized(batch[at], rows) for rows in size], *batch[at + 1 :])
+        for size in sizes
+    ]
+    if not is_dynamo_compiling():
+        leaf.__dict__["indices"] = _indices(at, sizes)
+    ndim = len(batch)
+    return PartsPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
+
+
+def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
+    """Return the index of each part, with which a lazy stack selects members."""
+    if () in sizes:
+        return [_along(at, row) for row in range(len(sizes))]
+    stops = [*accumulate(size for (size,) in sizes)]
+    return [
+        _along(at, slice(stop - size, stop)) for (size,), stop in zip(sizes, stops, strict=True)
+    ]
+
+
+def _along(at: int, item: T) -> tuple[T | slice, ...]:
+    """Return an index that takes `item` of dimension `at`."""
+    # Not a tuple times `at`, whose product by a symbolic integer dynamo may put into the graph.
+    return (*[slice(None) for _ in range(at)], item) if at else (item,)
+
+
+def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
+    return lambda batch: new + batch[ndim:]
+
+
+def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
+    desc = container._desc
+    after = [desc.with_batch(batch) for batch in how.batches]
+    return tuple(container._map_to_parts(how.leaf, how.inner, (desc, after)))
+
+
+@cached
+def _split(batch: Batch, split_size: int | Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
+    size = batch[at]
+    if isinstance(split_size, int):
+        if split_size < 0 or (split_size == 0 and size != 0):
+            raise InvalidValue(f"`split_size` must be positive, got {split_size}.")
+        return _pieces(batch, at, _even_sizes(size, split_size))
+    if any(part < 0 for part in split_size) or sum(split_size) != size:
+        raise InvalidValue(
+            f"the sizes of a split must be non-negative and sum to the {size} rows of dimension "
+            f"{at}, got {split_size} with sum {sum(split_size)}."
+        )
+    return _pieces(batch, at, split_size)
+
+
+@cached
+def _chunk(batch: Batch, chunks: int, dim: int | str) -> PartsPlan:
+    at, chunks = wrap_dim(dim, batch), as_int(chunks)
+    if chunks < 1:
+        raise InvalidValue(f"`chunks` must be positive, got {chunks}.")
+    size = batch[at]
+    if size == 0:
+        return _pieces(batch, at, (0,) * chunks)
+    return _pieces(batch, at, _even_sizes(size, -(-size // chunks)))
+
+
+def _even_sizes(size: int, part: int) -> Batch:
+    if size == 0:
+        return (0,)
+    full, rest = size // part, size % part  # a symbolic size does not support `divmod`
+    return (part,) * full + ((rest,) if rest else ())
+
+
+def _pieces(batch: Batch, at: int, sizes: Batch) -> PartsPlan:
+    each = [(size,) for size in sizes]
+    if at == 0:
+        return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes), at, each)
+    return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes, at), at, each)
+
+
+@cached
+def _tensor_split(batch: Batch, where: int | Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
+    size = batch[at]
+    if isinstance(where, int):
+        if where < 1:
+            raise InvalidValue(f"the number of sections must be positive, got {where}.")
+        part, longer = size // where, size % where
+        sizes = [(part + (i < longer),) for i in range(where)]
+        return _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    bounds = list(zip((0, *where), (*where, size), strict=True))
+    sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
+    how = _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    if not is_dynamo_compiling():
+        how.leaf.__dict__["indices"] = [_along(at, slice(*bound)) for bound in bounds]
+    return how
+
+
+@cached
+def _unbind(batch: Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
+    return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
+
+
+@cached
+def _narrow(batch: Batch, dim: int | str, start: int, length: int) -> Plan:
+    at, start, length = wrap_dim(dim, batch), as_int(start), as_int(length)
+    size = batch[at]
+    first = start + size if start < 0 else start
+    if length < 0 or first < 0 or first + length > size:
+        raise OutOfRange(
+            f"cannot take {length} rows from row {start} of dimension {at}, which has {size} rows."
+        )
+    new = (*batch[:at], resized(size, length), *batch[at + 1 :])
+    rows = slice(first, first + length)
+    if at == 0:
+        return plan(batch, takes(lambda leaf: leaf[first : first + length], rows), new)
+    return plan(batch, takes(lambda leaf: leaf.narrow(at, first, length), _along(at, rows)), new)
+
+
+def _leading(index: Tensor, batch: Batch) -> BatchFn:
+    return _leading_sizes(tuple(index.shape), len(batch))
+
+
+def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
+    """Return an index of rows, expanded over the trailing dimensions of a leaf."""
+    return _behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
+
+
+def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
+    return beside(tensor, leaf).reshape((*tensor.shape, *[1] * (leaf.ndim - tensor.ndim)))
+
+
+def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
+    """Return `_behind` for many leaves; it is called once for each number of dimensions.
+
+    Raises:
+        ShapeMismatch: if the shape of the tensor does not fit the batch.
+    """
+    check_lines_up(tensor.shape, batch, what)
+    made: dict[int, Tensor] = {}
+    on_cpu = tensor.is_cpu
+
+    def spread(leaf: Tensor) -> Tensor:
+        if not on_cpu or not leaf.is_cpu:
+            return _behind(tensor, leaf)
+        ndim = leaf.ndim
+        if ndim not in made:
+            made[ndim] = _behind(tensor, leaf)
+        return made[ndim]
+
+    return spread
+
+
+def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> int:
+    """Check the dimension and an index with all batch dimensions; return the dimension."""
+    at = wrap_dim(dim, batch)
+    _check_integers(index)
+    if index.ndim != len(batch) or any(
+        got > have
+        for axis, (got, have) in enumerate(zip(index.shape, batch, strict=True))
+        if axis != at
+    ):
+        raise ShapeMismatch(
+            f"the index of `{method}` must have as many dimensions as batch_size {batch}, and only "
+            f"dimension {at} may be larger, got shape {tuple(index.shape)}."
+        )
+    return at
+
+
+def _check_integers(index: object) -> None:
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise InvalidArgument(
+            f"row numbers must be a tensor of torch.int64 or torch.int32, got {kind}."
+        )

@@ -1,0 +1,186 @@
+"""Batch size and device: reading them, and changing the batch size in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.descriptor import describe
+from kd_core._batch.shapes import batch_of, wrap_dim
+from kd_core._errors import InvalidValue
+from kd_core._keys import format_key
+from kd_core._leaves.loops import common_batch, kinds_of
+from kd_core._protocol.primitives import AbstractContainer, leaves_of
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._types import BatchSize
+
+
+class Description(AbstractContainer):
+    """Batch size and device."""
+
+    __slots__ = ()
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The leading dimensions shared by all entries.
+
+        Assigning to it checks every entry and changes nothing if one does not fit.
+        """
+        return self._desc.size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._check_unlocked("change the batch size")
+        batch = batch_of(batch_size)
+        desc = self._desc.with_batch(batch)
+        self._with_descriptor(desc)  # refuses what does not fit, before anything is changed
+        _refuse_locked(self, desc, ())
+        _grow_children(self, desc)
+        self._describe(desc)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size."""
+        return self._desc.size
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the batch size, or one of its dimensions."""
+        return self.batch_size if dim is None else self._desc.batch[wrap_dim(dim, self._desc.ndim)]
+
+    @property
+    def batch_dims(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    @property
+    def ndim(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    def dim(self) -> int:
+        """Return the number of batch dimensions."""
+        return self._desc.ndim
+
+    def ndimension(self) -> int:
+        """Return the number of batch dimensions."""
+        return self._desc.ndim
+
+    def numel(self) -> int:
+        """Return the number of rows: the product of the batch size (1 if it is empty)."""
+        count = 1
+        for size in self._desc.batch:
+            count *= size
+        return count
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of all entries, or `None` where they may be on different ones."""
+        return self._desc.device
+
+    def clear_device_(self) -> Self:
+        """Clear the device, here and below: entries may be on different ones; return self.
+
+        Raises:
+            Locked: if the container, or one below, is locked.
+        """
+        _check_all_unlocked(self, "clear the device")
+        _put_on(self, None)
+        return self
+
+    def auto_device_(self) -> Self:
+        """Set the device to the one that all leaves share, else to `None`; return self.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 0.0}).auto_device_().device
+            device(type='cpu')
+        """
+        _check_all_unlocked(self, "change the device")
+        found = {leaf.device for leaf in leaves_of(self)}
+        _put_on(self, found.pop() if len(found) == 1 else None)
+        return self
+
+    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+        """Set the batch size to the leading dimensions that all leaves share; return self.
+
+        Args:
+            batch_dims: how many dimensions at most; `None`: all that they share.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3)}).auto_batch_size_().shape
+            torch.Size([3])
+        """
+        if batch_dims is not None and batch_dims < 0:
+            raise InvalidValue(
+                f"`batch_dims` must be non-negative, got {batch_dims}. Pass how many leading "
+                "dimensions to share."
+            )
+        self._check_unlocked("change the batch size")
+        desc = self._desc.with_batch(common_batch(list(_leaves(self)), batch_dims))
+        _refuse_locked(self, desc, ())
+        _grow_children(self, desc)
+        self._describe(desc)
+        return self
+
+
+def _check_all_unlocked(level: AbstractContainer, action: str) -> None:
+    level._check_unlocked(action)
+    for node in level._below():
+        if isinstance(node, AbstractContainer):
+            _check_all_unlocked(node, action)
+
+
+def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
+    """Set the device of a container and of all below; no leaf is moved."""
+    if level._owns_leaves:
+        for key, value in list(level._entries.items()):
+            if not isinstance(value, Tensor | AbstractContainer):
+                level._set_entry(key, value._with_descriptor(describe(value._desc.batch, device)))
+    for node in level._below():
+        if isinstance(node, AbstractContainer):
+            _put_on(node, device)
+    level._describe(describe(level._desc.batch, device))
+
+
+def _refuse_locked(level: AbstractContainer, desc: Descriptor, path: tuple[str, ...]) -> None:
+    """Refuse to grow a nested container that is locked on its own, or by another one."""
+    for key, value in kinds_of(level._entries):
+        if isinstance(value, AbstractContainer) and value._desc.batch[: desc.ndim] != desc.batch:
+            if value._desc.frozen:
+                name = format_key((*path, key))
+                value._check_unlocked(f"change the batch size, as {name} would have to follow")
+            _refuse_locked(value, desc, (*path, key))
+
+
+def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
+    """Set nested entries to at least the batch size of `desc`, which fits all leaves."""
+    for key, value in list(kinds_of(level._entries)):
+        if isinstance(value, Tensor):
+            continue
+        own = value._desc
+        if own.batch[: desc.ndim] != desc.batch:
+            own = desc if own.device == desc.device else own.with_batch(desc.batch)
+            if not isinstance(value, AbstractContainer):
+                level._set_entry(key, value._with_descriptor(own))
+                continue
+            value._describe(own)
+        if isinstance(value, AbstractContainer):
+            _grow_children(value, own)
+
+
+def _leaves(level: AbstractContainer) -> Iterator[Tensor]:
+    """Yield all leaves, whose first dimensions are the whole batch."""
+    for value in level._entries.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, AbstractContainer):
+            yield from _leaves(value)

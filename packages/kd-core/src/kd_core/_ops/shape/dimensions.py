@@ -1,0 +1,119 @@
+"""The number and the orientation of batch dimensions: `atleast_2d`, `broadcast_to`, `rot90`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kd_core._batch.caching import Plan, cached, plan
+from kd_core._batch.shapes import as_int, sizes_of, wrap_dims
+from kd_core._errors import InvalidValue, OutOfRange
+from kd_core._ops.scopes.undoing import moved
+from kd_core._ops.shape.shape_plans import expand_plan, flip_plan
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import Batch
+
+
+class Dimensions(AbstractContainer):
+    """The methods that add batch dimensions or turn the batch.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2, 2])
+        >>> td.rot90()["a"].tolist(), td.fliplr()["a"].tolist()
+        ([[2, 4], [1, 3]], [[2, 1], [4, 3]])
+        >>> td[0].atleast_3d().batch_size, td.broadcast_to((5, 2, 2)).batch_size
+        (torch.Size([1, 2, 1]), torch.Size([5, 2, 2]))
+    """
+
+    __slots__ = ()
+
+    def atleast_1d(self) -> Self:
+        """Return the container with one batch dimension at least: `torch.atleast_1d`."""
+        return moved(_atleast(self._desc.batch, 1), self)
+
+    def atleast_2d(self) -> Self:
+        """Return the container with two batch dimensions at least, new ones in front."""
+        return moved(_atleast(self._desc.batch, 2), self)
+
+    def atleast_3d(self) -> Self:
+        """Return the container with three batch dimensions at least: `torch.atleast_3d`.
+
+        As in torch, one batch dimension becomes the middle one, and two become the first two.
+        """
+        return moved(_atleast(self._desc.batch, 3), self)
+
+    def broadcast_to(self, shape: Sequence[int]) -> Self:
+        """Repeat batch dimensions of size 1 without copying; `expand` with one argument.
+
+        Args:
+            shape: the new batch size; -1 keeps a size, new dimensions come in front.
+        """
+        return moved(expand_plan(self._desc.batch, (shape,)), self)
+
+    def fliplr(self) -> Self:
+        """Reverse the order along the second batch dimension; a copy, as in torch.
+
+        Raises:
+            OutOfRange: if there are fewer than two batch dimensions.
+        """
+        _check_ndim(self, 2, "fliplr")
+        return moved(flip_plan(self._desc.batch, (1,)), self)
+
+    def flipud(self) -> Self:
+        """Reverse the order along the first batch dimension; a copy, as in torch.
+
+        Raises:
+            OutOfRange: if there is no batch dimension.
+        """
+        _check_ndim(self, 1, "flipud")
+        return moved(flip_plan(self._desc.batch, (0,)), self)
+
+    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
+        """Return the batch rotated by 90 degrees in a plane of two dimensions; a copy, as in torch.
+
+        Args:
+            k: the number of turns, from the first dimension towards the second.
+            dims: the two batch dimensions.
+
+        Raises:
+            OutOfRange: if there are fewer than two batch dimensions.
+        """
+        _check_ndim(self, 2, "rot90")
+        return moved(_rot90(self._desc.batch, k, tuple(dims)), self)
+
+
+def _check_ndim(td: AbstractContainer, ndim: int, name: str) -> None:
+    if td._desc.ndim < ndim:
+        raise OutOfRange(
+            f"`{name}` requires at least {ndim} batch dimension{'s' if ndim > 1 else ''}, got "
+            f"batch_size {td._desc.batch}. Use `unsqueeze` first."
+        )
+
+
+@cached
+def _atleast(batch: Batch, ndim: int) -> Plan:
+    missing = ndim - len(batch)
+    if missing <= 0:
+        return plan(batch, lambda leaf: leaf.view(leaf.shape), batch)
+    behind = int(ndim == 3 and bool(batch))
+    new = (1,) * (missing - behind) + batch + (1,) * behind
+    at = len(batch)
+    return plan(batch, lambda leaf: leaf.reshape((*new, *leaf.shape[at:])), new)
+
+
+@cached
+def _rot90(batch: Batch, k: int, dims: tuple[int, ...]) -> Plan:
+    turns = as_int(k) % 4
+    plane = wrap_dims(sizes_of([dims]), len(batch))
+    if len(plane) != 2:
+        raise InvalidValue(f"`dims` of `rot90` must be two dimensions, got {dims}.")
+    new = list(batch)
+    if turns % 2:
+        new[plane[0]], new[plane[1]] = new[plane[1]], new[plane[0]]
+    return plan(batch, lambda leaf: leaf.rot90(turns, plane), tuple(new))

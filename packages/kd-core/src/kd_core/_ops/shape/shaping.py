@@ -1,0 +1,364 @@
+"""Shapes of the batch: `view`, `reshape`, `permute` and other methods named as in torch.
+
+A container is treated as a tensor of shape `batch_size`: only batch dimensions change, and trailing
+dimensions of leaves and further batch dimensions of nested containers are kept. The leaves are
+views where torch makes views.
+
+Each method resolves its arguments to a plan of `_ops.shape.shape_plans`, then maps one function
+over the leaves. With `inplace=True` this container takes the result as its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.shapes import one_per_dim
+from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
+from kd_core._keys import format_key
+from kd_core._leaves.loops import finder
+from kd_core._ops.scopes.undoing import moved
+from kd_core._ops.shape.rebatching import become
+from kd_core._ops.shape.shape_plans import (
+    expand_plan,
+    flatten_plan,
+    flip_plan,
+    movedim_plan,
+    permute_plan,
+    repeat_interleave_plan,
+    repeat_plan,
+    resize_plan,
+    roll_plan,
+    squeeze_plan,
+    transpose_plan,
+    unflatten_plan,
+    unsqueeze_plan,
+)
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._ops.shape.shape_plans import Sizes
+    from kd_core._types import Batch
+
+W = TypeVar("W", bound=AbstractContainer)
+
+
+class Shape(AbstractContainer):
+    """The methods that change the shape of the batch."""
+
+    __slots__ = ()
+
+    def view(
+        self, *shape: int | Sequence[int] | torch.dtype, size: Sequence[int] | None = None
+    ) -> Self:
+        """Return a view with another shape of the batch; storage is shared.
+
+        Args:
+            *shape: the new batch size, one size may be -1, it is worked out; or a dtype of the same
+                width, as which all leaves are read.
+            size: the new batch size by keyword.
+
+        Raises:
+            ShapeMismatch: if the sizes do not fit the batch size.
+            InvalidValue: if the strides of a leaf do not allow the view; use `reshape` then.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3])
+            >>> td.view(-1)["a"].shape
+            torch.Size([6, 4])
+        """
+        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+            return _view_as_dtype(self, shape[0])
+        sizes = _sizes_or(cast("Sizes", shape), size, "size")
+        how = resize_plan(self._desc.batch, sizes, "view")
+        try:
+            return moved(how, self)
+        except RuntimeError as error:
+            raise InvalidValue(
+                f"the strides of an entry do not allow a view of batch_size {self._desc.batch} as "
+                f"{how[1]} ({error}). Use `reshape`, which copies if needed."
+            ) from error
+
+    def reshape(self, *args: int | Sequence[int], shape: Sequence[int] | None = None) -> Self:
+        """Reshape the batch dimensions; leaves are views where torch can make one.
+
+        Args:
+            *args: the new batch size; one size may be -1, it is worked out.
+            shape: the same by keyword.
+
+        Raises:
+            ShapeMismatch: if the sizes do not fit the batch size.
+        """
+        if shape is not None:
+            args = _sizes_or(args, shape, "shape")
+        return moved(resize_plan(self._desc.batch, args, "reshape"), self)
+
+    def view_as(self, other: AbstractContainer | Tensor) -> Self:
+        """Return a view whose batch has the shape of another container or tensor."""
+        return self.view(_shape_like(other))
+
+    def reshape_as(self, other: AbstractContainer | Tensor) -> Self:
+        """Reshape the batch dimensions to the shape of another container or tensor."""
+        return self.reshape(_shape_like(other))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1, *, inplace: bool = False) -> Self:
+        """Merge neighbouring batch dimensions into one.
+
+        Args:
+            start_dim: the first dimension to merge.
+            end_dim: the last dimension to merge.
+            inplace: change this container instead of making a new one.
+
+        Raises:
+            InvalidValue: if `end_dim` comes before `start_dim`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten().batch_size
+            torch.Size([6])
+        """
+        result = moved(flatten_plan(self._desc.batch, start_dim, end_dim), self)
+        return become(self, result, "flatten in place") if inplace else result
+
+    def unflatten(
+        self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False
+    ) -> Self:
+        """Split one batch dimension into several; the inverse of `flatten`.
+
+        Args:
+            dim: the dimension to split.
+            unflattened_size: its new sizes; one may be -1.
+            inplace: change this container instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, -1)).batch_size
+            torch.Size([2, 3])
+        """
+        result = moved(unflatten_plan(self._desc.batch, dim, unflattened_size), self)
+        return become(self, result, "unflatten in place") if inplace else result
+
+    def squeeze(self, dim: int | str | Sequence[int] | None = None) -> Self:
+        """Remove batch dimensions of size 1.
+
+        Args:
+            dim: the dimensions; one of another size is kept. `None`: all of size 1.
+        """
+        return moved(squeeze_plan(self._desc.batch, dim), self)
+
+    def unsqueeze(self, dim: int) -> Self:
+        """Insert a batch dimension of size 1.
+
+        Args:
+            dim: the position of the new dimension; a negative one counts from the end.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).unsqueeze(-1)["a"].shape
+            torch.Size([2, 1, 4])
+        """
+        return moved(unsqueeze_plan(self._desc.batch, dim), self)
+
+    def permute(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
+        """Reorder the batch dimensions.
+
+        Args:
+            *args: all batch dimensions in the new order.
+            dims: the same, passed by keyword.
+
+        Raises:
+            InvalidValue: if a dimension is missing.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
+            torch.Size([3, 2, 4])
+        """
+        return moved(permute_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
+
+    def transpose(self, dim0: int | str, dim1: int | str) -> Self:
+        """Exchange two batch dimensions."""
+        return moved(transpose_plan(self._desc.batch, dim0, dim1), self)
+
+    def swapaxes(self, axis0: int, axis1: int) -> Self:
+        """Exchange two batch dimensions; another name of `transpose`."""
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self, dim0: int | str, dim1: int | str) -> Self:
+        """Exchange two batch dimensions; another name of `transpose`."""
+        return self.transpose(dim0, dim1)
+
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Move batch dimensions to other positions, the rest keeping their order.
+
+        Args:
+            source: the dimensions to move.
+            destination: the new position of each.
+
+        Raises:
+            InvalidValue: if the numbers of dimensions and positions differ.
+        """
+        return moved(movedim_plan(self._desc.batch, source, destination), self)
+
+    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Move batch dimensions; another name of `movedim`."""
+        return self.movedim(source, destination)
+
+    def expand(self, *shape: int | Sequence[int]) -> Self:
+        """Repeat batch dimensions of size 1 without copying.
+
+        Args:
+            *shape: the new batch size; -1 keeps a size, new dimensions come in front.
+
+        Raises:
+            ShapeMismatch: if a dimension larger than 1 would change.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).expand(3, -1)["a"].shape
+            torch.Size([3, 2, 4])
+        """
+        return moved(expand_plan(self._desc.batch, shape), self)
+
+    def expand_as(self, other: AbstractContainer | Tensor) -> Self:
+        """Expand to the batch size of another container, or to the shape of a tensor."""
+        return self.expand(_shape_like(other))
+
+    def repeat(self, *repeats: int | Sequence[int], inplace: bool = False) -> Self:
+        """Copy the batch several times along its dimensions, as `torch.Tensor.repeat` does.
+
+        Args:
+            *repeats: the number of copies for each batch dimension; additional numbers in front
+                add new dimensions.
+            inplace: change this container instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.tensor([1, 2])}, [2]).repeat(2)["a"]
+            tensor([1, 2, 1, 2])
+        """
+        ndim = self._desc.ndim
+        counts = one_per_dim(repeats, self._desc.batch, "repeat")
+        if len(counts) < ndim:
+            raise InvalidValue(
+                f"`repeat` expected a count for each of the {ndim} batch dimensions, got {counts}. "
+                "`tile` takes fewer."
+            )
+        result = moved(repeat_plan(self._desc.batch, counts), self)
+        return become(self, result, "repeat in place") if inplace else result
+
+    def tile(self, *dims: int | Sequence[int]) -> Self:
+        """Copy the batch several times, like `repeat`; missing counts in front are 1."""
+        counts = one_per_dim(dims, self._desc.batch, "tile")
+        missing = self._desc.ndim - len(counts)
+        return moved(repeat_plan(self._desc.batch, (1,) * missing + counts), self)
+
+    def repeat_interleave(
+        self,
+        repeats: int | Tensor,
+        dim: int | None = None,
+        *,
+        output_size: int | None = None,
+        inplace: bool = False,
+    ) -> Self:
+        """Copy each row several times, the copies side by side.
+
+        Args:
+            repeats: the number of copies, one number for all rows or one for each.
+            dim: the batch dimension; `None`: flatten the batch first.
+            output_size: the sum of `repeats`, if known; avoids a synchronisation with the device.
+            inplace: change this container instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.tensor([1, 2])}, [2]).repeat_interleave(2, 0)["a"]
+            tensor([1, 1, 2, 2])
+        """
+        flat = self.flatten() if dim is None else self
+        at = 0 if dim is None else dim
+        how = repeat_interleave_plan(flat._desc.batch, repeats, at, output_size)
+        result = moved(how, flat)
+        return become(self, result, "repeat rows in place") if inplace else result
+
+    def roll(
+        self,
+        shifts: int | Sequence[int],
+        dims: int | Sequence[int] | None = None,
+        *,
+        inplace: bool = False,
+    ) -> Self:
+        """Shift rows along batch dimensions; rows beyond the end are reinserted in front.
+
+        Args:
+            shifts: the number of rows, one for each dimension.
+            dims: the batch dimensions, one for each shift; `None`: flatten, shift and restore.
+            inplace: change this container instead of making a new one.
+        """
+        if dims is None and self._desc.ndim > 1:
+            result = self.flatten().roll(shifts, 0).unflatten(0, self._desc.batch)
+        else:
+            along = 0 if dims is None else dims
+            result = moved(roll_plan(self._desc.batch, shifts, along), self)
+        return become(self, result, "roll in place") if inplace else result
+
+    def flip(self, *dims: int | Sequence[int]) -> Self:
+        """Reverse the order of rows along batch dimensions; a copy, as in torch."""
+        return moved(flip_plan(self._desc.batch, dims), self)
+
+
+def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:
+    """Return sizes or dimensions passed by position or by the keyword of torch."""
+    if named is None:
+        return given
+    if given:
+        raise InvalidArgument(f"expected `{name}` once, got it by position and by keyword.")
+    return (named,)
+
+
+def _shape_like(other: AbstractContainer | Tensor) -> Batch:
+    if isinstance(other, Tensor):
+        return tuple(other.shape)
+    if not isinstance(other, AbstractContainer):
+        raise wrong_type("`other`", "a container or a tensor", other)
+    return other._desc.batch
+
+
+def _view_as_dtype(td: W, dtype: torch.dtype) -> W:
+    """Read the bytes of every leaf as another dtype."""
+    batch = td._desc.batch
+
+    def view(leaf: Tensor) -> Tensor:
+        try:
+            seen = leaf.view(dtype)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise _cannot_view(td, leaf, dtype, reason) from None
+        if seen.shape[: len(batch)] != leaf.shape[: len(batch)]:
+            raise _cannot_view(td, leaf, dtype, "the last batch dimension would change")
+        return seen
+
+    return td._map_each(view)
+
+
+def _cannot_view(
+    td: AbstractContainer, leaf: Tensor, dtype: torch.dtype, reason: str
+) -> InvalidValue:
+    name = format_key(finder(td._entries, leaf)())
+    return InvalidValue(
+        f"entry {name} of {leaf.dtype} cannot be viewed as {dtype}: {reason.rstrip('.')}. Cast it "
+        "with `to`, or `unsqueeze` its last dimension."
+    )

@@ -1,0 +1,1 @@
+"""Where and how leaves are stored, filled and copied; it must not know how keys are arranged."""

@@ -1,0 +1,263 @@
+"""Filling leaves with values, and creating containers of new leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.descriptor import describe_on
+from kd_core._batch.shapes import sizes_of
+from kd_core._errors import InvalidArgument, listed, wrong_type
+from kd_core._keys import format_key, path_of
+from kd_core._leaves.writes import copy_over, copy_pairs
+from kd_core._ops.math.operands import binary_, blend, unary_
+from kd_core._ops.selection.rows import check_mask
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._entry import Entry
+    from kd_core._types import DeviceLike, NestedKey
+
+F = TypeVar("F", bound=AbstractContainer)
+
+
+class Filling(AbstractContainer):
+    """The methods that fill leaves, and that create containers of new leaves.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, 3)}, [2])
+        >>> td.lock_().zero_()["a"], td.new_full((1,), 5.0)["b"]
+        (tensor([0., 0.]), tensor([[5., 5., 5.]]))
+        >>> td.masked_fill(torch.tensor([True, False]), 7.0)["a"]
+        tensor([7., 0.])
+        >>> torch.ones_like(td)["b"].sum()
+        tensor(6.)
+    """
+
+    __slots__ = ()
+
+    def zero_(self) -> Self:
+        """Write zeros into every leaf; return self."""
+        return unary_(self, Tensor.zero_, torch._foreach_zero_, refuse_overlap=False)
+
+    @overload
+    def fill_(self, value: Tensor | complex) -> Self: ...
+    @overload
+    def fill_(self, key: NestedKey, value: Tensor | complex) -> Self: ...
+    def fill_(self, *given: object, **named: object) -> Self:
+        """Write a number, or a 0-d tensor, into every leaf, or into those at a key; return self.
+
+        Args:
+            *given: the key of a leaf or a nested container, if only that is filled; the number.
+            **named: the same by keyword, `key` and `value`.
+
+        Raises:
+            KeyNotFound: if there is no such entry.
+            InvalidValue: if a leaf cannot hold the number; then nothing is written.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)}, [2])
+            >>> td.fill_(1.0).fill_("a", 2.0)["a"], td["b"]
+            (tensor([2., 2.]), tensor([1., 1.]))
+        """
+        key, value = _key_and_value(*given, **named)
+        if key is None:
+            return binary_(self, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
+        path = path_of(cast("NestedKey", key))
+        check_has(self, path)
+        _fill_entry(level_at(self, path[:-1]), path, value)
+        return self
+
+    def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
+        """Copy the values of a container of the same keys into the leaves; return self.
+
+        Dtypes and devices are converted. Nothing is written if anything does not fit.
+
+        Raises:
+            KeySetMismatch: if the keys differ.
+            ShapeMismatch: if a value cannot be broadcast to its leaf.
+        """
+        mine: list[Tensor] = []
+        theirs: list[Tensor] = []
+        self._collect_pair(cast("Entry", source), mine, theirs, ())
+        if non_blocking or not copy_pairs(mine, theirs):
+            return binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
+        return self
+
+    def masked_fill(self, mask: Tensor, value: float) -> Self:
+        """Return the container with a value where a mask over the batch dimensions is true."""
+        check_mask(mask)
+        return blend(self, torch.masked_fill, mask, value)
+
+    def masked_fill_(self, mask: Tensor, value: float) -> Self:
+        """Write a value where a mask over the batch dimensions is true; return self.
+
+        Raises:
+            InvalidValue: if a leaf cannot hold the value, or cannot be written to; then
+                nothing is written.
+        """
+        check_mask(mask)
+        return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
+
+    def new_zeros(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Create a container of zeros with the same keys and another batch size.
+
+        Args:
+            *size: the batch size; trailing dimensions of leaves are kept.
+            dtype: the dtype of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf.
+            requires_grad: record operations on the leaves.
+            layout: the layout of the leaves.
+            pin_memory: create leaves on the CPU in pinned memory.
+        """
+        make = partial(Tensor.new_zeros, **_options(requires_grad, layout, pin_memory))
+        return _fresh(self, size, make, dtype, device)
+
+    def new_ones(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Create a container of ones with the same keys and another batch size; see `new_zeros`."""
+        make = partial(Tensor.new_ones, **_options(requires_grad, layout, pin_memory))
+        return _fresh(self, size, make, dtype, device)
+
+    def new_empty(
+        self,
+        *size: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Create a container of uninitialised leaves; see `new_zeros`."""
+        make = partial(Tensor.new_empty, **_options(requires_grad, layout, pin_memory))
+        return _fresh(self, size, make, dtype, device)
+
+    def new_full(
+        self,
+        size: int | Sequence[int],
+        fill_value: float,
+        *,
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Create a container of one value with the same keys and another batch size.
+
+        Args:
+            size: the batch size; trailing dimensions of leaves are kept.
+            fill_value: the value.
+            dtype: the dtype of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf.
+            requires_grad: record operations on the leaves.
+            layout: the layout of the leaves.
+            pin_memory: create leaves on the CPU in pinned memory.
+        """
+        more = _options(requires_grad, layout, pin_memory)
+
+        def make(leaf: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
+            return leaf.new_full(shape, fill_value, **options, **more)
+
+        return _fresh(self, (size,), make, dtype, device)
+
+
+def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
+    """Convert `torch.zeros_like` or a similar function to a function of containers."""
+
+    def filled(
+        input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object
+    ) -> object:
+        if device is None and not args and not options:
+            return input._map_each(fn)
+        if device is None:
+            return input._map_each(lambda leaf: fn(leaf, *args, **options))
+        made = input._map_each(lambda leaf: fn(leaf, *args, device=device, **options))
+        return made._with_descriptor(describe_on(made._desc.batch, device))
+
+    return filled
+
+
+def _key_and_value(*given: object, **named: object) -> tuple[object, object]:
+    """Return the key, `None` if there is none, and the value, as `fill_` takes them."""
+    names = ("key", "value") if len(given) + len(named) > 1 else ("value",)
+    found = {**dict(zip(names, given, strict=False)), **named}
+    if len(given) + len(named) != len(names) or found.keys() != set(names):
+        raise InvalidArgument(
+            f"`fill_` expected a value, or a key and a value, got {len(given)} arguments and "
+            f"{listed(named)} by keyword."
+        )
+    return found.get("key"), found["value"]
+
+
+def _fill_entry(level: AbstractContainer, path: tuple[str, ...], value: object) -> None:
+    """Fill what is at the last key of a path in one level."""
+    alone: AbstractContainer = _only(level, path[-1])
+    if not leaves_of(alone):
+        data = cast("AbstractContainer", level._entries[path[-1]])
+        raise wrong_type(f"entry {format_key(path)}", "a tensor or a container", data._item())
+    binary_(alone, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
+
+
+def _only(level: F, key: str) -> F:
+    """Return a container of one entry, members kept."""
+    if isinstance(level, Composite):
+        return level._by_member(lambda member: _only(member, key))
+    return level._like({key: level._entries[key]}, level._desc.unlocked())
+
+
+def _options(requires_grad: bool, layout: torch.layout, pin_memory: bool) -> dict[str, Any]:
+    """Return the options that are not the default ones."""
+    given: dict[str, Any] = {"requires_grad": True} if requires_grad else {}
+    if layout is not torch.strided:
+        given["layout"] = layout
+    if pin_memory:
+        given["pin_memory"] = True
+    return given
+
+
+def _fresh(
+    td: F,
+    size: Sequence[int | Sequence[int]],
+    make: Callable[..., Tensor],
+    dtype: torch.dtype | None,
+    device: DeviceLike | None,
+) -> F:
+    batch, ndim = sizes_of(size), td._desc.ndim
+    made = td._map_each(
+        lambda leaf: make(leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device),
+        lambda old: (*batch, *old[ndim:]),
+    )
+    if device is None:
+        return made
+    return made._with_descriptor(describe_on(batch, device))
+
+
+def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:
+    return leaf.copy_(cast(Tensor, source), non_blocking=True)

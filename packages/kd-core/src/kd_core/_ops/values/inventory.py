@@ -1,0 +1,187 @@
+"""Counts of what a container holds: levels, numbers, bytes, data, and a table of all of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._keys import path_of
+from kd_core._leaves.loops import kinds_by_key, kinds_of
+from kd_core._leaves.views import walk_items
+from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from kd_core._types import NestedKey
+
+
+def _is_data(kind: type) -> bool:
+    """Return whether entries of a type are non-tensor data."""
+    return not issubclass(kind, AbstractContainer)
+
+
+class Inventory(AbstractContainer):
+    """Counts and tables of entries."""
+
+    __slots__ = ()
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of containers below this one: 0 for a flat one.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": {"b": {"c": 0.0}}}).depth
+            2
+        """
+        nested = [value for _, value in kinds_of(self._entries) if isinstance(value, Inventory)]
+        return 1 + max(value.depth for value in nested) if nested else 0
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """The keys of this level in alphabetical order."""
+        return sorted(self._entries)
+
+    def param_count(self, count_duplicates: bool = True) -> int:
+        """Count the numbers in all leaves.
+
+        Args:
+            count_duplicates: count a tensor that two keys hold twice.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3), "b": 1.0}).param_count()
+            7
+        """
+        return sum(leaf.numel() for leaf in _leaves(self, count_duplicates))
+
+    def bytes(self, count_duplicates: bool = True) -> int:
+        """Count the bytes of the numbers in all leaves.
+
+        Args:
+            count_duplicates: count a tensor that two keys hold twice.
+        """
+        return sum(_bytes(leaf) for leaf in _leaves(self, count_duplicates))
+
+    def entry_class(self, key: NestedKey) -> type:
+        """Return the class of the entry at a key; a lazy stack does not stack it.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).entry_class(("b", "c"))
+            <class 'kd_core.NonTensorData'>
+        """
+        return type(_kind_at(self, path_of(key)))
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """Return the shape of the entry at a key: of a tensor, or the batch size of another entry.
+
+        Raises:
+            KeyNotFound: if there is no such entry.
+        """
+        entry = self._read(path_of(key))
+        return entry.shape if isinstance(entry, Tensor) else entry._desc.size
+
+    def is_non_tensor(self, key: NestedKey) -> bool:
+        """Return whether the entry at a key is non-tensor data.
+
+        Raises:
+            KeyNotFound: if there is no such entry.
+        """
+        return not isinstance(_kind_at(self, path_of(key)), (Tensor, AbstractContainer))
+
+    def data_ptr(self, *, storage: bool = False) -> Self:
+        """Return the address of the data of every leaf: a container of 0-d integer tensors.
+
+        Args:
+            storage: the address of the whole storage, where the leaf may be a part of it.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2, 3)}, [2])
+            >>> bool((td.data_ptr() == td[:1].data_ptr()).all())
+            True
+        """
+
+        def address(leaf: Tensor) -> Tensor:
+            data = leaf.untyped_storage() if storage else leaf
+            return torch.tensor(data.data_ptr(), dtype=torch.int64)
+
+        return self._map_each(address, lambda batch: ())
+
+    def is_floating_point(self) -> bool:
+        """Return whether all leaves, at least one, have a floating point dtype."""
+        leaves = leaves_of(self)
+        return bool(leaves) and all(map(torch.is_floating_point, leaves))
+
+    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, object]]:
+        """List the non-tensor data: keys and values.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).non_tensor_items(include_nested=True)
+            [(('b', 'c'), 'text')]
+        """
+        found = walk_items(self._entries, (include_nested, True, _is_data, False))
+        return [(key, value._item()) for key, value in found if not isinstance(value, Tensor)]
+
+    def summary(self) -> str:
+        """Write a table: a line for each leaf, with its key, shape, dtype, device and bytes.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> print(TensorDict({"a": torch.zeros(2, 3), "b": {"c": "text"}}, [2]).summary())
+            key         shape   dtype    device  bytes
+            a           (2, 3)  float32  cpu        24
+            ('b', 'c')          str
+            1 tensor            6 numbers           24
+        """
+        rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
+        for key, value in walk_items(self._entries, (True, True, _is_data, False)):
+            if isinstance(value, Tensor):
+                dtype = str(value.dtype).removeprefix("torch.")
+                device = str(value.device)
+                rows.append(
+                    (str(key), str(tuple(value.shape)), dtype, device, f"{_bytes(value):,}")
+                )
+            else:
+                rows.append((str(key), "", type(value._item()).__name__, "", ""))
+        leaves = leaves_of(self)
+        count = f"{len(leaves)} tensor{'' if len(leaves) == 1 else 's'}"
+        numbers = sum(leaf.numel() for leaf in leaves)
+        total = sum(map(_bytes, leaves))
+        rows.append((count, "", f"{numbers:,} numbers", "", f"{total:,}"))
+        return _aligned(rows)
+
+
+def _kind_at(td: AbstractContainer, path: tuple[str, ...]) -> object:
+    """Return the entry at a path, or one of the same kind where reading it would stack."""
+    check_has(td, path)
+    return kinds_by_key(level_at(td, path[:-1])._entries)[path[-1]]
+
+
+def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:
+    leaves = leaves_of(td)
+    return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _bytes(leaf: Tensor) -> int:
+    return math.prod(leaf.shape) * leaf.element_size()
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Align cells in columns, the last one to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for *cells, last in rows:
+        left = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
+        lines.append("  ".join([*left, last.rjust(widths[-1])]).rstrip())
+    return "\n".join(lines)

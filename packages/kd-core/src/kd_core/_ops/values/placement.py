@@ -1,0 +1,240 @@
+"""Device, dtype and memory layout of leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.descriptor import describe, device_of
+from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
+from kd_core._ops.math.operands import cast_leaves
+from kd_core._ops.shape.rebatching import become
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+
+if TYPE_CHECKING:
+    from typing import Self, TypeVar
+
+    from kd_core._entry import Entry
+    from kd_core._ops.math.operands import CastFilter
+    from kd_core._types import DeviceLike
+
+    W = TypeVar("W", bound=AbstractContainer)
+
+
+class Placement(AbstractContainer):
+    """Device, dtype and layout of leaves.
+
+    What is in place already is shared, and the container itself is returned where nothing changes.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2), "n": torch.arange(2)}, [2])
+        >>> td.to("cpu", torch.float64)["n"].dtype, td.to("cpu").device
+        (torch.float64, device(type='cpu'))
+        >>> td.to(torch.float32)["a"] is td["a"]
+        True
+    """
+
+    __slots__ = ()
+
+    def to(
+        self,
+        *where: DeviceLike | torch.dtype | Tensor | AbstractContainer,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Move to a device, cast to a dtype, or both.
+
+        Args:
+            *where: a device, a dtype, a device and a dtype, a tensor whose device and dtype are
+                taken, or a container whose device is taken.
+            device: the device, by keyword.
+            dtype: the dtype, by keyword.
+            non_blocking: do not wait for copies between pinned memory and a GPU.
+
+        Raises:
+            InvalidArgument: if an argument is none of these, or one is given twice.
+        """
+        for each in where:
+            found_device, found_dtype = _read(each)
+            if (found_device and device is not None) or (found_dtype and dtype is not None):
+                raise InvalidArgument(
+                    "`to` expected at most one device and one dtype, got two of a kind. Pass each "
+                    "once."
+                )
+            device, dtype = found_device or device, found_dtype or dtype
+        td = self if dtype is None else cast_leaves(self, dtype)
+        return td if device is None else _move(td, device, non_blocking)
+
+    def cpu(self) -> Self:
+        """Move to the CPU."""
+        return _move(self, "cpu", False)
+
+    def cuda(self, device: int | None = None, non_blocking: bool = False) -> Self:
+        """Move to a GPU: the current one, or that of a number."""
+        where = "cuda" if device is None else f"cuda:{device}"
+        return _move(self, where, non_blocking)
+
+    def type(self, dtype: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to a dtype.
+
+        Args:
+            dtype: the dtype.
+            cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
+        """
+        return cast_leaves(self, dtype, cast_filter)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all leaves, or `None` where they differ or there are none."""
+        dtypes = {leaf.dtype for leaf in leaves_of(self)}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self._desc.device is not None and self._desc.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self._desc.device is not None and self._desc.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device is `meta`, whose tensors have no data."""
+        return self._desc.device is not None and self._desc.device.type == "meta"
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        """Return the container with contiguous leaves; those that are so already are shared.
+
+        Args:
+            canonical: copy also what is contiguous but has other strides than a new tensor, as
+                dimensions of size 1 may have.
+            inplace: change this container instead of making a new one.
+        """
+        result = self._map_each(_canonical if canonical else Tensor.contiguous)
+        return become(self, result, "make contiguous in place") if inplace else result
+
+    def is_contiguous(self) -> bool:
+        """Return whether all leaves are contiguous."""
+        return all(leaf.is_contiguous() for leaf in leaves_of(self))
+
+    def pin_memory(self, *, inplace: bool = False) -> Self:
+        """Copy all leaves to pinned memory, from which a GPU reads without waiting.
+
+        Args:
+            inplace: change this container instead of making a new one.
+
+        Raises:
+            InvalidValue: if there is no GPU to pin memory for.
+        """
+        if not torch.cuda.is_available():
+            raise InvalidValue(
+                "memory can be pinned for a GPU only, and none is available. Skip the call."
+            )
+        result = self._map_each(Tensor.pin_memory)
+        return become(self, result, "pin memory in place") if inplace else result
+
+    def pin_memory_(self) -> Self:
+        """Replace all leaves by copies in pinned memory; return self. See `pin_memory`."""
+        return self.pin_memory(inplace=True)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
+        """Record on all leaves that a stream uses them: `torch.Tensor.record_stream`; return self.
+
+        Raises:
+            InvalidValue: if a leaf is not on a GPU; then nothing is recorded.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if not leaf.is_cuda:
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} must be on a GPU to be used by a stream, got "
+                    f"{leaf.device}. Move the container with `cuda()` first."
+                )
+        for leaf in leaves:
+            leaf.record_stream(stream)
+        return self
+
+    def is_pinned(self) -> bool:
+        """Return whether all leaves are in pinned memory."""
+        return all(leaf.is_pinned() for leaf in leaves_of(self))
+
+    def share_memory_(self) -> Self:
+        """Move the storage of all leaves to shared memory, for other processes; return self.
+
+        Raises:
+            InvalidValue: if a leaf is sparse; nothing is moved then.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if leaf.layout is not torch.strided:
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} of layout {leaf.layout} cannot be in shared memory. "
+                    "`exclude` it first, or make it dense."
+                )
+        for leaf in leaves:
+            leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def is_shared(self) -> bool:
+        """Return whether all leaves are in shared memory."""
+        shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
+        return all(shared)
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    """Return a leaf with the strides of a new tensor of its shape."""
+    stride = 1
+    for size, step in zip(reversed(leaf.shape), reversed(leaf.stride()), strict=True):
+        if step != stride:
+            return leaf.clone(memory_format=torch.contiguous_format)
+        stride *= max(size, 1)
+    return leaf
+
+
+def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the device and the dtype that an argument of `to` stands for."""
+    if isinstance(where, torch.dtype):
+        return None, where
+    if isinstance(where, Tensor):
+        return where.device, where.dtype
+    if isinstance(where, AbstractContainer):
+        if where._desc.device is None:
+            raise InvalidArgument("`to` got a container without a device: give the device itself.")
+        return where._desc.device, None
+    if isinstance(where, (torch.device, str, int)):
+        return device_of(where), None
+    raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)
+
+
+def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
+    target = device_of(device)
+    desc = td._desc
+    if desc.device == target:
+        return td
+    return _moved(td, target, non_blocking)
+
+
+def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
+    """Return a new container of the leaves on a device; those that are there already are shared."""
+    desc = describe(td._desc.batch, device)
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: _moved(member, device, non_blocking))
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            # Asked first: `to` takes 1 us to find out that there is nothing to do.
+            there = value.device == device
+            entries[key] = value if there else value.to(device, non_blocking=non_blocking)
+        elif isinstance(value, AbstractContainer):
+            entries[key] = _moved(value, device, non_blocking)
+        else:
+            entries[key] = value._with_descriptor(describe(value._desc.batch, device))
+    return td._like(entries, desc)

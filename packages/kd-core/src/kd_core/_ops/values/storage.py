@@ -1,0 +1,191 @@
+"""All leaves in one storage: one allocation, one copy to a device, one write to a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.descriptor import describe, device_of
+from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._protocol.composite import Composite, unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Self
+
+    from kd_core._entry import Entry
+    from kd_core._types import DeviceLike
+
+W = TypeVar("W", bound=AbstractContainer)
+ALIGNMENT: Final = 16
+"""Bytes: where the leaves of a dtype start, so that each dtype may be viewed there."""
+
+
+class Storage(AbstractContainer):
+    """All leaves in one storage."""
+
+    __slots__ = ()
+
+    def consolidate(
+        self,
+        *,
+        device: DeviceLike | None = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Copy all leaves into one storage.
+
+        Leaves of one dtype stand one behind the other in it. The copies are outside the graph.
+
+        Args:
+            device: where the storage is; it is moved there in one copy. `None`: where the leaves
+                are.
+            non_blocking: return before the copy to `device` has finished.
+            inplace: replace the leaves of this container, and return it.
+            share_memory: put the storage in shared memory, for other processes.
+            pin_memory: put the storage in pinned memory.
+
+        Returns:
+            A container, not locked, whose leaves are views of that storage.
+
+        Raises:
+            InvalidValue: if the leaves are on several devices, or one is sparse.
+            InvalidArgument: if options cannot be combined.
+            Locked: if the container is locked, and `inplace`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2), "b": torch.arange(2)}, [2]).consolidate()
+            >>> td.is_consolidated(), td["a"].untyped_storage().nbytes()
+            (True, 32)
+        """
+        place = _Place(
+            None if device is None else device_of(device), non_blocking, share_memory, pin_memory
+        )
+        if inplace:
+            self._check_unlocked("replace leaves by views of one storage")
+            if place.device not in (None, self._desc.device):
+                raise InvalidArgument(
+                    "`inplace=True` cannot be combined with another `device`, which every leaf "
+                    "would have to move to. Leave out `inplace`, and use the result."
+                )
+        leaves = leaves_of(self)
+        if not leaves:
+            made = self._shallow()
+        else:
+            with torch.no_grad():
+                groups = _by_dtype(self, leaves)
+                made = self._rebuild(iter(_together(leaves, groups, place)))
+        if inplace:
+            with unchanged_on_error(self):
+                _take_leaves(self, made)
+            return self
+        if place.device is None or place.device == self._desc.device:
+            return made
+        return _on_device(made, place.device)
+
+    def is_consolidated(self) -> bool:
+        """Return whether all leaves are in one storage; a leaf that was replaced is not."""
+        return len({leaf.untyped_storage().data_ptr() for leaf in leaves_of(self)}) == 1
+
+
+def _by_dtype(td: AbstractContainer, leaves: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """Return the leaves by dtype, checked to fit into one storage."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    device = leaves[0].device
+    for leaf in leaves:
+        if leaf.device != device:
+            raise InvalidValue(
+                f"{name_in(td, leaf)} is on {leaf.device}, but others are on {device}: one storage "
+                "is on one device. Move the container first, with `to`."
+            )
+        if leaf.layout is not torch.strided:
+            raise InvalidValue(
+                f"{name_in(td, leaf)} is of layout {leaf.layout}: only dense leaves fit into one "
+                "storage. `exclude` it first, or make it dense."
+            )
+        groups.setdefault(leaf.dtype, []).append(leaf)
+    return groups
+
+
+def _together(
+    leaves: list[Tensor], groups: dict[torch.dtype, list[Tensor]], place: _Place
+) -> list[Tensor]:
+    """Copy leaves into one storage, one dtype behind the other."""
+    if len(groups) == 1:
+        flat = torch._C._nn.flatten_dense_tensors(leaves)
+        if len(leaves) == 1:  # then it is a view of the leaf
+            flat = flat.clone()
+        return list(_parts(place.put(flat), leaves))
+    sizes = [sum(leaf.nbytes for leaf in group) for group in groups.values()]
+    starts = [0]
+    for size in sizes:
+        starts.append(-(-(starts[-1] + size) // ALIGNMENT) * ALIGNMENT)
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, device=leaves[0].device)
+    spans = list(zip(groups.items(), starts, sizes, strict=False))
+    for (dtype, group), start, size in spans:
+        torch._foreach_copy_(list(_parts(buffer[start : start + size].view(dtype), group)), group)
+    buffer = place.put(buffer)
+    placed: dict[torch.dtype, Iterator[Tensor]] = {
+        dtype: iter(_parts(buffer[start : start + size].view(dtype), group))
+        for (dtype, group), start, size in spans
+    }
+    return [next(placed[leaf.dtype]) for leaf in leaves]
+
+
+class _Place(NamedTuple):
+    """Where the storage is to be."""
+
+    device: torch.device | None
+    non_blocking: bool
+    share: bool
+    pin: bool
+
+    def put(self, flat: Tensor) -> Tensor:
+        """Return a tensor whose storage is there."""
+        if self.device is not None:
+            flat = flat.to(self.device, non_blocking=self.non_blocking)
+        if self.pin:
+            flat = flat.pin_memory()
+        return flat.share_memory_() if self.share else flat  # type: ignore[no-untyped-call]  # by torch
+
+
+def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    """Replace the leaves of a container by those of another one of the same structure."""
+    if isinstance(td, Composite) and isinstance(made, Composite):
+        for member, other in zip(td._members, made._members, strict=True):
+            _take_leaves(member, other)
+        return
+    for key, value in made._entries.items():
+        mine = td._entries[key]
+        if isinstance(value, Tensor):
+            td._set_entry(key, value)
+        elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
+            _take_leaves(mine, value)
+
+
+def _on_device(td: W, device: torch.device) -> W:
+    """Return a container, whose leaves were moved, with their device."""
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: _on_device(member, device))
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            entries[key] = _on_device(value, device)
+        elif isinstance(value, Tensor):
+            entries[key] = value
+        else:
+            entries[key] = value._with_descriptor(describe(value._desc.batch, device))
+    return td._like(entries, describe(td._desc.batch, device))
+
+
+def _parts(flat: Tensor, like: list[Tensor]) -> Sequence[Tensor]:
+    """Return views of a flat tensor in the shapes of others."""
+    parts: Sequence[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, like)
+    return parts
