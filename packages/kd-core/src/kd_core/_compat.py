@@ -27,11 +27,16 @@ clone_all: Final[Callable[[list[Tensor]], Sequence[Tensor]]] = getattr(
 """Clone all leaves at once, by a kernel that newer versions have."""
 
 
-CONSTANT_OBJECTS: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+_SINCE_2_13: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+CONSTANT_OBJECTS: Final = _SINCE_2_13
 """Whether dynamo can compare tuples that belong to an object which it treats as a constant.
 
 Older versions raise an internal error. No feature test shows it, so the version decides.
 """
+
+TRACES_SUBCLASSED_INT: Final = _SINCE_2_13
+"""Whether dynamo traces arithmetic of a subclass of `int`. No feature test shows it either."""
 
 
 def to_index(value: object) -> int:

@@ -176,3 +176,22 @@ def test_names_are_traced() -> None:
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     assert compiled(make()).names == ["env", "time"]
     assert compiled(make().rename("a", "b")).names == ["b", "a"]
+
+
+def test_arithmetic_of_named_sizes_is_traced() -> None:
+    def run(td: TensorDict) -> list[TensorDict]:
+        td.set("new", torch.zeros(td.batch_size))
+        return [
+            td[0],
+            td[:, 1:],
+            td.reshape(-1),
+            td.expand(2, *td.batch_size),
+            td.split(1)[0],
+            cat([td, td]),
+            td.apply(lambda leaf: leaf + 1),
+        ]
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for got, want in zip(compiled(make()), run(make()), strict=True):
+        assert (got.names, got.batch_size) == (want.names, want.batch_size)
+        assert (got == want).all()

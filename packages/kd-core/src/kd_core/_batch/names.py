@@ -9,10 +9,11 @@ Knows sizes; must not know containers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kd_core._compat import assume_constant_result
+from kd_core._compat import TRACES_SUBCLASSED_INT, assume_constant_result
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed
 from kd_core._keys import nearest_key
 
@@ -26,21 +27,52 @@ class NamedSize(int):
     """The size of a batch dimension that has a name."""
 
     name: str
+    plain: int
+    """The size as an `int`. Not every version of dynamo traces `int(size)`."""
 
     def __new__(cls, size: int, name: str) -> NamedSize:
         """Return a size with a name."""
         new = super().__new__(cls, size)
         new.name = name
+        new.plain = int(new)
         return new
 
     def __hash__(self) -> int:
-        return hash((int(self), self.name))
+        return hash((self.plain, self.name))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return NamedSize, (int(self), self.name)
+        return NamedSize, (self.plain, self.name)
 
     def __deepcopy__(self, memo: dict[int, object]) -> NamedSize:
         return self
+
+
+def _trace_arithmetic() -> None:
+    """Give named sizes arithmetic in Python, which older versions of dynamo need to trace it."""
+
+    def unary(name: str) -> Callable[[NamedSize], object]:
+        calculate = getattr(operator, name)
+        return lambda size: calculate(size.plain)
+
+    def binary(name: str) -> Callable[[NamedSize, int], object]:
+        calculate = getattr(operator, name)
+        return lambda size, other: calculate(size.plain, plain_size(other))
+
+    def reflected(name: str) -> Callable[[NamedSize, int], object]:
+        calculate = getattr(operator, name)
+        return lambda size, other: calculate(plain_size(other), size.plain)
+
+    for name in ("add", "sub", "mul", "floordiv", "mod"):
+        setattr(NamedSize, f"__{name}__", binary(name))
+        setattr(NamedSize, f"__r{name}__", reflected(name))
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(NamedSize, f"__{name}__", binary(name))
+    for name in ("neg", "pos", "abs"):
+        setattr(NamedSize, f"__{name}__", unary(name))
+
+
+if not TRACES_SUBCLASSED_INT:
+    _trace_arithmetic()
 
 
 def resized(old: int, new: int) -> int:
@@ -68,9 +100,14 @@ def with_names(batch: Batch, names: Names) -> Batch:
     return (*named, *batch[len(named) :])
 
 
+def plain_size(size: int) -> int:
+    """Return a size without its name."""
+    return size.plain if isinstance(size, NamedSize) else size
+
+
 def without_names(batch: Batch) -> Batch:
     """Return a batch size of plain integers."""
-    return tuple([int(size) if size.__class__ is NamedSize else size for size in batch])
+    return tuple([plain_size(size) for size in batch])
 
 
 def checked_names(names: Sequence[str | None], batch: Batch) -> Names:

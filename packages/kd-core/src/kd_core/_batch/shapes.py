@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
-from kd_core._batch.names import named_dim, resized
+from kd_core._batch.names import named_dim, plain_size, resized
 from kd_core._compat import to_index
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
@@ -103,10 +103,11 @@ def index_int(batch: Batch, index: int) -> Batch:
     """Return the batch shape after `td[index]`."""
     if not batch:
         raise too_many_indices((index,), batch)
-    if not -batch[0] <= index < batch[0]:
+    size = plain_size(batch[0])
+    if not -size <= index < size:
         raise OutOfRange(
             f"index {index} is out of range for batch_size {batch}: it must be between "
-            f"{-batch[0]} and {batch[0] - 1}."
+            f"{-size} and {size - 1}."
         )
     return batch[1:]
 
@@ -120,7 +121,8 @@ def index_slice(batch: Batch, index: slice) -> Batch:
 
 def slice_length(index: slice, size: int) -> int:
     """Return the number of rows that a slice takes of `size`."""
-    # `index.indices(size)` would specialise a symbolic size.
+    # `index.indices(size)` would specialise a symbolic size; dynamo cannot compare a named one.
+    size = plain_size(size)
     start, stop, step = index.start, index.stop, index.step
     if start is None:
         start = 0
@@ -245,7 +247,7 @@ def numel(batch: Batch) -> int:
     """Return the product of the sizes."""
     count = 1
     for size in batch:
-        count *= size
+        count = size * count  # dynamo does not trace `count *= size` with a named one
     return count
 
 

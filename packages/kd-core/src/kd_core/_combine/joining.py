@@ -93,7 +93,7 @@ def concatenated_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
             len(shape) != len(first) or shape[:dim] != before or shape[dim + 1 :] != behind
         ):
             return None
-        rows += shape[dim]
+        rows = shape[dim] + rows  # dynamo does not trace `rows +=` with a named size
     return (*before, resized(first[dim], rows), *behind)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import batch_of, wrap_dim
+from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
@@ -74,10 +74,7 @@ class Description(AbstractContainer):
 
     def numel(self) -> int:
         """Return the number of rows: the product of the batch size (1 if it is empty)."""
-        count = 1
-        for size in self._desc.batch:
-            count *= size
-        return count
+        return numel(self._desc.batch)
 
     @property
     def device(self) -> torch.device | None:

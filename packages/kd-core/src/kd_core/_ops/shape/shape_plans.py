@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
-from kd_core._batch.names import resized
+from kd_core._batch.names import resized, without_names
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -157,12 +157,13 @@ def expand_plan(batch: Batch, shape: Sizes) -> Plan:
     new = expanded(batch, sizes_of(shape))
     ndim = len(batch)
     lead = len(new) - ndim
+    sizes = without_names(new)
     new = (*new[:lead], *map(resized, batch, new[lead:]))
-    single = (*new, -1)
+    single = (*sizes, -1)
 
     def expand_leaf(leaf: Tensor) -> Tensor:
         extra = leaf.ndim - ndim
-        return leaf.expand(*single) if extra == 1 else leaf.expand((*new, *[-1] * extra))
+        return leaf.expand(*single) if extra == 1 else leaf.expand((*sizes, *[-1] * extra))
 
     return plan(batch, expand_leaf, new)
 
