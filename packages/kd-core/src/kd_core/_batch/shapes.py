@@ -43,15 +43,16 @@ def as_ints(values: Iterable[object]) -> Batch:
     """Return integer arguments as a tuple; see `as_int`."""
     ints = tuple(values)
     for value in ints:
-        if value.__class__ is not int:  # dynamo guards no `type` of a size of a container it made
+        # dynamo can guard neither `type` nor `__class__` of a size of a container that it made.
+        if not isinstance(value, int) or isinstance(value, bool):
             return tuple([as_int(each) for each in ints])
     return cast("Batch", ints)
 
 
 def int_or_ints(value: object) -> int | Batch:
     """Return an argument that may be one integer, or a sequence of them."""
-    if type(value) is int:
-        return value
+    if isinstance(value, int):
+        return as_int(value)
     return as_ints(value) if _is_sequence(value) else as_int(value)  # type: ignore[arg-type]  # iterable
 
 
@@ -126,11 +127,11 @@ def slice_length(index: slice, size: int) -> int:
     start, stop, step = index.start, index.stop, index.step
     if start is None:
         start = 0
-    elif start.__class__ is not int or not 0 <= start <= size:
+    elif not isinstance(start, int) or not 0 <= start <= size:
         start = _position(start, size)
     if stop is None:
         stop = size
-    elif stop.__class__ is not int or not 0 <= stop <= size:
+    elif not isinstance(stop, int) or not 0 <= stop <= size:
         stop = _position(stop, size)
     if step is None:
         return stop - start if stop > start else 0
