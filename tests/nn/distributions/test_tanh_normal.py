@@ -119,3 +119,16 @@ def test_draws_export(strict: bool) -> None:
     args = (torch.tensor([0.0, 4.0]), torch.ones(2))
     program = torch.export.export(Actor(), args, strict=strict)
     torch.testing.assert_close(program.module()(*args)[2], args[0].tanh())
+
+
+def test_a_subclass_with_its_own_constructor_says_that_it_cannot_be_expanded() -> None:
+    class Unit(TanhNormal):
+        def __init__(self, loc: Tensor) -> None:
+            super().__init__(loc, 1.0)
+
+    class Renamed(TanhNormal):
+        pass
+
+    assert type(Renamed(torch.zeros(2), 1.0).expand([3, 2])) is Renamed
+    with pytest.raises(NotImplementedError, match="must also define a custom"):
+        Unit(torch.zeros(2)).expand([3, 2])

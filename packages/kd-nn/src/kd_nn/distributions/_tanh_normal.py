@@ -6,20 +6,19 @@ therefore kept one rounding unit away from the ends, in draws and in `log_prob` 
 
 import math
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, Normal, constraints
-from torch.distributions.utils import broadcast_all
+from torch.distributions import Normal, constraints
 from torch.nn import functional
 
-from kd_core import InvalidValue
+from kd_nn.distributions._interval import OnInterval
 
 _LOG_2: Final = math.log(2.0)
 
 
-class TanhNormal(Distribution):
+class TanhNormal(OnInterval):
     """The distribution of `low + (high - low) (tanh(x) + 1) / 2` for a normal `x`.
 
     It has no formula for mean, variance, mode and entropy. `deterministic_sample` is the median.
@@ -50,10 +49,6 @@ class TanhNormal(Distribution):
         "low": constraints.dependent,
         "high": constraints.dependent,
     }
-    has_rsample = True
-
-    loc: Tensor
-    scale: Tensor
     low: Tensor
     high: Tensor
 
@@ -65,20 +60,7 @@ class TanhNormal(Distribution):
         high: Tensor | float = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        self.loc, self.scale, self.low, self.high = broadcast_all(loc, scale, low, high)
-        if torch.compiler.is_compiling():
-            validate_args = False
-        super().__init__(self.loc.shape, validate_args=validate_args)
-        if self._validate_args and not bool((self.low < self.high).all()):
-            raise InvalidValue(
-                "the lower end `low` of a `TanhNormal` must be below the upper end `high`, got "
-                f"low={self.low} and high={self.high}. Give an interval that is not empty."
-            )
-
-    @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> constraints.Constraint:
-        """Return the interval."""
-        return constraints.interval(self.low, self.high)  # type: ignore[no-untyped-call]  # by torch
+        super().__init__(loc, scale, low, high, validate_args)
 
     @property
     def median(self) -> Tensor:
@@ -90,23 +72,9 @@ class TanhNormal(Distribution):
         """The median."""
         return self.median
 
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the distribution with its batch shape expanded, without copying."""
-        new: Self = self._get_checked_instance(TanhNormal, _instance)  # type: ignore[no-untyped-call]  # by torch
-        for name in ("loc", "scale", "low", "high"):
-            setattr(new, name, getattr(self, name).expand(batch_shape))
-        super(TanhNormal, new).__init__(Size(batch_shape), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw with gradients, shape (*sample_shape, *batch_shape)."""
         return self._squash(self._normal().rsample(Size(sample_shape)))
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw without gradients, shape (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            return self.rsample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density, `-inf` outside of the interval."""

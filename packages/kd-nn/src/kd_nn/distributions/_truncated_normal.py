@@ -1,21 +1,20 @@
 """The normal distribution restricted to an interval: its interface, over `_truncated`."""
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
-from kd_core import InvalidValue
+from kd_nn.distributions._interval import OnInterval
 from kd_nn.distributions._truncated import REACH, Quantile, log_mass, log_part, moments
 
 _LOG_ROOT = 0.9189385332046727
 """The log of the square root of 2 pi."""
 
 
-class TruncatedNormal(Distribution):
+class TruncatedNormal(OnInterval):
     """A normal distribution restricted to `[a, b]`.
 
     `loc` and `scale` are those of the normal distribution before it is restricted. All results stay
@@ -49,10 +48,6 @@ class TruncatedNormal(Distribution):
         "a": constraints.dependent,
         "b": constraints.dependent,
     }
-    has_rsample = True
-
-    loc: Tensor
-    scale: Tensor
     a: Tensor
     b: Tensor
 
@@ -64,20 +59,7 @@ class TruncatedNormal(Distribution):
         b: Tensor | float,
         validate_args: bool | None = None,
     ) -> None:
-        self.loc, self.scale, self.a, self.b = broadcast_all(loc, scale, a, b)
-        if torch.compiler.is_compiling():
-            validate_args = False
-        super().__init__(self.loc.shape, validate_args=validate_args)
-        if self._validate_args and not bool((self.a < self.b).all()):
-            raise InvalidValue(
-                "the lower end `a` of a `TruncatedNormal` must be below the upper end `b`, got "
-                f"a={self.a} and b={self.b}. Give an interval that is not empty."
-            )
-
-    @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> constraints.Constraint:
-        """Return the interval, both ends included."""
-        return constraints.interval(self.a, self.b)  # type: ignore[no-untyped-call]  # by torch
+        super().__init__(loc, scale, a, b, validate_args)
 
     @property
     def mode(self) -> Tensor:
@@ -114,24 +96,10 @@ class TruncatedNormal(Distribution):
         total = log_mass(standard + low, high - low)
         return self._narrow(moments(standard, low, high)[2] + total + self.scale.log())
 
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the distribution with its batch shape expanded, without copying."""
-        new: Self = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]  # by torch
-        for name in ("loc", "scale", "a", "b"):
-            setattr(new, name, getattr(self, name).expand(batch_shape))
-        super(TruncatedNormal, new).__init__(Size(batch_shape), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw with gradients, shape (*sample_shape, *batch_shape)."""
         shape = self._extended_shape(Size(sample_shape))
         return self._at(torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw without gradients, shape (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            return self.rsample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density, `-inf` outside of the interval."""
