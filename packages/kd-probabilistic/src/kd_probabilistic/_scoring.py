@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast, overload
+from typing import cast
 
 from torch import Tensor
 from torch.distributions import Distribution
@@ -56,22 +56,6 @@ class ScoringModule(TensorDictModuleBase):
 
     build_dist_from_params = get_dist
 
-    @overload
-    def log_prob(
-        self,
-        tensordict: TensorDictBase,
-        dist: Distribution | None = None,
-        *,
-        aggregate: Literal[True],
-    ) -> Tensor: ...
-    @overload
-    def log_prob(
-        self,
-        tensordict: TensorDictBase,
-        dist: Distribution | None = None,
-        *,
-        aggregate: bool | None = None,
-    ) -> LogProb: ...
     def log_prob(
         self,
         tensordict: TensorDictBase,

@@ -83,9 +83,10 @@ class Settings:
         }
 
     def __setstate__(self, state: Mapping[str, object]) -> None:
-        # Anew from the arguments, so that settings which an earlier version pickled load too.
+        # Derived anew, so that settings which an earlier version pickled load too.
         added = {"cache_dist": False, "log_prob_keys": None}
-        self.__init__({**added, **cast("Mapping[str, object]", state["_given"])})  # type: ignore[misc]  # as documented
+        given = {**added, **cast("Mapping[str, object]", state["_given"])}
+        self.__dict__.update(vars(type(self)(given)))
 
     def changed(self, name: str, value: object) -> Self:
         """Return the settings with one of them changed.
