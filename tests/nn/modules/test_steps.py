@@ -67,3 +67,22 @@ def test_custom_module_without_keys_is_told_to_declare_them() -> None:
     ):
         TensorDictSequential(Custom())
     assert Custom()(TensorDict()).is_empty()
+
+
+def test_keys_of_a_plain_module_are_read_as_those_of_every_other() -> None:
+    class Plain(nn.Module):
+        in_keys, out_keys = "ab", ("n", "y")  # one key each, as everywhere
+
+        def forward(self, tensordict: TensorDict) -> TensorDict:
+            return tensordict.set(("n", "y"), tensordict["ab"] + 1)
+
+    class Silent(nn.Module):
+        in_keys: tuple[()] = ()
+        out_keys: tuple[()] = ()
+
+        def forward(self, tensordict: TensorDict) -> TensorDict:
+            return tensordict
+
+    model = TensorDictSequential(Silent(), Plain())
+    assert (model.in_keys, model.out_keys) == (["ab"], [("n", "y")])
+    assert model(ab=torch.ones(1)) == 2

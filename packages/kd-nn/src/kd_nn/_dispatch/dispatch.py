@@ -281,11 +281,16 @@ def keys_of(module: nn.Module, source: str | Keys) -> Keys:
         return source
     declared = getattr(module, source, None)
     if declared is None:
-        raise KeysNotDeclared(
-            f"{describe(module)} has no `{source}`. Declare it in the class "
-            f'(`{source} = ["x"]`) or set it in `__init__`.'
-        )
+        raise keys_not_declared(module, source)
     return parse_keys(declared, source)
+
+
+def keys_not_declared(module: nn.Module, name: str) -> KeysNotDeclared:
+    """Build the error for a module without `in_keys`, or whatever the attribute is called."""
+    return KeysNotDeclared(
+        f"{describe(module)} has no `{name}`. Declare it in the class "
+        f'(`{name} = ["x"]`) or set it in `__init__`.'
+    )
 
 
 def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from kd_core import NestedKey, format_key, is_tensor_collection
-from kd_nn._dispatch.dispatch import describe
+from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._errors import list_keys
-from kd_nn._keys.specs import parse_keys
 
 
 def add_step_note(
@@ -27,7 +26,7 @@ def add_step_note(
     index, name = place
     named = "" if name == index else f" `{name}`"
     given = ", ".join(f"{format_key(key)} {_shape(value)}" for key, value in inputs.items())
-    writes = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
+    writes = keys_of(step, "out_keys")
     reads = f"reads {given}; " if given else ""
     error.add_note(f"In step {index}{named}, {describe(step)}: {reads}writes {list_keys(writes)}.")
 

@@ -42,7 +42,7 @@ def parse_keys(keys: object, what: str) -> Keys:
     """Normalise one key or a list of keys.
 
     Args:
-        keys: A str or tuple (one key), or any other iterable of keys.
+        keys: A str or tuple (one key; `()` is none), or any other iterable of keys.
         what: The name of the argument, for messages.
 
     Returns:
@@ -57,7 +57,7 @@ def parse_keys(keys: object, what: str) -> Keys:
         except TypeError:  # an element is not hashable or not a key: reported below
             pass
     if isinstance(keys, (str, tuple)):
-        return (_parse_key(keys, what),)
+        return (_parse_key(keys, what),) if keys != () else ()
     if isinstance(keys, Mapping) or not isinstance(keys, Iterable):
         raise InvalidKey(
             f"`{what}` must be a key or a list of keys, got {type(keys).__name__}: {keys!r}."

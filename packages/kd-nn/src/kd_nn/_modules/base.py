@@ -17,9 +17,11 @@ from kd_nn._dispatch.dispatch import (
     Named,
     Value,
     describe,
+    keys_not_declared,
+    keys_of,
     optional_keys,
 )
-from kd_nn._errors import DispatchError, KeysNotDeclared, out_key_unknown
+from kd_nn._errors import DispatchError, out_key_unknown
 from kd_nn._keys.flow import KeyNode
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import (
@@ -164,10 +166,7 @@ class TensorDictModuleBase(ModuleFacts):
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Return a parameter, buffer or sub-module; raise an error that names what is missing."""
         if name in {"in_keys", "out_keys"}:
-            raise KeysNotDeclared(
-                f"{describe(self)} has no `{name}`. Declare it in the class "
-                f'(`{name} = ["x"]`) or set it in `__init__`.'
-            )
+            raise keys_not_declared(self, name)
         return super().__getattr__(name)
 
     @property
@@ -379,7 +378,7 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
         may_skip: Whether the sequence that holds it leaves it out for want of inputs.
     """
     source = getattr(step, "out_keys_source", None)
-    visible = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
+    visible = keys_of(step, "out_keys")
     writes = visible if source is None or visible else ()
     made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
     count = sum(parameter.numel() for parameter in made)
@@ -388,7 +387,7 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
     return KeyNode(
         name,
         label if isinstance(label, str) else type(step).__name__,
-        parse_keys(list(step.in_keys), "in_keys"),  # type: ignore[arg-type]  # keyed
+        keys_of(step, "in_keys"),
         tuple(key for key in writes if key != DISCARD),
         count,
         partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),

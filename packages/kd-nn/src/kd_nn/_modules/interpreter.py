@@ -17,11 +17,11 @@ from kd_core import (
     is_tensor_collection,
     lazy_stack,
 )
-from kd_nn._dispatch.dispatch import describe
+from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._dispatch.entries import entry, has_entry, read_optional, write_entries
 from kd_nn._dispatch.notes import add_step_note
 from kd_nn._errors import not_written
-from kd_nn._keys.specs import DISCARD, Keys, is_covered, parse_keys
+from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.program import is_watched, runs_in_part
 
@@ -138,8 +138,8 @@ def run_steps(
         try:
             work, swapped = _merge(step, work, _run_step(step, work, live[idx]))
         except Exception as error:
-            reads = parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # keyed
-            add_step_note(error, (str(idx), name), step, zip_present(work, reads))
+            present = zip_present(work, keys_of(step, "in_keys"))
+            add_step_note(error, (str(idx), name), step, present)
             raise
         replaced = replaced or swapped
     if replaced:
@@ -156,7 +156,7 @@ def zip_present(tensordict: TensorDictBase, keys: Sequence[NestedKey]) -> dict[N
 def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> bool:
     if not sequence.__dict__.get("partial_tolerant"):
         return False
-    return not all(has_entry(work, key) for key in parse_keys(list(step.in_keys), "in_keys"))  # type: ignore[arg-type]  # keyed
+    return not all(has_entry(work, key) for key in keys_of(step, "in_keys"))
 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
@@ -181,8 +181,7 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
             f"{describe(step)} returned {type(result).__name__} for a container. "
             "A keyed module returns a container."
         )
-    keys = parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
-    visible = [key for key in keys if key != DISCARD]
+    visible = [key for key in keys_of(step, "out_keys") if key != DISCARD]
     made = [key for key in visible if has_entry(result, key)]
     replaces = getattr(step, "replaces_container", None)
     if not isinstance(replaces, bool):

@@ -13,9 +13,8 @@ from torch import nn
 
 from kd_core import InvalidArgument, KeyNotFound
 from kd_core.extending import plain_str
-from kd_nn._dispatch.dispatch import describe
+from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._errors import NotKeyed
-from kd_nn._keys.specs import parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -218,8 +217,8 @@ def check_keyed(name: str, step: object) -> None:
         raise NotKeyed(f"step `{name}` {_remedy(step, kind)}")
     if not hasattr(step, "out_keys"):
         raise NotKeyed(f"step `{name}` (`{kind}`) has in_keys but no out_keys. Declare both.")
-    parse_keys(list(step.in_keys), "in_keys")  # type: ignore[arg-type]  # declared by the module
-    parse_keys(list(step.out_keys), "out_keys")  # type: ignore[arg-type]  # declared by the module
+    keys_of(step, "in_keys")
+    keys_of(step, "out_keys")
 
 
 def _remedy(step: object, kind: str) -> str:

@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
-from kd_nn._dispatch.dispatch import dispatch
+from kd_nn._dispatch.dispatch import dispatch, keys_of
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import NotKeyed
@@ -93,10 +93,10 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
             return found
 
     def _own_in_keys(self) -> Keys:
-        return parse_keys(list(self.td_module.in_keys), "in_keys")  # type: ignore[arg-type]  # keyed
+        return keys_of(self.td_module, "in_keys")
 
     def _own_out_keys(self) -> Keys:
-        return parse_keys(list(self.td_module.out_keys), "out_keys")  # type: ignore[arg-type]  # keyed
+        return keys_of(self.td_module, "out_keys")
 
     def _set_in_spec(self, spec: InKeySpec) -> None:
         self.td_module.in_keys = list(spec.keys)  # type: ignore[assignment]  # keyed
@@ -140,8 +140,8 @@ class WrapModule(TensorDictModuleBase):
             raise InvalidArgument(
                 f"`func` must be a function of a container, got {type(func).__name__}: {func!r}."
             )
-        self.in_keys = _listed(in_keys)
-        self.out_keys = _listed(out_keys)
+        self.in_keys = list(parse_keys(in_keys, "in_keys"))
+        self.out_keys = list(parse_keys(out_keys, "out_keys"))
         self.inplace: Inplace = inplace
         self.func = func
 
@@ -196,7 +196,3 @@ def as_tensordict_module(
         return TensorDictModule(function, in_keys, out_keys)
 
     return decorate
-
-
-def _listed(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
-    return [] if keys == () else list(parse_keys(keys, "keys"))
