@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.nn.utils import parametrizations, parametrize
 
-from kd_core import TensorDict
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_core import TensorDict, TensorDictBase
+from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, dispatch
 
 
 @pytest.fixture(params=FORMS)
@@ -375,3 +375,26 @@ def test_other_keywords_raise_as_before(model: TensorDictSequential) -> None:
         model(X, X)
     with pytest.raises(TypeError, match="is missing `x`"):
         model()
+
+
+@pytest.mark.parametrize("inplace", [False, "empty", "mine"])
+def test_attribute_of_a_users_class_does_not_say_where_a_plan_writes(inplace: object) -> None:
+    class Mine(TensorDictModuleBase):
+        in_keys, out_keys = ["x"], ["y"]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inplace = inplace
+
+        @dispatch
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("y", -tensordict["x"])
+
+        def forward_values(self, *values: object) -> tuple[object, ...]:
+            return (-cast(Tensor, values[0]),)
+
+    module = Mine()
+    for _ in range(3):
+        data = TensorDict(x=torch.ones(2))
+        assert module(data) is data
+        assert set(data.keys()) == {"x", "y"}

@@ -7,7 +7,7 @@ from typing import Generic, Self, TypeVar, overload
 import torch
 from torch import nn
 
-from kd_nn._plan.invalidation import Flagged
+from kd_nn._modules.settings import CheckedSettings
 
 R = TypeVar("R")
 
@@ -28,7 +28,7 @@ class Derived(Generic[R]):
         return self if module is None else self.function(module)
 
 
-class ModuleFacts(Flagged):
+class ModuleFacts(CheckedSettings):
     """What can be asked of every keyed module."""
 
     @staticmethod

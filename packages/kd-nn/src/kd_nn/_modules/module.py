@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import keyword
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, TypeAlias, cast
+from typing import ClassVar, Final, TypeAlias
 
 from torch import Tensor, nn
 
 from kd_core import (
-    InvalidArgument,
-    InvalidKey,
     NestedKey,
     TensorDictBase,
     is_tensor_collection,
     unravel_key_to_tuple,
 )
-from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
@@ -29,8 +25,17 @@ from kd_nn._dispatch.entries import (
 )
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
-from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys, parse_out_keys
+from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
+from kd_nn._modules.settings import (
+    Check,
+    checked_flag,
+    checked_inplace,
+    checked_kwargs,
+    checked_method,
+    checked_module,
+    checked_out_keys,
+)
 
 InKeys: TypeAlias = (
     "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey] | Mapping[NestedKey, str]"
@@ -62,6 +67,7 @@ class TensorDictModule(TensorDictModuleBase):
     Attributes:
         plain_functions: The functions of this class that a plan writes in line; a subclass that
             overrides one of them is called instead.
+        writes_by_inplace: Set in a class whose `forward` writes where `inplace` says.
 
     Raises:
         InvalidKey: If a key is not a nested key, or an output is named twice.
@@ -83,6 +89,15 @@ class TensorDictModule(TensorDictModuleBase):
     changes_by_assignment = True
 
     replaces_container: ClassVar[bool] = False
+    writes_by_inplace: ClassVar[bool] = True
+    checks: ClassVar[Mapping[str, Check]] = {
+        "inplace": checked_inplace,
+        "method": checked_method,
+        "method_kwargs": checked_kwargs,
+        "module": checked_module,
+        "out_keys": checked_out_keys,
+        "strict": checked_flag,
+    }
 
     def __init__(
         self,
@@ -104,11 +119,6 @@ class TensorDictModule(TensorDictModuleBase):
         self.method = method
         self.method_kwargs = {} if method_kwargs is None else method_kwargs
         self.strict = strict
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Assign; a setting is checked first, here as in the constructor."""
-        check = _CHECKS.get(name)
-        super().__setattr__(name, value if check is None else check(self, value))
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
@@ -321,83 +331,3 @@ def _as_entry(value: object) -> object:
     if isinstance(value, Mapping) and not is_tensor_collection(value):
         return container_of(value)
     return value
-
-
-def _checked_out_keys(owner: nn.Module, keys: object) -> object:
-    """Record the names by which outputs are taken, and return the keys."""
-    names = None
-    if isinstance(keys, Mapping):
-        names, keys = tuple(keys), list(keys.values())
-        if not all(isinstance(name, str) for name in names):
-            raise InvalidKey(
-                f"a mapping of `out_keys` is `{{name: key}}`, where each name is a str, "
-                f"got the names {list(names)}."
-            )
-    parsed = parse_out_keys(keys)
-    owner.__dict__["_out_names"] = names
-    return list(parsed)
-
-
-def _checked_module(owner: nn.Module, module: object) -> object:
-    if not callable(module):
-        raise InvalidArgument(
-            f"`module` must be callable, got {type(module).__name__}: {module!r}. "
-            "Pass an `nn.Module` or a function."
-        )
-    if isinstance(module, type) and issubclass(module, nn.Module):
-        raise InvalidArgument(
-            f"`module` is the class `{module.__name__}`. Pass an instance: "
-            f"`{module.__name__}(...)`."
-        )
-    _check_method(module, owner.__dict__.get("method"))
-    return module
-
-
-def _checked_method(owner: nn.Module, method: object) -> str | None:
-    _check_method(owner.module, method)
-    return plain_str(method) if isinstance(method, str) else None
-
-
-def _check_method(module: object, method: object) -> None:
-    if method is None:
-        return
-    # Generated code calls it by name, so it must be one.
-    named = isinstance(method, str) and method.isidentifier() and not keyword.iskeyword(method)
-    if not named or not callable(getattr(module, cast("str", method), None)):
-        raise InvalidArgument(
-            f"`method` must be the name of a method of `{type(module).__name__}`, got {method!r}."
-        )
-
-
-def _checked_inplace(_: nn.Module, inplace: object) -> Inplace:
-    if isinstance(inplace, bool) or inplace is None:
-        return inplace
-    if inplace == "empty":
-        return "empty"
-    raise InvalidArgument(f'`inplace` must be True, False, None or "empty", got {inplace!r}.')
-
-
-def _checked_kwargs(_: nn.Module, kwargs: object) -> dict[str, object]:
-    if isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs):
-        return {plain_str(name): value for name, value in kwargs.items()}
-    raise InvalidArgument(
-        f"`method_kwargs` must be a dict of arguments by name, got {type(kwargs).__name__}: "
-        f"{kwargs!r}."
-    )
-
-
-def _checked_strict(_: nn.Module, strict: object) -> bool:
-    if isinstance(strict, bool):
-        return strict
-    raise InvalidArgument(f"`strict` must be True or False, got {strict!r}.")
-
-
-_CHECKS: Final[dict[str, Callable[[nn.Module, object], object]]] = {
-    "inplace": _checked_inplace,
-    "method": _checked_method,
-    "method_kwargs": _checked_kwargs,
-    "module": _checked_module,
-    "out_keys": _checked_out_keys,
-    "strict": _checked_strict,
-}
-"""The check of each setting, which returns the value to keep."""

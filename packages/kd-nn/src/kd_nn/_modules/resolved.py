@@ -5,7 +5,7 @@ step or the way a step runs has changed.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +17,10 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import Keys
 from kd_nn._modules.base import key_node
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.dynamo import Traced, traced_functions, watch_function
+from kd_nn._plan.dynamo import traced_plan
+from kd_nn._plan.eager import Plan
 from kd_nn._plan.invalidation import flags_of
-from kd_nn._plan.program import keyed, resolve
+from kd_nn._plan.program import is_watched, keyed, resolve
 
 
 @dataclass(slots=True)
@@ -29,7 +30,6 @@ class Dependencies:
     Made before anything else is read: what another thread changes meanwhile is then seen later.
     """
 
-    paths: list[tuple[str, ...]] = field(default_factory=list)
     flags: list[list[bool]] = field(default_factory=list)
     _members: list[tuple[nn.Module, list[nn.Module]]] = field(default_factory=list)
     _computed: list[tuple[nn.Module, tuple[object, ...]]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Dependencies:
     def of(cls, sequence: StepList) -> "Dependencies":
         """Collect what a sequence depends on."""
         found = cls()
-        found._add(sequence, ())
+        found._add(sequence)
         return found
 
     def are_current(self) -> bool:
@@ -52,18 +52,17 @@ class Dependencies:
                 return False
         return all(_asked(step) == answers for step, answers in self._computed)
 
-    def _add(self, step: nn.Module, path: tuple[str, ...]) -> None:
+    def _add(self, step: nn.Module) -> None:
         if not isinstance(step, StepList):
             self.flags += flags_of(step)
             if not getattr(type(step), "changes_by_assignment", False):
                 self._computed.append((step, _asked(step)))
             return
         self.flags.append(step.change_flag())
-        members = step.named_steps()
-        self._members.append((step.module, [member for _, member in members]))
-        for name, member in members:
-            self.paths.append((*path, name))
-            self._add(member, (*path, name))
+        members = [member for _, member in step.named_steps()]
+        self._members.append((step.module, members))
+        for member in members:
+            self._add(member)
 
 
 def _asked(step: nn.Module) -> tuple[object, ...]:
@@ -95,7 +94,7 @@ class Resolved:
     dependencies: Dependencies
     optional: Keys
     prepare: Callable[[], bool] = field(init=False)
-    traced: Traced | None = None
+    traced: Plan | None = None
 
     @classmethod
     def of(cls, sequence: StepList) -> "Resolved":
@@ -131,14 +130,19 @@ class Resolved:
         program = resolve(sequence, self.graph, self.in_keys, self.graph.outputs)
         if program is None:
             return
-        hooks = watch_function([(), *self.dependencies.paths])
         owner = weakref.ref(sequence)
         current = self.dependencies.are_current
 
         def watched() -> bool:
             root = owner()
-            return root is None or hooks(root) or not current()
+            return root is None or any(map(is_watched, _members(root))) or not current()
 
-        names = CallNames(self.in_keys, "_")
-        inplace = sequence.__dict__.get("inplace")
-        self.traced = traced_functions(program, names, watched, self.dependencies.flags, inplace)
+        names, flags = CallNames(self.in_keys, "_"), self.dependencies.flags
+        self.traced = traced_plan(program, names, watched, flags, sequence)
+
+
+def _members(sequence: StepList) -> Iterator[nn.Module]:
+    """Yield a sequence, and all steps in it and in the sequences inside."""
+    yield sequence
+    for _, step in sequence.named_steps():
+        yield from _members(step) if isinstance(step, StepList) else (step,)

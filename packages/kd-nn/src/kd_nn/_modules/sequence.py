@@ -7,8 +7,8 @@ with a working copy of the container. Both leave the caller's container alone if
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
 from kd_nn._modules.interpreter import members_of, run_members, run_steps, take_wanted
 from kd_nn._modules.resolved import Resolved
+from kd_nn._modules.settings import Check, checked_flag, checked_inplace
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.eager import BUSY
 
@@ -76,6 +77,11 @@ class TensorDictSequential(StepList):
     changes_by_assignment = True
 
     partial_tolerant: bool
+    writes_by_inplace: ClassVar[bool] = True
+    checks: ClassVar[Mapping[str, Check]] = {
+        "inplace": checked_inplace,
+        "partial_tolerant": checked_flag,
+    }
 
     def __init__(
         self,
@@ -214,7 +220,7 @@ class TensorDictSequential(StepList):
         if args and args[0].__class__ is TensorDict:
             alone = len(args) == 1 and not kwargs
             return traced.container(self, args[0]) if alone else BUSY
-        if traced.tensors is None or len(args) > len(traced.names):
+        if len(args) > len(traced.names):
             return BUSY
         # Loops, since a generator costs dynamo a frame for each element.
         for arg in args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from kd_nn._errors import NotKeyed
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.module import InKeys, OutKeys, TensorDictModule
+from kd_nn._modules.settings import Check, checked_flag
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
@@ -127,6 +128,7 @@ class WrapModule(TensorDictModuleBase):
     """
 
     changes_by_assignment = True
+    checks: ClassVar[Mapping[str, Check]] = {"inplace": checked_flag}
 
     def __init__(
         self,

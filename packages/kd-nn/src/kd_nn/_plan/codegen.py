@@ -8,14 +8,15 @@ the text begins with an underscore, builtins too, so that an argument may have a
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import cast
 
 from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch.call_names import MISSING
-from kd_nn._dispatch.entries import fitted
+from kd_nn._dispatch.call_names import MISSING, CallNames
+from kd_nn._dispatch.entries import Inplace, destination, fitted
 from kd_nn._dispatch.notes import add_step_note
 from kd_nn._keys.specs import InKeySpec
 from kd_nn._plan.program import Call, Path, Program, keyed
@@ -62,17 +63,100 @@ def _compile(text: str) -> CodeType:
 
 
 class Calls:
-    """How the calls of a program are written: steps are looked up in `_root`, and called."""
+    """How a program is written: a guard, the inputs, the calls, and what becomes of the outputs.
 
-    def __init__(self, program: Program, text: Text) -> None:
+    Steps are looked up in `_root`, and called. A plan says what its guard and its inputs must
+    fulfil; it is used for one function.
+    """
+
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.text = text
+        self.text = Text()
+        self.absent = "_MISSING" if program.tolerant else "None"
         self.checks_batch = False
         self._holders: dict[Path, str] = {}
         self._dying = last_reads(program)
         self._moved: set[int] = set()
 
-    def write_holders(self, depth: int) -> None:
+    def container_function(self, inplace: Inplace) -> Callable[..., object]:
+        """Return the function that runs on a container and returns the one that was written.
+
+        Args:
+            inplace: Which container is written; see `destination`.
+        """
+        text, program = self.text, self.program
+        text.add(0, "def _call(_root, _td):")
+        self.write_guard()
+        default = ", _MISSING" if program.tolerant else ""  # `get` without one is the fastest read
+        for key, slot in program.inputs:
+            text.add(1, f"_v{slot} = _td.get({key!r}{default})")
+        self._write_body("_td")
+        if inplace not in (True, None):
+            text.name("_destination", destination)
+            text.add(1, f"_td = _destination(_td, {inplace!r}, None)")
+        if program.is_sequence:  # the plan of one module must not hold its program, which holds it
+            text.name("_note_output", partial(_note_output, program))
+            text.add(1, "try:")
+            self._write_outputs(2)
+            text.add(1, "except _Exception as _error:", "    _note_output(_error, _td, _locals())")
+            text.add(2, "raise")
+        else:
+            self._write_outputs(1)
+        text.add(1, "return _td")
+        return text.function("_call")
+
+    def tensors_function(self, names: CallNames) -> Callable[..., object] | None:
+        """Return the function of tensors by position or keyword, which returns the outputs.
+
+        Args:
+            names: The names of the arguments; None is returned where a function cannot have them.
+        """
+        if not names.are_parameters or any(name.startswith("_") for name in names.names):
+            return None
+        text = self.text
+        parameters = "".join(f", {name}={self.absent}" for name in names.names)
+        text.add(0, f"def _call(_root, /{parameters}):")
+        self.write_guard()
+        given = dict(zip(names.keys, names.names, strict=True))
+        for key, slot in self.program.inputs:
+            text.add(1, f"_v{slot} = {given.get(key, self.absent)}")
+        self._write_body(None)
+        outputs = [f"_v{slot}" for _, slot in self.program.outputs]
+        if self.program.tolerant:
+            outputs = [f"(None if {value} is _MISSING else {value})" for value in outputs]
+        text.add(1, f"return {outputs[0] if len(outputs) == 1 else '(' + ', '.join(outputs) + ')'}")
+        return text.function("_call")
+
+    def write_guard(self) -> None:
+        """Write the tests that the function may run at all."""
+        raise NotImplementedError
+
+    def write_input_test(self) -> None:
+        """Write the tests that the inputs are what the calls can work with."""
+        raise NotImplementedError
+
+    def _write_body(self, container: str | None) -> None:
+        self.write_input_test()
+        self._write_like(container)
+        self.write_all()
+
+    def _write_outputs(self, depth: int) -> None:
+        """Write that the outputs are stored, all or nothing."""
+        text, outputs = self.text, self.program.outputs
+        if self.program.tolerant:
+            text.add(depth, "_out = {}")
+            for key, slot in outputs:
+                text.add(depth, f"if _v{slot} is not _MISSING:")
+                text.add(depth + 1, f"_out[{key!r}] = _v{slot}")
+            text.add(depth, "_td.assign(_out)")
+        elif len(outputs) == 1:
+            ((key, slot),) = outputs
+            text.add(depth, f"_td.set({key!r}, _v{slot})")
+        else:
+            pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in outputs)
+            text.add(depth, f"_td.assign({{{pairs}}})")
+
+    def write_holders(self) -> None:
         """Write that the dicts in which the steps are found get names: each is looked up once."""
         for call in self.program.calls:
             for end in range(len(call.path)):
@@ -80,7 +164,7 @@ class Calls:
                 if head not in self._holders:
                     above = f"{self._holders[head[:-1]]}[{head[-1]!r}]" if head else "_root"
                     name = self._holders[head] = f"_s{len(self._holders)}"
-                    self.text.add(depth, f"{name} = {above}._modules['module']._modules")
+                    self.text.add(1, f"{name} = {above}._modules['module']._modules")
 
     def step(self, idx: int) -> str:
         """Return the expression for the keyed module of call `idx`."""
@@ -102,22 +186,22 @@ class Calls:
         callee = self.wrapped(idx) + ("" if method is None else f".{method}")
         return f"{callee}({', '.join(arguments)})"
 
-    def write_like(self, depth: int, container: str | None) -> None:
+    def _write_like(self, container: str | None) -> None:
         """Write which container the outputs of the calls must fit: none has no batch size."""
         text = self.text
         text.names.update(_fitted=fitted)
         if container is None:
             text.name("_like", TensorDict())
             return
-        text.add(depth, f"_like = {container}")
+        text.add(1, f"_like = {container}")
         read = {slot for call in self.program.calls for slot in call.reads}
         self._moved = read.difference(slot for _, slot in self.program.inputs)
         if self._moved:
-            text.add(depth, "_device = _like.device")
+            text.add(1, "_device = _like.device")
         outputs = {slot for _, slot in self.program.outputs}
         self.checks_batch = any(not outputs.issuperset(_made(call)) for call in self.program.calls)
         if self.checks_batch:
-            text.add(depth, "_batch = _like.batch_size", "_rank = _len(_batch)")
+            text.add(1, "_batch = _like.batch_size", "_rank = _len(_batch)")
 
     def write_call(self, depth: int, idx: int) -> None:
         """Write call `idx`, skipped where the program tolerates missing inputs."""
@@ -181,19 +265,19 @@ class Calls:
         text.add(depth + 1, f"{left}= {split}")
         text.add(depth, "_r = None")
 
-    def write_all(self, depth: int) -> None:
+    def write_all(self) -> None:
         """Write all calls, with a note on what they raise."""
         text = self.text
         if not self.program.is_sequence:
-            self.write_call(depth, 0)
+            self.write_call(1, 0)
             return
-        text.name("_note", Note(self.program))
-        text.add(depth, "_step = -1", "try:")
+        text.name("_note", partial(_note_call, self.program))
+        text.add(1, "_step = -1", "try:")
         for idx in range(len(self.program.calls)):
-            self.write_call(depth + 1, idx)
-        text.add(depth + 1, "pass")
-        text.add(depth, "except _Exception as _error:")
-        text.add(depth + 1, "_note(_error, _step, _locals())", "raise")
+            self.write_call(2, idx)
+        text.add(2, "pass")
+        text.add(1, "except _Exception as _error:")
+        text.add(2, "_note(_error, _step, _locals())", "raise")
 
 
 def _made(call: Call) -> set[int]:
@@ -234,35 +318,25 @@ def plain_module(step: nn.Module) -> bool:
     return all(getattr(kind, name) is function for name, function in plain.items())
 
 
-class Note:
-    """Adds to an exception which call of a program raised it."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def __call__(self, error: Exception, idx: int, values: dict[str, object]) -> None:
-        """Annotate `error`, raised by call `idx`, from the local variables of the function."""
-        call = self.program.calls[idx]
-        keys = cast("list[NestedKey]", call.step.in_keys)
-        given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
-        add_step_note(error, call.place, call.step, given)
+def _note_call(program: Program, error: Exception, idx: int, values: dict[str, object]) -> None:
+    """Add to an exception which call raised it, from the local variables of the function."""
+    call = program.calls[idx]
+    keys = cast("list[NestedKey]", call.step.in_keys)
+    given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
+    add_step_note(error, call.place, call.step, given)
 
 
-class OutputNote:
-    """Adds to an exception which call of a program made the output that could not be stored."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def __call__(self, error: Exception, target: TensorDictBase, values: dict[str, object]) -> None:
-        """Annotate `error`, raised while the outputs were stored into `target`."""
-        for key, slot in self.program.outputs:
-            value = values.get(f"_v{slot}")
-            calls = [call for call in self.program.calls if slot in call.writes]
-            if value is MISSING or not calls or not self.program.is_sequence:
-                continue
-            try:
-                fitted(target, key, value)
-            except type(error):
-                add_step_note(error, calls[-1].place, calls[-1].step, {})
-                return
+def _note_output(
+    program: Program, error: Exception, target: TensorDictBase, values: dict[str, object]
+) -> None:
+    """Add to an exception which call made the output that `target` refused."""
+    for key, slot in program.outputs:
+        value = values.get(f"_v{slot}")
+        calls = [call for call in program.calls if slot in call.writes]
+        if value is MISSING or not calls:
+            continue
+        try:
+            fitted(target, key, value)
+        except type(error):
+            add_step_note(error, calls[-1].place, calls[-1].step, {})
+            return

@@ -14,59 +14,63 @@ The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Se
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final, TypeGuard, cast
 
 import torch
 from torch import nn
 
 from kd_nn._dispatch.call_names import CallNames
-from kd_nn._dispatch.entries import Inplace, destination
 from kd_nn._dispatch.skip_existing import anyone_skips
-from kd_nn._keys.specs import InKeySpec
-from kd_nn._plan.codegen import Calls, OutputNote, Text, plain_module
+from kd_nn._keys.specs import DISCARD, InKeySpec
+from kd_nn._plan.codegen import Calls, plain_module
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, Watch
 from kd_nn._plan.invalidation import Flagged, flags_of, running_classes
-from kd_nn._plan.program import Program, is_sequence, keyed, resolve, runs_on_values
+from kd_nn._plan.program import (
+    Program,
+    inplace_of,
+    is_sequence,
+    keyed,
+    resolve,
+    runs_on_values,
+)
 
 
-class Outcome:
+class Outcome(Enum):
     """Why a plan did not run."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
+    BUSY = "this call must be interpreted"
+    STALE = "something has changed"
 
 
-BUSY: Final = Outcome("busy")
-STALE: Final = Outcome("stale")
+BUSY: Final = Outcome.BUSY
+STALE: Final = Outcome.STALE
 FREE_PLANS: Final = 20
-WRITTEN: Final = (True, None, False, "empty")
-"""The values of `inplace` that a plan knows."""
 WAIT: Final = 1000
 """After so many plans a module goes the long way for so many calls before it gets another one."""
-
-
-class Plan:
-    """The generated functions of one module.
-
-    Attributes:
-        container: Runs on a plain `TensorDict`; returns it, or why it did not run.
-        tensors: Runs on tensors by position or keyword; returns the outputs, or why not.
-    """
-
-    __slots__ = ("container", "tensors")
-
-    def __init__(self, container: Callable[..., object], tensors: Callable[..., object]) -> None:
-        self.container, self.tensors = container, tensors
 
 
 def _never(*_: object, **__: object) -> Outcome:
     return BUSY
 
 
-NO_PLAN: Final = Plan(_never, _never)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The generated functions of one module.
+
+    Attributes:
+        container: Runs on a plain `TensorDict`; returns it, or why it did not run.
+        tensors: Runs on tensors by position or keyword; returns the outputs, or why not.
+        names: The names of its arguments, in order.
+    """
+
+    container: Callable[..., object] = _never
+    tensors: Callable[..., object] = _never
+    names: tuple[str, ...] = ()
+
+
+NO_PLAN: Final = Plan()
 
 
 def make_plan(module: nn.Module) -> Plan:
@@ -85,96 +89,17 @@ def _has_flag(module: nn.Module) -> TypeGuard[Flagged]:
 
 def _plan_of(module: nn.Module) -> Plan:
     keys = keyed(module)
-    in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != "_")
+    in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
     program = resolve(module, keys.key_graph(), in_keys, out_keys)
     if program is None:
         return NO_PLAN
-    inplace = module.__dict__.get("inplace", True)
-    container: Callable[..., object] = _never
-    if inplace in WRITTEN:
-        container = _container_function(module, program, inplace)
-    names = CallNames(in_keys, "_")
-    if not names.are_parameters or any(name.startswith("_") for name in names.names):
-        return Plan(container, _never)
-    return Plan(container, _tensors_function(module, program, names))
+    return functions_of(lambda: FastCalls(module, program), CallNames(in_keys, "_"), module)
 
 
-def _container_function(
-    module: nn.Module, program: Program, inplace: Inplace
-) -> Callable[..., object]:
-    text = Text()
-    text.add(0, "def _call(_root, _td):")
-    calls = FastCalls(module, program, text)
-    calls.write_guard()
-    for key, slot in program.inputs:
-        # A missing entry is not a tensor: the test below finds it. `get` is the fastest read.
-        default = ", _MISSING" if program.tolerant else ""
-        text.add(1, f"_v{slot} = _td.get({key!r}{default})")
-    calls.write_input_test()
-    calls.write_like(1, "_td")
-    calls.write_all(1)
-    write_container_call(program, text, inplace)
-    return text.function("_call")
-
-
-def _tensors_function(
-    module: nn.Module, program: Program, names: CallNames
-) -> Callable[..., object]:
-    text = Text()
-    parameters = "".join(f", {name}=_MISSING" for name in names.names)
-    text.add(0, f"def _call(_root, /{parameters}):")
-    calls = FastCalls(module, program, text)
-    calls.write_guard()
-    given = dict(zip(names.keys, names.names, strict=True))
-    for key, slot in program.inputs:
-        text.add(1, f"_v{slot} = {given.get(key, '_MISSING')}")
-    calls.write_input_test()
-    calls.write_like(1, None)
-    calls.write_all(1)
-    write_tensor_outputs(program, text)
-    return text.function("_call")
-
-
-def write_container_call(program: Program, text: Text, inplace: Inplace) -> None:
-    """Write that the outputs are stored, all or nothing, and that their container is returned.
-
-    Args:
-        program: The calls that made the outputs.
-        text: The function that is written; `_td` is the container of the inputs.
-        inplace: Which container is written; see `destination`.
-    """
-    if inplace not in (True, None):
-        text.name("_destination", destination)
-        text.add(1, f"_td = _destination(_td, {inplace!r}, None)")
-    depth = 1
-    if program.is_sequence:  # the plan of one module must not hold its program, which holds it
-        text.name("_note_output", OutputNote(program))
-        text.add(1, "try:")
-        depth = 2
-    if program.tolerant:
-        text.add(depth, "_out = {}")
-        for key, slot in program.outputs:
-            text.add(depth, f"if _v{slot} is not _MISSING:")
-            text.add(depth + 1, f"_out[{key!r}] = _v{slot}")
-        text.add(depth, "_td.assign(_out)")
-    elif len(program.outputs) == 1:
-        ((key, slot),) = program.outputs
-        text.add(depth, f"_td.set({key!r}, _v{slot})")
-    else:
-        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in program.outputs)
-        text.add(depth, f"_td.assign({{{pairs}}})")
-    if program.is_sequence:
-        text.add(1, "except _Exception as _error:", "    _note_output(_error, _td, _locals())")
-        text.add(2, "raise")
-    text.add(1, "return _td")
-
-
-def write_tensor_outputs(program: Program, text: Text) -> None:
-    """Write that the outputs are returned: one value, or a tuple."""
-    outputs = [f"_v{slot}" for _, slot in program.outputs]
-    if program.tolerant:
-        outputs = [f"(None if {value} is _MISSING else {value})" for value in outputs]
-    text.add(1, f"return {outputs[0] if len(outputs) == 1 else '(' + ', '.join(outputs) + ')'}")
+def functions_of(calls: Callable[[], Calls], names: CallNames, module: nn.Module) -> Plan:
+    """Return the functions of a module, each written by new `calls`."""
+    container = calls().container_function(inplace_of(module))
+    return Plan(container, calls().tensors_function(names) or _never, names.names)
 
 
 class FastCalls(Calls):
@@ -188,8 +113,9 @@ class FastCalls(Calls):
         checks: Expressions that are true if something is not what it was.
     """
 
-    def __init__(self, root: nn.Module, program: Program, text: Text) -> None:
-        super().__init__(program, text)
+    def __init__(self, root: nn.Module, program: Program) -> None:
+        super().__init__(program)
+        text = self.text
         self.root = root
         self.watch = Watch(text)
         self.empty: list[object] = [anyone_skips, *_global_hooks()]
@@ -256,13 +182,11 @@ class FastCalls(Calls):
 
     def write_input_test(self) -> None:
         """Write the test that every input is a plain tensor."""
-        strange = [f"_v{slot}.__class__ is not _Tensor" for _, slot in self.program.inputs]
-        if self.program.tolerant:
-            slots = [slot for _, slot in self.program.inputs]
-            strange = [
-                f"{test} and _v{slot} is not _MISSING"
-                for test, slot in zip(strange, slots, strict=True)
-            ]
+        there = " and _v{} is not _MISSING" if self.program.tolerant else ""
+        strange = [
+            f"_v{slot}.__class__ is not _Tensor{there.format(slot)}"
+            for _, slot in self.program.inputs
+        ]
         if strange:
             self.text.add(1, f"if {' or '.join(strange)}:")
             self.text.add(2, "return _BUSY")

@@ -13,9 +13,10 @@ from typing import Protocol, cast
 from torch import nn
 
 from kd_core import NestedKey
+from kd_nn._dispatch.entries import Inplace
 from kd_nn._keys.flow import KeyFlow
 from kd_nn._keys.specs import DISCARD, Keys, strictly_overlaps
-from kd_nn._plan.invalidation import is_patched
+from kd_nn._plan.invalidation import is_patched, running_classes
 
 
 class Keyed(Protocol):
@@ -229,6 +230,15 @@ def is_sequence(step: nn.Module) -> bool:
 def runs_in_part(step: nn.Module) -> bool:
     """Return whether a step is a sequence that can run a part of its steps."""
     return is_sequence(step) and runs_on_values(step)
+
+
+def inplace_of(module: nn.Module) -> Inplace:
+    """Return where a module writes: what `inplace` says, if its class has the `forward` that asks.
+
+    Another class may call something else `inplace`.
+    """
+    asks = "writes_by_inplace" in vars(running_classes(type(module))[-1])
+    return cast("Inplace", module.inplace) if asks else True
 
 
 def is_watched(module: nn.Module) -> bool:

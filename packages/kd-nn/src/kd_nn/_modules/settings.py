@@ -1,0 +1,108 @@
+"""Settings of keyed modules: each is checked when it is assigned, in a constructor or later.
+
+A check takes the module, the name of the setting and the value, and returns the value to keep.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Mapping
+from typing import ClassVar, TypeAlias, cast
+
+from torch import nn
+
+from kd_core import InvalidArgument, InvalidKey
+from kd_core.extending import plain_str
+from kd_nn._dispatch.entries import Inplace
+from kd_nn._keys.specs import parse_out_keys
+from kd_nn._plan.invalidation import Flagged
+
+Check: TypeAlias = "Callable[[nn.Module, str, object], object]"
+
+
+class CheckedSettings(Flagged):
+    """A module whose settings are checked.
+
+    Attributes:
+        checks: The check of each setting, by name.
+    """
+
+    checks: ClassVar[Mapping[str, Check]] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign; a setting is checked first, and nothing changes if it is refused."""
+        check = self.checks.get(name)
+        super().__setattr__(name, value if check is None else check(self, name, value))
+
+
+def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
+    """Record the names by which outputs are taken, and return the keys."""
+    names = None
+    if isinstance(keys, Mapping):
+        names, keys = tuple(keys), list(keys.values())
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidKey(
+                f"a mapping of `out_keys` is `{{name: key}}`, where each name is a str, "
+                f"got the names {list(names)}."
+            )
+    parsed = parse_out_keys(keys)
+    owner.__dict__["_out_names"] = names
+    return list(parsed)
+
+
+def checked_module(owner: nn.Module, _: str, module: object) -> object:
+    """Return what is wrapped: a callable that is not a class of modules."""
+    if not callable(module):
+        raise InvalidArgument(
+            f"`module` must be callable, got {type(module).__name__}: {module!r}. "
+            "Pass an `nn.Module` or a function."
+        )
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise InvalidArgument(
+            f"`module` is the class `{module.__name__}`. Pass an instance: "
+            f"`{module.__name__}(...)`."
+        )
+    _check_method(module, owner.__dict__.get("method"))
+    return module
+
+
+def checked_method(owner: nn.Module, _: str, method: object) -> str | None:
+    """Return the name of a method of what is wrapped, as a plain `str`, or None."""
+    _check_method(owner.module, method)
+    return plain_str(method) if isinstance(method, str) else None
+
+
+def _check_method(module: object, method: object) -> None:
+    if method is None:
+        return
+    # Generated code calls it by name, so it must be one.
+    named = isinstance(method, str) and method.isidentifier() and not keyword.iskeyword(method)
+    if not named or not callable(getattr(module, cast("str", method), None)):
+        raise InvalidArgument(
+            f"`method` must be the name of a method of `{type(module).__name__}`, got {method!r}."
+        )
+
+
+def checked_inplace(_: nn.Module, name: str, inplace: object) -> Inplace:
+    """Return what says where outputs are written."""
+    if isinstance(inplace, bool) or inplace is None:
+        return inplace
+    if inplace == "empty":
+        return "empty"
+    raise InvalidArgument(f'`{name}` must be True, False, None or "empty", got {inplace!r}.')
+
+
+def checked_kwargs(_: nn.Module, name: str, kwargs: object) -> dict[str, object]:
+    """Return keyword arguments by name, as a dict."""
+    if isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs):
+        return {plain_str(name): value for name, value in kwargs.items()}
+    raise InvalidArgument(
+        f"`{name}` must be a dict of arguments by name, got {type(kwargs).__name__}: {kwargs!r}."
+    )
+
+
+def checked_flag(_: nn.Module, name: str, value: object) -> bool:
+    """Return the value of a setting that is True or False."""
+    if isinstance(value, bool):
+        return value
+    raise InvalidArgument(f"`{name}` must be True or False, got {value!r}.")
