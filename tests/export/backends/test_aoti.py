@@ -1,5 +1,6 @@
 """AOTInductor: one model of all kinds of parts, because compiling takes long."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import kd_export
-from kd_export import DtypeMismatch, ExportError, ShapeMismatch, UntrustedArtifact, VerifyError
+from kd_export import (
+    DtypeMismatch,
+    ExportError,
+    Schema,
+    ShapeMismatch,
+    UntrustedArtifact,
+    VerifyError,
+)
 from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 
 
@@ -63,9 +71,64 @@ def test_compiled_code_is_checked_and_verified(path: Path) -> None:
 def test_compiled_code_is_trusted_or_not_opened(path: Path, tmp_path: Path) -> None:
     with pytest.raises(UntrustedArtifact, match="executes the program it holds"):
         kd_export.open(path)
+    with zipfile.ZipFile(path) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".cpp")]
     data = bytearray(path.read_bytes())
     place = data.find(b"\x7fELF") + 4096
     data[place] ^= 1
     (tmp_path / "model.aoti.pt2").write_bytes(data)
     with pytest.raises((VerifyError, ExportError), match=r"not those that it was|not a whole"):
         kd_export.open(tmp_path / "model.aoti.pt2", trusted=True)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List what is given to torch to load, which then loads nothing."""
+    paths: list[str] = []
+
+    def load(path: str) -> None:
+        paths.append(path)
+
+    monkeypatch.setattr("torch._inductor.aoti_load_package", load)
+    return paths
+
+
+def archive_of(path: Path, members: dict[str, bytes], weights: str = "") -> Path:
+    """Write an archive with a schema and other files."""
+    schema = Schema((), (), weights=weights).to_json()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {"archive_format": b"pt2", **members}.items():
+            archive.writestr(f"model/{name}", content)
+        archive.writestr("model/extra/kd_export.json", schema)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models/model.json",
+        "data/weights/model.pt",
+        "data/aotinductor/other/x.so",
+        "data/aotinductor/model/../../../x.so",
+        "data/aotinductor/model//etc/x.so",
+        "data/aotinductor/model/..\\x.so",
+    ],
+)
+def test_an_archive_of_more_than_compiled_code_is_refused(
+    name: str, tmp_path: Path, loaded: list[str]
+) -> None:
+    """torch would unpickle exported programs and weights in it, and unpack to any path."""
+    path = archive_of(tmp_path / "forged.aoti.pt2", {name: b"x"})
+    with pytest.raises(UntrustedArtifact, match="is not part of an exported program"):
+        kd_export.open(path, trusted=True)
+    assert not loaded
+
+
+def test_changed_code_is_not_loaded(tmp_path: Path, loaded: list[str]) -> None:
+    path = archive_of(tmp_path / "m.aoti.pt2", {"data/aotinductor/model/x.so": b"x"}, "0" * 64)
+    with pytest.raises(VerifyError, match=r"weights in `m\.aoti\.pt2` are not those"):
+        kd_export.open(path, trusted=True)
+    with pytest.raises(UntrustedArtifact, match="the SHA-256 of"):
+        kd_export.open(path, sha256="0" * 64)
+    assert kd_export.inspect(path).weights == "0" * 64
+    assert not loaded

@@ -3,6 +3,9 @@
 Such a file runs in Python and, without it, in C++. Its code checks nothing: inputs in another
 order, of another dtype or size, or strided give wrong numbers without a word. So it is called
 through the checks of a session alone. Writing needs a C++ compiler.
+
+torch would also load exported programs and weights from such an archive, and unpack files wherever
+their names lead; so one that holds more than compiled code is refused before torch opens it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import shutil
 import tempfile
 import warnings
@@ -21,13 +25,23 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kd_export._errors import BackendMissing, ExportError, NotExportable
 from kd_export._running.backend import Runner
-from kd_export._schema.archive import SCHEMA_FILE, open_zip, read_zip_schema
+from kd_export._running.loading import check_digest
+from kd_export._schema.archive import (
+    FORMAT_FILES,
+    SCHEMA_FILE,
+    copy_member,
+    members,
+    open_zip,
+    read_zip_schema,
+)
 from kd_export._schema.schema import Schema
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _CHUNK = 1 << 20
+_FOLDER = "model"
+_KNOWN = re.compile(rf"data/aotinductor/model/[\w.-]+|{FORMAT_FILES}")
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
@@ -71,21 +85,22 @@ class AotiBackend:
                     got=type(error).__name__,
                     hint="Save it as `.pt2`. The error above this one has the compiler's words.",
                 ) from error
-            shutil.copyfile(package, path)
+            _copy_without_sources(package, path)
         with path.open("rb") as file:
             schema = replace(schema, weights=_digest(file))
         with zipfile.ZipFile(path, "a") as archive:
-            root = archive.namelist()[0].partition("/")[0]
-            archive.writestr(f"{root}/extra/{SCHEMA_FILE}", schema.to_json())
+            archive.writestr(f"{_FOLDER}/extra/{SCHEMA_FILE}", schema.to_json())
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
-        """Load the machine code from a copy that nobody else can change."""
+        """Load the machine code from a copy that nobody else can change, once it is checked."""
         from torch._inductor import aoti_load_package
 
         with tempfile.TemporaryDirectory() as folder:
             package = Path(folder) / "model.pt2"
             with package.open("wb") as copy:
                 shutil.copyfileobj(file, copy, _CHUNK)
+            with package.open("rb") as copy:
+                check_digest(_digest(copy), schema, path)
             try:
                 model = aoti_load_package(str(package))
             except Exception as error:
@@ -99,8 +114,8 @@ class AotiBackend:
         return _runner(model, schema)
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
-        """Compute the digest of all that the file holds but the schema."""
-        return _digest(file)
+        """Return ``None``: the digest is checked before the code is loaded."""
+        return None
 
 
 backend = AotiBackend()
@@ -136,8 +151,20 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _copy_without_sources(package: Path, path: Path) -> None:
+    """Copy an archive but for the C++ sources, which tell paths of this machine and do not run."""
+    with package.open("rb") as file, open_zip(file) as source, zipfile.ZipFile(path, "w") as target:
+        for name, info in members(source, _KNOWN).items():
+            if not name.endswith(".cpp"):
+                copy_member(source, info, target, f"{_FOLDER}/{name}")
+
+
 def _digest(file: BinaryIO) -> str:
-    """Compute the SHA-256 of names and contents of all files in the archive but the schema."""
+    """Compute the SHA-256 of names and contents of all files in the archive but the schema.
+
+    Raises:
+        UntrustedArtifact: It holds what is not part of a compiled program.
+    """
     digest = hashlib.sha256()
     with open_zip(file) as archive:
         for part in _parts(archive):
@@ -147,8 +174,8 @@ def _digest(file: BinaryIO) -> str:
 
 def _parts(archive: zipfile.ZipFile) -> Iterator[bytes]:
     """Iterate over what the digest is of, in parts of bounded size."""
-    for info in archive.infolist():
-        if info.filename.endswith(f"/extra/{SCHEMA_FILE}"):
+    for name, info in members(archive, _KNOWN).items():
+        if name == f"extra/{SCHEMA_FILE}":
             continue
         yield f"{info.filename} {info.file_size}\n".encode()
         with archive.open(info) as content:

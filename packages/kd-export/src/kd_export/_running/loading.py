@@ -96,11 +96,19 @@ def check_weights(session: Session, backend: Backend, file: BinaryIO, path: Path
         VerifyError: They are not.
     """
     file.seek(0)
-    found = backend.weights(file, session.runner)
-    if found is not None and found != session.schema.weights:
+    check_digest(backend.weights(file, session.runner), session.schema, path)
+
+
+def check_digest(found: str | None, schema: Schema, path: Path) -> None:
+    """Compare the digest of weights with the one of the schema; ``None`` is not compared.
+
+    Raises:
+        VerifyError: It is another.
+    """
+    if found is not None and found != schema.weights:
         raise VerifyError(
             f"the weights in `{path.name}` are not those that it was exported with.",
-            expected=session.schema.weights,
+            expected=schema.weights,
             got=found,
             hint="The file was changed after its export: export again.",
         )

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from kd_export._errors import ExportError
+from kd_export._errors import ExportError, UntrustedArtifact
 
 SCHEMA_FILE = "kd_export.json"
 LARGEST_SCHEMA = 1 << 24
 """Bytes that the schema of a file may have."""
 
 _LARGEST_DIRECTORY = 1 << 22
+_CHUNK = 1 << 20
 _END, _END64, _LOCATOR64 = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _END_SIZE, _LOCATOR_SIZE, _LONGEST_COMMENT = 22, 20, 1 << 16
 _DAMAGED = (
@@ -99,6 +102,58 @@ def _check_stored(infos: list[zipfile.ZipInfo], size: int) -> None:
             f"the archive of {size:,} bytes unpacks to {whole:,}.",
             hint="The file is forged or damaged.",
         )
+
+
+FORMAT_FILES = (
+    r"archive_format|archive_version|byteorder|\.data/version|\.data/serialization_id"
+    r"|\.format_version|\.storage_alignment|extra/[^/]+"
+)
+"""A pattern of what every archive of torch may hold, whatever it is an archive of."""
+
+
+def members(archive: zipfile.ZipFile, known: re.Pattern[str]) -> dict[str, zipfile.ZipInfo]:
+    """List the files of an archive by their path in its one folder.
+
+    Args:
+        archive: The archive.
+        known: A pattern of the paths that it may hold.
+
+    Raises:
+        UntrustedArtifact: It holds another file, or one twice, or has several folders.
+    """
+    files: dict[str, zipfile.ZipInfo] = {}
+    folders = set()
+    for info in archive.infolist():
+        folder, _, name = info.filename.partition("/")
+        folders.add(folder)
+        if folder in ("", ".", "..") or not known.fullmatch(name):
+            raise unknown_member(info.filename)
+        if name in files or len(folders) > 1:
+            raise UntrustedArtifact(
+                "the archive holds several programs, or a file twice.",
+                got=tuple(sorted(folders)),
+                hint="The file is forged or damaged: do not use it.",
+            )
+        files[name] = info
+    return files
+
+
+def copy_member(
+    source: zipfile.ZipFile, info: zipfile.ZipInfo, target: zipfile.ZipFile, name: str
+) -> None:
+    """Copy a file of one archive into another, in parts of bounded size."""
+    with source.open(info) as content, target.open(name, "w", force_zip64=True) as copy:
+        shutil.copyfileobj(content, copy, _CHUNK)
+
+
+def unknown_member(name: str) -> UntrustedArtifact:
+    """Build the error of a file in an archive that kd_export does not write there."""
+    return UntrustedArtifact(
+        f"`{name[:200]}` is not part of an exported program.",
+        got=name[:1000],
+        hint="The file is forged, of another format, or pickled: do not use it. Ask for a file "
+        "that `kd_export.save` wrote.",
+    )
 
 
 def read_zip_schema(file: BinaryIO) -> str:

@@ -13,26 +13,23 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Collection
 from typing import BinaryIO
 
 from kd_export._errors import ExportError, UntrustedArtifact
-from kd_export._schema.archive import open_zip
+from kd_export._schema.archive import FORMAT_FILES, copy_member, members, open_zip, unknown_member
 from kd_export._schema.operators import check_operator, operators_of
 from kd_export._schema.serialized_program import check_program, check_weights
 
-_FORMAT_FILES = """
-archive_format archive_version byteorder .data/version .data/serialization_id .format_version
-.storage_alignment
-"""
 _MODEL = "models/model.json"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 _SAMPLES = "data/sample_inputs/model.pt"
 _TENSORS = re.compile(r"data/weights/weight_\d{1,9}|data/constants/tensor_\d{1,9}")
-_EXTRA = re.compile(r"extra/[^/]+")
+_KNOWN = re.compile(
+    "|".join((*map(re.escape, (_MODEL, *_CONFIGS, _SAMPLES)), _TENSORS.pattern, FORMAT_FILES))
+)
 _LARGEST_JSON = 1 << 25
 _LARGEST_FORMAT_FILE = 1 << 10
 _LARGEST_SPREAD = 1 << 26
@@ -40,7 +37,6 @@ _LARGEST_SPREAD = 1 << 26
 _WIDEST = 16
 """Bytes of the widest number, complex128."""
 _MOST_DIMS = 64
-_CHUNK = 1 << 20
 
 
 def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list[str]]:
@@ -69,7 +65,7 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list
 
 def _write_anew(file: BinaryIO, result: BinaryIO, custom: Collection[str]) -> list[str]:
     with open_zip(file) as source, zipfile.ZipFile(result, "w") as target:
-        files = _files(source)
+        files = members(source, _KNOWN)
         operators: list[str] = []
         for name, info in files.items():
             if name == _MODEL:
@@ -80,12 +76,12 @@ def _write_anew(file: BinaryIO, result: BinaryIO, custom: Collection[str]) -> li
                 config = check_weights(_json(source, info))
                 _check_extents(config, name, files)
                 content = json.dumps(config).encode()
-            elif name in _FORMAT_FILES.split() and info.file_size > _LARGEST_FORMAT_FILE:
-                raise _foreign(info.filename)
             elif name.startswith("extra/"):
                 continue
+            elif re.fullmatch(FORMAT_FILES, name) and info.file_size > _LARGEST_FORMAT_FILE:
+                raise unknown_member(info.filename)
             elif _TENSORS.fullmatch(name):
-                _copy(source, info, target, f"model/{name}")
+                copy_member(source, info, target, f"model/{name}")
                 continue
             else:
                 content = b"" if name == _SAMPLES else source.read(info)
@@ -94,42 +90,6 @@ def _write_anew(file: BinaryIO, result: BinaryIO, custom: Collection[str]) -> li
         check_operator(operator, custom)
     result.seek(0)
     return operators
-
-
-def _copy(
-    source: zipfile.ZipFile, info: zipfile.ZipInfo, target: zipfile.ZipFile, name: str
-) -> None:
-    with source.open(info) as tensor, target.open(name, "w", force_zip64=True) as copy:
-        shutil.copyfileobj(tensor, copy, _CHUNK)
-
-
-def _files(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """List the files of the program by their path in its folder."""
-    files: dict[str, zipfile.ZipInfo] = {}
-    folders = set()
-    for info in archive.infolist():
-        folder, _, name = info.filename.partition("/")
-        folders.add(folder)
-        known = name in (_MODEL, _SAMPLES, *_CONFIGS, *_FORMAT_FILES.split())
-        if not folder or not (known or _TENSORS.fullmatch(name) or _EXTRA.fullmatch(name)):
-            raise _foreign(info.filename)
-        if name in files or len(folders) > 1:
-            raise UntrustedArtifact(
-                "the archive holds several programs, or a file twice.",
-                got=tuple(sorted(folders)),
-                hint="The file is forged or damaged: do not use it.",
-            )
-        files[name] = info
-    return files
-
-
-def _foreign(name: str) -> UntrustedArtifact:
-    return UntrustedArtifact(
-        f"`{name[:200]}` is not part of an exported program.",
-        got=name[:1000],
-        hint="The file is forged, of another format, or pickled: do not use it. Ask for a file "
-        "that `kd_export.save` wrote.",
-    )
 
 
 def _json(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> object:
