@@ -8,7 +8,7 @@ from tests.export.models import CASES, case
 
 import kd_export
 from kd_core import TensorDict
-from kd_export import ExportError, VerifyError
+from kd_export import ExportError, UntrustedArtifact, VerifyError
 
 pytest.importorskip("openvino", reason="the lane `formats` installs it")
 
@@ -51,7 +51,19 @@ def test_other_weights_are_found(path: Path, tmp_path: Path) -> None:
     with pytest.raises(VerifyError, match=r"weights in `gru\.xml` are not those"):
         kd_export.open(tmp_path / "gru.xml")
     (tmp_path / "gru.bin").write_bytes(weights[:8])
-    with pytest.raises(ExportError, match=r"Is `gru\.bin` beside it whole\?"):
+    with pytest.raises(UntrustedArtifact, match=r"at 0 of `gru\.bin`, which has 8\."):
+        kd_export.open(tmp_path / "gru.xml")
+    (tmp_path / "gru.bin").unlink()
+    (tmp_path / "gru.bin").symlink_to(path.with_suffix(".bin"))
+    with pytest.raises(UntrustedArtifact, match=r"`gru\.bin` beside the model is a link"):
+        kd_export.open(tmp_path / "gru.xml")
+
+
+def test_a_schema_of_other_dtypes_is_refused(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "gru.bin").write_bytes(path.with_suffix(".bin").read_bytes())
+    content = path.read_bytes().replace(b"float32", b"float64", 1)
+    (tmp_path / "gru.xml").write_bytes(content)
+    with pytest.raises(ExportError, match="does not fit the program beside it"):
         kd_export.open(tmp_path / "gru.xml")
 
 

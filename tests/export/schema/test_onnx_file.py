@@ -212,6 +212,14 @@ def test_large_weights_that_are_missing_or_cut_are_named(large: Path) -> None:
         kd_export.open(large)
 
 
+def test_large_weights_that_are_a_link_are_refused(large: Path) -> None:
+    data = large.with_name("model.onnx.data")
+    data.rename(large.with_name("elsewhere"))
+    data.symlink_to("elsewhere")
+    with pytest.raises(UntrustedArtifact, match=r"`model\.onnx\.data` beside the model is a link"):
+        kd_export.open(large)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

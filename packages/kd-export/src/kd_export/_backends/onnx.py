@@ -7,18 +7,15 @@ another name inside the file.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ExportError
 from kd_export._running.backend import Direct, Runner, require
-from kd_export._schema.files import open_regular
+from kd_export._schema.beside import mapped
 from kd_export._schema.onnx_file import (
     check_external,
     companion,
@@ -27,6 +24,7 @@ from kd_export._schema.onnx_file import (
     weights_digest,
 )
 from kd_export._schema.schema import Entry, Number, Schema, check_fit
+from kd_export._schema.shapes import completed, described
 from kd_export._schema.vectors import Drawn
 from kd_export._schema.wire import unused_name
 
@@ -73,7 +71,7 @@ class OnnxBackend:
 
         data = path.with_name(companion(path.name))
         write_model(translated(program, schema), path, data, LARGEST_INSIDE)
-        with _bytes_of(path) as model, _bytes_of(data) as weights:
+        with mapped(path) as model, mapped(data) as weights:
             schema = replace(schema, weights=weights_digest(model, weights))
         with path.open("ab") as file:
             file.write(schema_field(schema.to_json()))
@@ -85,7 +83,7 @@ class OnnxBackend:
         options.log_severity_level = 3
         options.add_session_config_entry("session.load_model_format", "ONNX")
         model, beside = file.read(), companion(path.name)
-        with _bytes_of(path.with_name(beside)) as weights:
+        with mapped(path.with_name(beside)) as weights:
             used = check_external(model, beside, len(weights))
             if used and len(weights):
                 options.add_external_initializers_from_files_in_memory(
@@ -96,8 +94,8 @@ class OnnxBackend:
         parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
         named = _named(schema)
         check_fit(
-            tuple(tuple(map(_described, entries)) for entries in (named.inputs, named.outputs)),
-            tuple(tuple(map(_found, found, entries)) for entries, found in parts),
+            tuple((len(e), *map(described, e)) for e in (named.inputs, named.outputs)),
+            tuple((len(found), *map(_found, found, e)) for e, found in parts),
         )
         return OnnxRunner(session, named, digest)
 
@@ -250,38 +248,11 @@ _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 """What onnxruntime calls otherwise than torch."""
 
 
-def _described(entry: Entry) -> tuple[object, ...]:
-    """Return name, dtype and dimensions of an input or output, as the schema tells them."""
-    return entry.name, entry.dtype, *(s if isinstance(s, int) else None for s in entry.shape)
-
-
 def _found(value: _Named, entry: Entry) -> tuple[object, ...]:
-    """Return the same as the model has it; onnxruntime may not know a size that is fixed."""
+    """Return name, dtype and sizes of an input or output of the model."""
     dtype = _TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
-    known = _described(entry)[2:]
-    if len(value.shape) != len(known):
-        return value.name, dtype, *value.shape
-    sizes = (
-        known_size if not isinstance(size, int) and known_size is not None else size
-        for size, known_size in zip(value.shape, known, strict=True)
-    )
-    return value.name, dtype, *(size if isinstance(size, int) else None for size in sizes)
+    return completed(value.name, dtype, value.shape, entry)
 
 
 def _version(package: str) -> str:
     return str(getattr(require(package, _EXTRA), "__version__", "unknown"))
-
-
-@contextlib.contextmanager
-def _bytes_of(path: Path) -> Iterator[memoryview]:
-    """Map a regular file; one that does not exist has no bytes."""
-    if not os.path.lexists(path):
-        yield memoryview(b"")
-        return
-    with open_regular(path) as file:
-        if not os.fstat(file.fileno()).st_size:
-            yield memoryview(b"")
-            return
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with mapped, memoryview(mapped) as view:
-            yield view

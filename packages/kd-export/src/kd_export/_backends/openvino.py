@@ -7,23 +7,26 @@ openvino.
 
 from __future__ import annotations
 
-import hashlib
-import html
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
-from xml.sax.saxutils import quoteattr
 
 from kd_export._backends.onnx import LARGEST_INSIDE, ArrayRunner
 from kd_export._backends.onnx import backend as onnx
 from kd_export._errors import ExportError, NotExportable
 from kd_export._running.backend import Runner, require
-from kd_export._schema.archive import LARGEST_SCHEMA, foreign
-from kd_export._schema.files import read_regular
+from kd_export._schema.beside import mapped
+from kd_export._schema.openvino_file import (
+    check_constants,
+    read_model,
+    read_openvino_schema,
+    weights_digest,
+    with_schema,
+)
 from kd_export._schema.schema import Entry, Schema, check_fit
+from kd_export._schema.shapes import completed, described
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +34,15 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _EXTRA = "openvino"
-_LARGEST_MODEL = 1 << 28
-_SCHEMA = re.compile(rb'<kd_export value="([^"<>]*)"\s*/>')
+_DTYPES = {
+    "boolean": "bool",
+    **{
+        f"{letter}{bits}": f"{word}{bits}"
+        for letter, word in (("f", "float"), ("bf", "bfloat"), ("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 32, 64)
+    },
+}
+"""What openvino calls otherwise than torch."""
 
 
 class OpenVinoBackend:
@@ -44,12 +54,7 @@ class OpenVinoBackend:
 
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema out of the runtime information."""
-        element = _SCHEMA.search(_read(file))
-        if element is None:
-            raise foreign(".xml")
-        if len(element[0]) > LARGEST_SCHEMA:
-            raise ExportError("the schema in the file is too large.", got=len(element[0]))
-        return Schema.from_json(html.unescape(element[1].decode()))
+        return Schema.from_json(read_openvino_schema(read_model(file)))
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Name the tensors as an ONNX file does."""
@@ -79,14 +84,14 @@ class OpenVinoBackend:
         model.set_rt_info(schema.to_json(), ["kd_export"])
         runtime.save_model(model, str(path), compress_to_fp16=False)
         content = path.read_bytes()
-        schema = replace(schema, weights=_digest(content, _beside(path)))
-        text = quoteattr(schema.to_json(), {'"': "&quot;"}).encode()
-        path.write_bytes(_SCHEMA.sub(lambda _: b"<kd_export value=" + text + b" />", content))
+        schema = replace(schema, weights=weights_digest(content, _beside(path)))
+        path.write_bytes(with_schema(content, schema.to_json()))
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> OpenVinoRunner:
         """Compile the model for the CPU, in the precision of its dtypes."""
         runtime = cast("_OpenVino", require("openvino", _EXTRA))
-        content, weights = _read(file), _beside(path)
+        content, weights = read_model(file), _beside(path)
+        check_constants(content, _weights_of(path).name, len(weights))
         core = runtime.Core()
         try:
             model = core.read_model(content, weights)
@@ -95,14 +100,15 @@ class OpenVinoBackend:
             raise ExportError(
                 f"OpenVINO cannot load the file: {_first(error)}",
                 got=type(error).__name__,
-                hint=f"Is `{path.with_suffix('.bin').name}` beside it whole?",
+                hint="The file may be damaged, or made by another version of OpenVINO "
+                f"({schema.versions.get('openvino', 'unknown')}).",
             ) from error
         parts = ((schema.inputs, compiled.inputs), (schema.outputs, compiled.outputs))
         check_fit(
-            tuple(tuple(entry.name for entry in entries) for entries, _ in parts),
-            tuple(tuple(_name(port, entries) for port in ports) for entries, ports in parts),
+            tuple((len(entries), *map(described, entries)) for entries, _ in parts),
+            tuple((len(ports), *map(_found, ports, entries)) for entries, ports in parts),
         )
-        return OpenVinoRunner(compiled, schema, _digest(content, weights))
+        return OpenVinoRunner(compiled, schema, weights_digest(content, weights))
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Return the digest of all that was loaded but the schema."""
@@ -133,43 +139,43 @@ class OpenVinoRunner(ArrayRunner):
         return [by_name[name] for name in names]
 
 
-def _read(file: BinaryIO) -> bytes:
-    file.seek(0)
-    content = file.read(_LARGEST_MODEL + 1)
-    if len(content) > _LARGEST_MODEL or b"<!" in content or b"<net" not in content[:1000]:
-        raise ExportError(
-            "the file is not an OpenVINO model, or too large for one.",
-            hint="It may be damaged, or another kind of XML.",
-        )
-    return content
+def _weights_of(path: Path) -> Path:
+    return path.with_suffix(".bin")
 
 
 def _beside(path: Path) -> bytes:
     """Read the file of weights; a model without weights may have none."""
-    weights = path.with_suffix(".bin")
-    return read_regular(weights) if weights.exists() else b""
+    with mapped(_weights_of(path)) as weights:
+        return bytes(weights)
 
 
-def _digest(content: bytes, weights: bytes) -> str:
-    """Compute the SHA-256 of model and weights, without the schema."""
-    digest = hashlib.sha256(_SCHEMA.sub(b"", content))
-    digest.update(weights)
-    return digest.hexdigest()
-
-
-def _name(port: _Port, entries: Sequence[Entry]) -> str:
-    """Return the name of an input or output in the schema; it may have others beside."""
+def _found(port: _Port, entry: Entry) -> tuple[object, ...]:
+    """Return name, dtype and sizes of an input or output, which may have other names beside."""
     names = port.get_names()
-    known = [entry.name for entry in entries if entry.name in names]
-    return known[0] if known else str(sorted(names))
+    name = entry.name if entry.name in names else str(sorted(names))
+    kind = port.get_element_type().get_type_name()
+    sizes = [size.get_length() if size.is_static else None for size in port.get_partial_shape()]
+    return completed(name, _DTYPES.get(kind, kind), sizes, entry)
 
 
 def _first(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+class _Dimension(Protocol):
+    is_static: bool
+
+    def get_length(self) -> int: ...
+
+
+class _Type(Protocol):
+    def get_type_name(self) -> str: ...
+
+
 class _Port(Protocol):
     def get_names(self) -> set[str]: ...
+    def get_element_type(self) -> _Type: ...
+    def get_partial_shape(self) -> Sequence[_Dimension]: ...
 
 
 class _Request(Protocol):

@@ -11,13 +11,14 @@ import contextlib
 import operator
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kd_export._errors import ExportError, UntrustedArtifact
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.schema import Entry, Schema, check_fit
+from kd_export._schema.shapes import fixed
 from kd_export._schema.trust import disarm
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _is_on_tensors(overload: torch._ops.OpOverload) -> bool:
 def _described(schema: Schema) -> Borders:
     """Return name, dtype and dimensions of each input and output, as the schema tells them."""
     return tuple(
-        tuple((_name(entry), entry.dtype, *_fixed(entry.shape)) for entry in part)
+        tuple((_name(entry), entry.dtype, *fixed(entry.shape)) for entry in part)
         for part, _name in ((schema.inputs, _argument), (schema.outputs, _wire))
     )
 
@@ -169,16 +170,11 @@ def _borders(program: ExportedProgram) -> Borders:
     parts = ((arguments, signature.user_inputs), (call.out_spec.context, signature.user_outputs))
     return tuple(
         tuple(
-            (name, str(value.dtype).removeprefix("torch."), *_fixed(value.shape))
+            (name, str(value.dtype).removeprefix("torch."), *fixed(value.shape))
             for name, value in zip(names, (values[str(n)] for n in nodes), strict=True)
         )
         for names, nodes in parts
     )
-
-
-def _fixed(shape: Sequence[object]) -> tuple[object, ...]:
-    """Return the sizes, with ``None`` for those that are dynamic."""
-    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 @contextlib.contextmanager

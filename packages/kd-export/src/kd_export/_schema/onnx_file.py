@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from kd_export._errors import ExportError, UntrustedArtifact
 from kd_export._schema.archive import check_schema_size, foreign
+from kd_export._schema.beside import check_extent
 
 SCHEMA_PROPERTY = "kd_export"
 
@@ -200,14 +201,7 @@ def _check_place(tensor: memoryview, name: str, size: int) -> None:
     if place != {b"location": name.encode()} or not name or not fits:
         raise _outside(str(place.get(b"location", b""))[2:-1])
     whole = (math.prod(dims) * _BITS.get(kind, 0) + 7) // 8
-    if int(stated) != whole or int(offset) + whole > size:
-        raise UntrustedArtifact(
-            f"a tensor of {whole:,} bytes is said to be the {int(stated):,} bytes at "
-            f"{int(offset):,} of `{name}`, which has {size:,}.",
-            expected=whole,
-            got=int(stated),
-            hint="The file beside the model is missing or cut, or the model is forged.",
-        )
+    check_extent(whole, int(offset), int(stated), name, size)
 
 
 def _outside(what: str) -> UntrustedArtifact:

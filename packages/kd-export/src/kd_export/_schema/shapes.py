@@ -57,3 +57,27 @@ def _axis_fault(
     if axis is not None and not axis.holds(size):
         return f"The axis `{name}` ranges over {axis}."
     return None
+
+
+def fixed(shape: Sequence[object]) -> tuple[int | None, ...]:
+    """Return the sizes, with ``None`` for those that are dynamic.
+
+    >>> fixed(("batch", 3))
+    (None, 3)
+    """
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def described(entry: Entry) -> tuple[object, ...]:
+    """Return name, dtype and sizes of an entry, to compare with what a file has."""
+    return entry.name, entry.dtype, *fixed(entry.shape)
+
+
+def completed(name: str, dtype: str, shape: Sequence[object], entry: Entry) -> tuple[object, ...]:
+    """Return the same of what a runtime found, which may not know a size that is fixed."""
+    found, known = fixed(shape), fixed(entry.shape)
+    if len(found) == len(known):
+        found = tuple(
+            wanted if size is None else size for size, wanted in zip(found, known, strict=True)
+        )
+    return name, dtype, *found
