@@ -5,6 +5,7 @@ import io
 import pickle
 from collections.abc import Callable
 from random import Random
+from typing import cast
 
 import numpy
 import pytest
@@ -218,6 +219,92 @@ def test_few_rows_do_not_keep_all_values() -> None:
     wrapper: object = td[[1, 5]].get(("n", "s"))
     assert isinstance(wrapper, NonTensorStack)
     assert wrapper._pool == ["1", "5"]
+
+
+KINDS: tuple[Callable[[TensorDict], TensorDictBase], ...] = (
+    lambda td: td,
+    lambda td: lazy_stack(td.unbind(0)),
+    lambda td: lazy_stack(td.unbind(1), 1),
+    lambda td: TensorDict({"n": lazy_stack(td.unbind(0))["n"], "x": td["x"]}, td.batch_size),
+)
+WRITES: tuple[Callable[[TensorDictBase, TensorDict], object], ...] = (
+    lambda td, new: td.copy_(new),
+    lambda td, new: td.copy_(new, non_blocking=True),
+    lambda td, new: td.update_(new),
+    lambda td, new: td.update_(lazy_stack(new.unbind(0))),
+    lambda td, new: td.update_({"x": new["x"], "n": {"s": new["n", "s"]}}),
+    lambda td, new: td.set_("x", new["x"]).set_(("n", "s"), new["n", "s"]),
+    lambda td, new: td.copy_at_(new[0], 0),
+    lambda td, new: td.copy_at_(new[:1], slice(0, 1)),
+    lambda td, new: td.copy_at_(new[:, 1], (slice(None), 1)),
+    lambda td, new: td.copy_at_(new[1, 0], (1, 0)),
+    lambda td, new: td.copy_at_(new[new["x"] > 1], new["x"] > 1),
+    lambda td, new: td.set_at_("x", 7, (1, 1)).set_at_(("n", "s"), "7", (1, 1)),
+    lambda td, new: new.where(new["x"] > 1, new.flip(1), out=cast("TensorDict", td)),
+    lambda td, new: new.gather(0, torch.zeros(2, 2, dtype=torch.int64), out=cast("TensorDict", td)),
+    lambda td, new: stack([new[1], new[0]], out=td),
+    lambda td, new: lazy_stack([new[1], new[0]], out=td),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("write", WRITES)
+def test_every_write_takes_values_with_their_rows(
+    kind: Callable[[TensorDict], TensorDictBase],
+    write: Callable[[TensorDictBase, TensorDict], object],
+) -> None:
+    td = kind(make((2, 2)))
+    write(td, make((2, 2)).flip(0))
+    holds(td)
+
+
+def test_one_value_is_not_written_by_another_one() -> None:
+    td = TensorDict({"x": torch.zeros(2), "unit": "m"}, [2])
+    other = TensorDict({"x": torch.ones(2), "unit": "km"}, [2])
+    for write in (td.copy_, td.update_):
+        with pytest.raises(InvalidArgument, match=r"`unit` holds one value .*'m'.*'km'"):
+            write(other)
+    assert td["x"].tolist() == [0, 0]
+
+
+def test_a_tensor_is_not_written_to_values() -> None:
+    td = make((2, 2))
+    for write in (td.update_, lambda source: td.__setitem__(0, source)):
+        with pytest.raises(InvalidArgument, match=r"`\('n', 's'\)` holds values .*shape \(2,\)"):
+            write({"x": torch.ones(2), "n": {"s": torch.ones(2)}})
+    holds(td)
+
+
+def test_a_scatter_moves_rows_and_a_number_moves_none() -> None:
+    td, index = make((3,)), torch.tensor([2, 0])
+    for each in (td, lazy_stack(td.unbind(0))):
+        holds(each.scatter(0, index, td[:2]))
+        assert each.scatter(0, index, 1)["n", "s"] == ["0", "1", "2"]
+
+
+def test_where_takes_rows_of_both_and_none_where_one_lacks_the_key() -> None:
+    td, keep = make((3,)), torch.tensor([True, False, False])
+    holds(td.where(keep, td.flip(0), pad=0))
+    alone = TensorDict({"x": torch.zeros(3)}, [3])
+    assert td.where(keep, alone, pad=0)["n", "s"] == ["0", None, None]
+    assert alone.where(keep, td, pad=0)["n", "s"] == [None, "1", "2"]
+
+
+def test_new_rows_have_no_value() -> None:
+    td = TensorDict({"x": torch.ones(2), "s": ["a", "b"], "unit": "m"}, [2])
+    for each in (td, lazy_stack(td.unbind(0)), td[0]):
+        for made in (each.new_zeros(3), each.new_full((3,), 7.0), each.new_empty(3)):
+            assert made["s"] == [None, None, None]
+            assert made["unit"] == "m"
+        assert each.new_ones(())["s"] is None
+
+
+def test_several_quantiles_collect_the_values_of_the_rows() -> None:
+    td = TensorDict({"x": torch.ones(2, 3), "s": ["a", "b"]}, [2])
+    assert td.quantile([0.1, 0.9], 0)["s"] == [["a", "b"], ["a", "b"]]
+    assert td.quantile(0.5, "feature")["s"] == ["a", "b"]
+    assert td.quantile([0.1, 0.9], "feature")["s"] == [["a", "b"], ["a", "b"]]
+    assert td.data_ptr()["s"] == ["a", "b"]
 
 
 def test_arithmetic_leaves_it_alone() -> None:

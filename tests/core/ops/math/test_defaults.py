@@ -73,6 +73,16 @@ def test_members_of_a_stack_are_matched_one_by_one() -> None:
     assert got["b"].tolist() == [[2.0], [2.0]]
 
 
+def test_a_default_widens_no_more_in_a_stack_than_in_its_dense_reading() -> None:
+    rows = lazy_stack([TensorDict({"a": torch.tensor(1.0)})] * 2)
+    other, default = TensorDict({"b": torch.ones(2)}, [2]), torch.tensor(2.0, dtype=torch.float64)
+    for td in (rows, rows.contiguous()):
+        assert td.add(other, default=default)["a"].dtype is torch.float32
+        holder = TensorDict({"inner": td}, [2])
+        assert holder.add(other, default=default)["inner", "a"].dtype is torch.float32
+        assert other.add(holder, default=default)["inner", "a"].dtype is torch.float32
+
+
 def test_a_number_beside_a_default_needs_no_default() -> None:
     assert first().add(1, default=5)["a"].tolist() == [2, 3]
 

@@ -22,20 +22,28 @@ class Reduced:
         dims: the batch dimensions that are reduced, counted from the front.
         keepdim: whether they stay, with size 1.
         first: the number of leading dimensions that may stay; all beyond are reduced.
+        lead: dimensions that the results have in front, as those of several quantiles.
     """
 
-    __slots__ = ("dims", "first", "keepdim")
+    __slots__ = ("dims", "first", "keepdim", "lead")
 
     def __init__(
-        self, dims: tuple[int, ...] = (), keepdim: bool = False, first: int | None = None
+        self,
+        dims: tuple[int, ...] = (),
+        keepdim: bool = False,
+        first: int | None = None,
+        lead: Batch = (),
     ) -> None:
-        self.dims, self.keepdim, self.first = dims, keepdim, first
+        self.dims, self.keepdim, self.first, self.lead = dims, keepdim, first, lead
 
     def gone(self, ndim: int) -> tuple[int, ...]:
         """Return the dimensions of a batch that are reduced."""
         return self.dims if self.first is None else tuple(range(self.first, ndim))
 
     def __call__(self, batch: Batch) -> Batch:
+        return (*self.lead, *self._left(batch)) if self.lead else self._left(batch)
+
+    def _left(self, batch: Batch) -> Batch:
         if self.first is not None:
             return batch[: self.first]
         dims = self.dims
@@ -64,3 +72,9 @@ class Padded:
 
     def __call__(self, batch: Batch) -> Batch:
         return self.batch + batch[self.ndim :]
+
+
+class Fresh(Padded):
+    """The batch shape of new rows: none of those that were there stays."""
+
+    __slots__ = ()

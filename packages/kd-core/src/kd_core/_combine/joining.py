@@ -368,6 +368,9 @@ def _stage_out(
                 staged.copies.extend(out._writes(key, joined, (*path, key)))
             else:
                 staged.columns.append((column, target, (*path, key)))
+        elif isinstance(out, Composite) and not isinstance(target, TensorDictBase):
+            data = _join_data(how, column, (*path, key))
+            staged.copies.extend(out._writes(key, data, (*path, key)))
         else:
             _stage_out(how, column, target, (*path, key), staged)
 

@@ -18,7 +18,12 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
-from kd_core._containers.member_writes import held_twice, rows_to_write, stage_rows
+from kd_core._containers.member_writes import (
+    held_twice,
+    holds_row_values,
+    rows_to_write,
+    stage_rows,
+)
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
@@ -120,6 +125,8 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         batch = self._desc.batch
+        if hasattr(other, "_encode"):  # values of rows
+            return self._rows(other)
         if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members
         if not other._desc.batch:
@@ -145,8 +152,10 @@ class MemberStorage(TensorDictBase, Composite):
         picked = pick(index, self._desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
-            stage_rows(self._taken(picked), value, path, writes)
-            return writes
+            taken = self._taken(picked)
+            if alone or not holds_row_values(taken):
+                stage_rows(taken, value, path, writes)
+                return writes
         if picked is not None and alone:
             for member in self._picked(picked):
                 copy = member.clone()

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from kd_core import _registry
+from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
-from kd_core._leaves.loops import kinds_by_key
-from kd_core._leaves.writes import Write, as_source, check_same_data, unknown_below, writable_source
+from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
+from kd_core._leaves.writes import Write, as_source, unknown_below, writable_source
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._entry import Entry, Node
 
     Path = tuple[str, ...]
 
@@ -35,7 +38,7 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
     """
     entries = [member._entries[key] for member in stack._members]
     if not all(isinstance(entry, Tensor) for entry in entries):
-        return [value] * len(entries)
+        return _values_of_members(stack, entries, value, path)
     leaves = cast("list[Tensor]", entries)
     source = value if isinstance(value, Tensor) else as_source(path, value)
     if not source.ndim:
@@ -49,6 +52,20 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
     shape.insert(stack._dim, len(leaves))
     stacked = torch.empty((), dtype=source.dtype, device="meta").expand(shape)
     return writable_source(path, stacked, source).expand(shape).unbind(stack._dim)
+
+
+def _values_of_members(
+    stack: Composite, entries: Sequence[Entry], value: object, path: Path
+) -> Sequence[object]:
+    """Return the values of rows that belong to each member; one value belongs to all."""
+    if isinstance(value, (list, tuple)) and all(hasattr(entry, "_encode") for entry in entries):
+        first = cast("Node", entries[0])._desc
+        batch = (*first.batch[: stack._dim], len(entries), *first.batch[stack._dim :])
+        rows = values_of_rows(value, batch, format_key(path))
+        value = _registry.wrap_list(rows, describe(batch, first.device))
+    if hasattr(value, "_encode"):
+        return stack._rows_of_operand(cast("Entry", value))
+    return [value] * len(entries)
 
 
 def held_twice(action: str) -> InvalidValue:
@@ -82,10 +99,17 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
             stage_rows(entry, new, where_, writes)
-        elif isinstance(entry, Tensor):
+        elif isinstance(entry, Tensor) or not same_data(unwrapped(entry), unwrapped(new)):
             writes += target._writes(key, new, where_)
-        else:
-            check_same_data(entry, new, where_)
+
+
+def holds_row_values(target: AbstractContainer) -> bool:
+    """Return whether there is data that is the value of one row, which is no view of its stack."""
+    nodes = [node for node in target._below() if isinstance(node, AbstractContainer)]
+    if isinstance(target, Composite):
+        return any(map(holds_row_values, nodes))
+    alone = any(not getattr(entry, "_of_batch", True) for entry in target._entries.values())
+    return alone or any(map(holds_row_values, nodes))
 
 
 def _rows_of(target: Composite, value: object) -> Sequence[object] | None:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._batch.computing import Reduced
+from kd_core._batch.computing import Fresh, Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._decided.lookup import instance_getattr
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._leaves.writes import Targets
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
@@ -194,8 +195,12 @@ class NonTensorData(NonTensorDataBase):
         desc = self._desc
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
-        if isinstance(batch, Reduced) and not self._of_batch:
-            return self._shallow()
+        if not self._of_batch:
+            if isinstance(batch, Reduced) and not batch.lead:
+                return self._shallow()
+            if isinstance(batch, Fresh):
+                new = desc.with_batch(batch(desc.batch))
+                return cast("Self", wrap_data(None, desc)._under(new))
         return self._under(desc.with_batch(batch(desc.batch)))
 
     def _shallow(self) -> Self:
@@ -217,6 +222,13 @@ class NonTensorData(NonTensorDataBase):
         if getattr(fn, "selects_rows", False) and not self._is_same(other):
             return cast("Self", self._spread(self._desc)._zip_each(other, fn, path))
         return self._under(self._desc)
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        super()._collect_pair(other, mine, theirs, path)
+        if isinstance(mine, Targets) and not self._is_same(other):
+            mine.values.append((self, cast("NonTensorDataBase", other), path))
 
     def _is_same(self, other: Entry) -> bool:
         return isinstance(other, NonTensorData) and same_data(self.data, other.data)

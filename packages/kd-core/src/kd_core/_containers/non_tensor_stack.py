@@ -20,13 +20,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry
-from kd_core._batch.computing import Padded, Reduced
+from kd_core._batch.computing import Fresh, Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, wrap_data
-from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
+from kd_core._errors import InvalidArgument, ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._leaves.writes import Targets
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ class NonTensorStack(NonTensorDataBase):
             return self._copy(desc if memo is None or memo[0] is not desc else memo[1])
         new = desc.with_batch(batch(desc.batch))
         if isinstance(batch, Reduced):
-            return self._collected(batch.gone(desc.ndim), new)
+            return self._collected(batch.gone(desc.ndim), new, batch.lead)
+        if isinstance(batch, Fresh):
+            return self._fresh(new)
         if isinstance(batch, Padded):
             return cast("Self", _padded(self, fn, new))
         return self._with(_moved(self, fn), new)
@@ -182,14 +185,20 @@ class NonTensorStack(NonTensorDataBase):
             for part, batch in zip(parts, batches, strict=True)
         ]
 
-    def _collected(self, gone: tuple[int, ...], desc: Descriptor) -> Self:
+    def _collected(self, gone: tuple[int, ...], desc: Descriptor, lead: Batch) -> Self:
         """Return the values of reduced rows, in one list for each remaining row."""
-        if not gone:
-            return self._copy(desc)
         kept = [dim for dim in range(self._positions.ndim) if dim not in gone]
-        moved = self._positions.permute(*kept, *gone)
-        lists = moved.reshape(*desc.batch, *moved.shape[len(kept) :])
-        return self._with(lists.clone(), desc)
+        lists = self._positions
+        if gone:
+            moved = lists.permute(*kept, *gone)
+            lists = moved.reshape(*desc.batch[len(lead) :], *moved.shape[len(kept) :])
+        return self._with(lists.expand((*lead, *lists.shape)).clone(), desc)
+
+    def _fresh(self, desc: Descriptor) -> Self:
+        """Return the values of new rows: none."""
+        if not desc.ndim:
+            return cast("Self", wrap_data(None, desc))
+        return cast("Self", wrap_rows([None], torch.zeros((), dtype=torch.int64), desc))
 
     def _copy(self, desc: Descriptor) -> Self:
         return self._with(self._positions.clone(), desc)
@@ -199,6 +208,13 @@ class NonTensorStack(NonTensorDataBase):
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
         return self._copy(self._desc)
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        super()._collect_pair(other, mine, theirs, path)
+        if isinstance(mine, Targets):
+            mine.values.append((self, cast("NonTensorDataBase", other), path))
 
     def _zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
@@ -234,7 +250,17 @@ class NonTensorStack(NonTensorDataBase):
             value: a wrapper, nested lists with one value for each row, or one value for all.
             shape: the shape of the rows that are written.
             path: the path of the entry, for messages.
+
+        Raises:
+            InvalidArgument: if the value is a tensor.
+            ShapeMismatch: if there is not one value for each row.
         """
+        if isinstance(value, Tensor):
+            raise InvalidArgument(
+                f"entry {format_key(path)} holds values that are not tensors, got a tensor of "
+                f"shape {shape_text(value.shape)}. Use `set` to replace the entry, or wrap the "
+                "tensor in `NonTensorData` to store it as a value."
+            )
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
             values, batch = _flat(node), node._desc.batch

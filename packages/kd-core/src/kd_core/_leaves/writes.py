@@ -8,7 +8,7 @@ writes are checked before the first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +36,33 @@ Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 
 INCOMPLETE: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Dtypes that torch writes at some indices only."""
+
+
+class Targets(list[Tensor]):
+    """The leaves of a container that is written, and its entries that hold values of rows.
+
+    Attributes:
+        values: each such entry, the one that is written to it, and its path.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[tuple[Any, Any, tuple[str, ...]]] = []
+
+    def add_rows(self, sources: list[Tensor]) -> None:
+        """Append the rows of values to the targets, and those that are written to the sources.
+
+        Raises:
+            InvalidArgument: if one value of a whole batch would be written by another one.
+        """
+        for entry, value, path in self.values:
+            if not hasattr(entry, "_encode"):
+                check_same_data(entry, value, path)
+                continue
+            positions, rows = entry._encode(value, entry._desc.batch, path)
+            self.append(positions)
+            sources.append(rows.expand(positions.shape))
+
 
 Write: TypeAlias = tuple[Tensor, Tensor, Where]
 """The target (a leaf or rows of it), the source, and the path of the leaf."""

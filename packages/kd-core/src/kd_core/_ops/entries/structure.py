@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core import _registry
 from kd_core._batch.descriptor import describe_on
@@ -17,7 +17,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
-from kd_core._leaves.writes import copy_pairs
+from kd_core._leaves.writes import Targets, copy_pairs
 from kd_core._ops.entries.updating import Update, source_items, stage_update, stage_writes
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import take_batch_size
@@ -110,12 +110,14 @@ class Structure(AbstractContainer):
         """
         plain = keys_to_update is None and not (clone or non_blocking)
         if plain and isinstance(source, AbstractContainer):
-            left: list[Tensor] = []
+            left: list[Tensor] = [] if is_dynamo_compiling() else Targets()
             right: list[Tensor] = []
             try:
                 self._collect_pair(cast("Entry", source), left, right, ())
             except KeySetMismatch:  # a source may have fewer keys: entry by entry below
                 left = []
+            if isinstance(left, Targets) and left.values:
+                left.add_rows(right)
             if left and copy_pairs(left, right):
                 return self
         items = source_items(source, "update_")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.computing import SAME_SHAPE
+from kd_core import _registry
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._ops.math.operands import binary, check_batches
@@ -75,14 +75,17 @@ def _check_default(default: object) -> None:
 class _Join:
     """One traversal of two containers by key."""
 
-    def __init__(self, fn: _Fn, default: Default, by_member: bool) -> None:
+    def __init__(self, fn: _Fn, default: Default, by_member: bool, in_stack: bool = False) -> None:
         self.fn, self.default, self.by_member = fn, default, by_member
+        self.in_stack = in_stack
+        """Whether leaves are those of members, which have a dimension less than their stack."""
 
     def level(self, td: W, other: AbstractContainer, path: tuple[str, ...]) -> W:
         batch = td._desc.batch
         alike = self.by_member and other._desc.batch[: len(batch)] == batch
         if alike and isinstance(td, Composite):
-            return td._by_member(lambda member, row: self.level(member, row, path), other)
+            inside = self._inside()
+            return td._by_member(lambda member, row: inside.level(member, row, path), other)
         mine, theirs = td._entries, other._entries
         entries: dict[str, Entry] = {}
         for key, value in mine.items():
@@ -93,6 +96,10 @@ class _Join:
         if self.default != _SHARED:
             self._add_theirs(entries, mine, theirs, batch, len(other._desc.batch))
         return td._like(entries, td._desc.unlocked())
+
+    def _inside(self) -> _Join:
+        """Return the same for the members of a stack."""
+        return self if self.in_stack else _Join(self.fn, self.default, self.by_member, True)
 
     def _both(self, mine: Entry, theirs: Entry, path: tuple[str, ...], batch: Batch) -> Entry:
         if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
@@ -106,6 +113,8 @@ class _Join:
                 f"entry {format_key(path)} must be of one kind in both containers, got a "
                 f"`{type(mine).__name__}` and a `{type(theirs).__name__}`."
             )
+        if getattr(self.fn, "selects_rows", False):
+            return mine._zip_each(theirs, self.fn, path)
         return mine
 
     def _leaf(self, mine: Tensor, theirs: Tensor, path: tuple[str, ...], batch: Batch) -> Tensor:
@@ -139,11 +148,23 @@ class _Join:
         """Return the result for an entry that only one container has."""
         if isinstance(entry, Tensor):
             return self._with_default(entry, on_the_right)
-        batch = None if self.by_member else SAME_SHAPE
-        return entry._map_each(lambda leaf: self._with_default(leaf, on_the_right), batch)
+        if isinstance(entry, Composite) and self.by_member:
+            inside = self._inside()
+            return entry._map_each(lambda leaf: inside._with_default(leaf, on_the_right))
+        if isinstance(entry, AbstractContainer):
+            found = {key: self._one(each, on_the_right) for key, each in entry._entries.items()}
+            return cast("Entry", entry._like(found, entry._desc.unlocked()))
+        if not getattr(self.fn, "selects_rows", False) or getattr(entry, "_of_batch", False):
+            return entry._shallow()
+        none = _registry.wrap_data(None, entry._desc)
+        pair = (none, entry) if on_the_right else (entry, none)
+        return pair[0]._zip_each(pair[1], self.fn)
 
     def _with_default(self, leaf: Tensor, on_the_right: bool) -> Tensor:
         default = self.default
+        if self.in_stack and isinstance(default, Tensor) and not leaf.ndim:
+            # Beside the stacked leaf it would not widen its dtype, so neither beside a row of it.
+            default = default.to(torch.result_type(leaf.reshape(1), default))
         if not isinstance(default, Tensor):
             # Of the dtype to which the number is promoted beside the leaf, as a number would be.
             dtype = _promoted(leaf.dtype, cast("complex", default))

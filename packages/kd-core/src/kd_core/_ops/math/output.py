@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._errors import InvalidArgument, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
-from kd_core._leaves.writes import Write, check_write, write_all
+from kd_core._leaves.writes import Targets, Write, check_write, write_all
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def written_to(out: W | None, result: W) -> W:
     Raises:
         KeySetMismatch: if the keys of `out` differ.
         ShapeMismatch: if the batch size or the shape of an entry differs.
-        InvalidArgument: if a dtype cannot be cast, or gradients are recorded.
+        InvalidArgument: if a dtype cannot be cast, gradients are recorded, or one value of `out`
+            that is not a tensor differs.
     """
     if out is None:
         return result
@@ -42,9 +43,11 @@ def written_to(out: W | None, result: W) -> W:
         raise ShapeMismatch(
             f"`out` must have batch_size {result._desc.batch}, got {out._desc.batch}."
         )
-    targets: list[Tensor] = []
+    targets: list[Tensor] = [] if is_dynamo_compiling() else Targets()
     sources: list[Tensor] = []
     out._collect_pair(cast("Entry", result), targets, sources, ())
+    if isinstance(targets, Targets) and targets.values:
+        targets.add_rows(sources)
     writes: list[Write] = []
     for target, source in zip(targets, sources, strict=True):
         where = finder(out._entries, target)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import SAME_SHAPE
+from kd_core._batch.computing import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._ops.entries.renaming import renamed
-from kd_core._ops.math.reducing import batch_dims_of, feature_start, reduced, without
+from kd_core._ops.math.reducing import batch_dims_of, feature_start, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -151,13 +151,13 @@ def _with_lead(td: S, fn: partial[Tensor], dim: Dim, keepdim: bool, lead: Batch)
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
-        return td._map_each(fn, lambda batch: lead)
+        return td._map_each(fn, Reduced(first=0, lead=lead))
     if isinstance(dim, str):
         ndim = feature_start(td, dim)
-        return td._map_each(_over_features(fn, ndim, keepdim), lambda batch: lead + batch[:ndim])
+        return td._map_each(_over_features(fn, ndim, keepdim), Reduced(first=ndim, lead=lead))
     dims = batch_dims_of(td, dim)
-    left = without(dims, keepdim)
-    return td._map_each(lambda leaf: fn(leaf, dims, keepdim), lambda batch: lead + left(batch))
+    over = Reduced(dims, keepdim, lead=lead)
+    return td._map_each(lambda leaf: fn(leaf, dims, keepdim), over)
 
 
 def _over_features(fn: partial[Tensor], ndim: int, keepdim: bool) -> LeafFn:

@@ -23,7 +23,7 @@ from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_len
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.output import written_to
-from kd_core._ops.selection.rows import beside, check_mask, rows_where, take_rows
+from kd_core._ops.selection.rows import Selection, beside, check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer, map_by
@@ -169,10 +169,9 @@ class Partition(AbstractContainer):
         at = _check_index(index, batch, dim, "scatter")
         if not isinstance(src, AbstractContainer):
             value = src
-            write = plan(
-                batch, lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), batch
+            return self._map_each(
+                lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), SAME_SHAPE
             )
-            return map_by(write, self)
         other = src._desc.batch
         if len(other) != ndim or any(
             have < need for have, need in zip(other, index.shape, strict=True)
@@ -181,9 +180,11 @@ class Partition(AbstractContainer):
                 f"the source of `scatter` must be at least as large as the index "
                 f"{tuple(index.shape)}, got batch_size {other}."
             )
-        return self._zip_each(
-            cast("Entry", src), lambda leaf, new: leaf.scatter(at, _rows(index, leaf, ndim), new)
-        )
+
+        def write(leaf: Tensor, new: Tensor) -> Tensor:
+            return leaf.scatter(at, _rows(index, leaf, ndim), new)
+
+        return self._zip_each(cast("Entry", src), Selection(write))
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Copy the rows where a mask is true, in one batch dimension: `td[mask]`.
@@ -251,27 +252,13 @@ def _selected(
             def select(leaf: Tensor, new: Tensor) -> Tensor:
                 return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
 
-            return binary_with_default(td, other, select, pad, by_member=False)
-        return td._zip_each(cast("Entry", other), _Selection(chosen))
+            return binary_with_default(td, other, Selection(select), pad, by_member=False)
+        choose = Selection(lambda leaf, new: torch.where(chosen(leaf), leaf, new))
+        return td._zip_each(cast("Entry", other), choose)
     if not isinstance(other, Tensor) or not other.ndim:
         return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), SAME_SHAPE)
     new = _spread(other, batch, "a tensor")
     return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), SAME_SHAPE)
-
-
-class _Selection:
-    """A function of two leaves that takes each row from one of them."""
-
-    __slots__ = ("_chosen",)
-
-    selects_rows = True
-    """Read by nodes with one value per row, which other functions of two leaves do not change."""
-
-    def __init__(self, chosen: LeafFn) -> None:
-        self._chosen = chosen
-
-    def __call__(self, leaf: Tensor, new: Tensor) -> Tensor:
-        return torch.where(self._chosen(leaf), leaf, new)
 
 
 class PartsPlan(NamedTuple):

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from kd_core._batch.computing import Fresh
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
-from kd_core._leaves.writes import copy_over, copy_pairs
+from kd_core._leaves.writes import Targets, check_write, copy_over, copy_pairs
 from kd_core._ops.math.operands import binary_, blend, unary_
 from kd_core._ops.selection.rows import check_mask
 from kd_core._protocol.composite import Composite
@@ -80,19 +82,27 @@ class Filling(AbstractContainer):
         return self
 
     def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
-        """Copy the values of a container of the same keys into the leaves; return self.
+        """Copy the values of a container of the same keys into this one; return self.
 
-        Dtypes and devices are converted. Nothing is written if anything does not fit.
+        Dtypes and devices are converted; values of rows that are not tensors are copied with their
+        rows. Nothing is written if anything does not fit.
 
         Raises:
+            InvalidArgument: if one value that is not a tensor differs.
             KeySetMismatch: if the keys differ.
             ShapeMismatch: if a value cannot be broadcast to its leaf.
         """
-        mine: list[Tensor] = []
+        mine: list[Tensor] = [] if is_dynamo_compiling() else Targets()
         theirs: list[Tensor] = []
         self._collect_pair(cast("Entry", source), mine, theirs, ())
+        leaves = len(mine)
+        if isinstance(mine, Targets) and mine.values:
+            mine.add_rows(theirs)
         if non_blocking or not copy_pairs(mine, theirs):
-            return binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
+            for target, rows in zip(mine[leaves:], theirs[leaves:], strict=True):
+                check_write(target, rows, ())
+            binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
+            copy_pairs(mine[leaves:], theirs[leaves:])
         return self
 
     def masked_fill(self, mask: Tensor, value: float) -> Self:
@@ -120,6 +130,8 @@ class Filling(AbstractContainer):
         pin_memory: bool = False,
     ) -> Self:
         """Create a container of zeros with the same keys and another batch size.
+
+        Values of rows that are not tensors are `None` in the new rows.
 
         Args:
             *size: the batch size; trailing dimensions of leaves are kept.
@@ -252,7 +264,7 @@ def _fresh(
     batch, ndim = sizes_of(size), td._desc.ndim
     made = td._map_each(
         lambda leaf: make(leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device),
-        lambda old: (*batch, *old[ndim:]),
+        Fresh(batch, ndim),
     )
     if device is None:
         return made
