@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,21 +28,27 @@ def mapped(path: Path) -> Iterator[memoryview]:
     if not os.path.lexists(path):
         yield memoryview(b"")
         return
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise _link(path)
     with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-        if not os.path.samestat(status, path.lstat()):
-            raise UntrustedArtifact(
-                f"`{path.name}` beside the model is a link.",
-                expected="a regular file",
-                got=str(path),
-                hint="Put the file itself there.",
-            )
+        if not os.path.samestat(status, os.fstat(file.fileno())):
+            raise _link(path)  # put there in between
         if not status.st_size:
             yield memoryview(b"")
             return
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with content, memoryview(content) as view:
             yield view
+
+
+def _link(path: Path) -> UntrustedArtifact:
+    return UntrustedArtifact(
+        f"`{path.name}` beside the model is a link.",
+        expected="a regular file",
+        got=str(path),
+        hint="Put the file itself there.",
+    )
 
 
 def check_extent(needed: int, offset: int, stated: int, name: str, size: int) -> None:
