@@ -1,4 +1,4 @@
-"""Forged and damaged files: one change, or a few, to a good one."""
+"""Forged and damaged archives: one change, or a few, to a good one."""
 
 import io
 import json
@@ -6,13 +6,9 @@ import pickle
 import random
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import onnx
-from onnx import TensorProto
 from tests.fuzz.forged_worker import CANARY
-
-from kd_export._schema.onnx_file import SCHEMA_PROPERTY
 
 
 class Payload:
@@ -43,6 +39,7 @@ MEMBERS = [
     "data/constants/custom_obj_0", "data/weights/weight_0/x", "data/sample_inputs/model.pt",
     "models/other.json", "data/aotinductor/model/x.so", "extra/more", "../../x", "version",
     "data.pkl", f"{CANARY}.py", "data/constants/tensor_0", "archive_version", "byteorder",
+    "data/aotinductor/model/../../../x.so", "data/aotinductor/other/x.so", "models/model.json",
 ]  # fmt: skip
 
 Json = object
@@ -114,12 +111,20 @@ def damage(data: bytes, source: random.Random) -> bytes:
 
 
 def forge_pt2(data: bytes, source: random.Random) -> bytes:
+    kinds = (forge_member, attack, add_member, rename_member, repack, forge_member, attack)
+    return forge_archive(data, source, kinds)
+
+
+def forge_compiled(data: bytes, source: random.Random) -> bytes:
+    return forge_archive(data, source, (forge_member, add_member, rename_member, repack))
+
+
+def forge_archive(data: bytes, source: random.Random, kinds: Sequence[Callable[..., int]]) -> bytes:
     if source.random() < 0.2:
         return damage(data, source)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = [(name, archive.read(name)) for name in archive.namelist()]
-    kinds = (forge_member, attack, add_member, rename_member, repack, forge_member, attack)
-    kind: Callable[..., int] = source.choice(kinds)
+    kind = source.choice(kinds)
     compression = kind(files, source)
     buffer = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", compression) as archive:
@@ -253,59 +258,3 @@ ATTACKS = (
     pickled_constant, pickled_weights, pickled_samples, code_in_names, code_in_sizes, enum_in_tree,
     harmful_operator, endless_count,
 )  # fmt: skip
-
-
-def forge_onnx(data: bytes, source: random.Random) -> bytes:
-    if source.random() < 0.3:
-        return damage(data, source)
-    model = onnx.load_from_string(data)
-    kind: Callable[..., None] = source.choice([forge_schema, forge_schema, *GRAPH_CHANGES])
-    kind(model, source)
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def forge_schema(model: onnx.ModelProto, source: random.Random) -> None:
-    (entry,) = [entry for entry in model.metadata_props if entry.key == SCHEMA_PROPERTY]
-    entry.value = forge_json(entry.value.encode(), source).decode()
-
-
-def move_outside(model: onnx.ModelProto, source: random.Random) -> None:
-    tensor = source.choice(model.graph.initializer)
-    if source.random() < 0.8:
-        tensor.data_location = TensorProto.EXTERNAL
-    place = source.choice(
-        [f"/tmp/{CANARY}", f"../{CANARY}", CANARY, "/dev/zero", "*/_ORT_MEM_ADDR_/*"]
-    )
-    tensor.external_data.add(key="location", value=place)
-
-
-def change_tensor(model: onnx.ModelProto, source: random.Random) -> None:
-    tensor = source.choice(model.graph.initializer)
-    tensor.dims[:] = [source.choice([0, 1, -1, 3, 10**9, 2**40]) for _ in tensor.dims]
-    tensor.data_type = source.choice([tensor.data_type, 7, 0, 99])
-
-
-def change_node(model: onnx.ModelProto, source: random.Random) -> None:
-    node = source.choice(model.graph.node)
-    kind = source.randrange(4)
-    if kind == 0:
-        node.op_type = source.choice(["EPContext", "Relu", "If", "Loop", "PythonOp", "ATen", "Neg"])
-    elif kind == 1:
-        node.domain = source.choice(["com.microsoft", "ai.onnx.ml", CANARY])
-    elif kind == 2 and node.input:
-        node.input[0] = source.choice(["", "x", "y", CANARY])
-    elif node.output:
-        node.output[0] = source.choice(["", "x", "y", CANARY])
-
-
-def change_border(model: onnx.ModelProto, source: random.Random) -> None:
-    value = source.choice([*model.graph.input, *model.graph.output])
-    if source.random() < 0.5:
-        value.name = source.choice(["x", "y", "next.h", CANARY])
-    for dim in value.type.tensor_type.shape.dim:
-        dim.dim_value = source.choice([1, 3, 5, 10**9])
-
-
-GRAPH_CHANGES = (move_outside, change_tensor, change_node, change_border)
-FORGE = {".pt2": forge_pt2, ".onnx": forge_onnx}
