@@ -79,6 +79,7 @@ def formats(session: nox.Session) -> None:
     """Run the tests of formats whose packages the other lanes do not install."""
     install(session, "suite", "formats")
     tests = ["tests/core/convert", "tests/export/backends/test_openvino.py"]
+    tests += ["tests/fuzz/test_forged_files.py"]
     session.run("pytest", *tests, *session.posargs)
 
 
