@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import pytest
@@ -15,10 +16,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from kd_core import (
+    InvalidArgument,
     KdError,
     KeyNotFound,
+    LazyStackedTensorDict,
     Locked,
     MetaData,
+    NonTensorData,
+    NonTensorStack,
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
@@ -28,13 +33,16 @@ from kd_core import (
 )
 
 Path: TypeAlias = tuple[str, ...]
-Model: TypeAlias = "dict[str, Tensor | str | Model]"
+Model: TypeAlias = "dict[str, Tensor | str | Words | Model]"
+Leaf: TypeAlias = "Tensor | str | Words"
 
 NAMES = ("a", "b", "c")
 PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map(tuple)
 TRAILING = st.sampled_from([(), (2,), (1, 3)])
 NUMBERS = st.integers(0, 30)
 MOST_ROWS = 24
+VOCABULARY = ("to", "be", "to", "or", "m")
+WORDS = st.integers(0, len(VOCABULARY) - 1)
 INDICES: tuple[object, ...] = (
     0,
     -1,
@@ -50,7 +58,21 @@ INDICES: tuple[object, ...] = (
 )
 
 
-def leaves(model: Model, path: Path = ()) -> Iterator[tuple[Path, "Tensor | str"]]:
+@dataclass
+class Words:
+    """One value for each row: its position in the vocabulary, in which two are equal."""
+
+    rows: Tensor
+
+    def read(self) -> object:
+        return _nested(self.rows.tolist())
+
+
+def _nested(rows: object) -> object:
+    return [_nested(row) for row in rows] if isinstance(rows, list) else VOCABULARY[cast(int, rows)]
+
+
+def leaves(model: Model, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
     for key, value in model.items():
         if isinstance(value, dict):
             yield from leaves(value, (*path, key))
@@ -58,17 +80,45 @@ def leaves(model: Model, path: Path = ()) -> Iterator[tuple[Path, "Tensor | str"
             yield (*path, key), value
 
 
-def mapped(model: Model, fn: Callable[[Tensor], Tensor]) -> Model:
+def mapped(
+    model: Model, fn: Callable[[Tensor], Tensor], rows: Callable[[Tensor], Tensor] = torch.clone
+) -> Model:
+    """Apply a function to the tensors of a model, and another one to the rows of its words."""
+    new: Model = {}
+    for key, value in model.items():
+        if isinstance(value, dict):
+            new[key] = mapped(value, fn, rows)
+        elif isinstance(value, Words):
+            new[key] = Words(rows(value.rows))
+        else:
+            new[key] = fn(value) if isinstance(value, Tensor) else value
+    return new
+
+
+def plain(model: Model) -> dict[str, object]:
+    """Return a model as nested dicts that a container takes."""
     return {
-        key: mapped(value, fn)
-        if isinstance(value, dict)
-        else (fn(value) if isinstance(value, Tensor) else value)
+        key: plain(value) if isinstance(value, dict) else _bare(value)
         for key, value in model.items()
     }
 
 
-def find(model: Model, path: Path) -> "Tensor | str | Model | None":
-    value: Tensor | str | Model | None = model
+def _bare(value: Leaf) -> object:
+    return value.read() if isinstance(value, Words) else value
+
+
+def of_one_row(model: Model) -> Model:
+    """Return what a model without batch dimensions reads as when it was given as bare values."""
+    new: Model = {}
+    for key, value in model.items():
+        one = isinstance(value, str)
+        bare = Words(torch.tensor(VOCABULARY.index(cast(str, value)))) if one else value
+        new[key] = of_one_row(bare) if isinstance(bare, dict) else bare
+    return new
+
+
+def find(model: Model, path: Path) -> "Leaf | Model | None":
+    value: Leaf | Model | None = model
     for part in path:
         value = value.get(part) if isinstance(value, dict) else None
     return value
@@ -79,13 +129,13 @@ def goes_through_leaf(model: Model, path: Path) -> bool:
     return any(value is not None and not isinstance(value, dict) for value in found)
 
 
-def plant(model: Model, path: Path, value: "Tensor | str | Model") -> None:
+def plant(model: Model, path: Path, value: "Leaf | Model") -> None:
     for part in path[:-1]:
         model = cast("Model", model.setdefault(part, {}))
     model[path[-1]] = value
 
 
-def remove(model: Model, path: Path) -> "Tensor | str | Model":
+def remove(model: Model, path: Path) -> "Leaf | Model":
     for part in path[:-1]:
         model = cast("Model", model[part])
     return model.pop(path[-1])
@@ -102,9 +152,12 @@ class Oracle(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(["dense", "stacked", "scalar"]))
     def start(self, kind: str) -> None:
         self.batch: tuple[int, ...] = () if kind == "scalar" else (2, 3)
-        self.model: Model = {"a": self.fresh(()), "b": {"c": self.fresh((2,)), "word": "x"}}
-        td = TensorDict(copy.deepcopy(self.model), self.batch)
-        td["b", "word"] = MetaData("x")  # one value, whatever rows are made
+        count = math.prod(self.batch)
+        words = Words(torch.arange(count).reshape(self.batch) % len(VOCABULARY))
+        inner: Model = {"c": self.fresh((2,)), "word": words, "unit": "m"}
+        self.model: Model = {"a": self.fresh(()), "b": inner}
+        td = TensorDict(plain(copy.deepcopy(self.model)), self.batch)
+        td["b", "unit"] = MetaData("m")  # one value, whatever rows are made
         self.td: TensorDictBase = lazy_stack(td.unbind(0)) if kind == "stacked" else td
 
     def fresh(self, trailing: tuple[int, ...]) -> Tensor:
@@ -133,8 +186,11 @@ class Oracle(RuleBasedStateMachine):
         if numbers.numel() > MOST_ROWS:
             return
         ndim = len(self.batch)
-        flat = mapped(self.model, lambda x: x.reshape(-1, *x.shape[ndim:])[numbers])
-        self.become(ours(self.td), flat, tuple(numbers.shape))
+
+        def take(leaf: Tensor) -> Tensor:
+            return leaf.reshape(-1, *leaf.shape[ndim:])[numbers]
+
+        self.become(ours(self.td), mapped(self.model, take, take), tuple(numbers.shape))
 
     def existing(self, number: int) -> Path:
         """A path that is there, a container's or a leaf's, picked by a number."""
@@ -155,8 +211,10 @@ class Keys(Oracle):
 
     @rule(path=PATHS, trailing=TRAILING, data=st.booleans())
     def write(self, path: Path, trailing: tuple[int, ...], data: bool) -> None:
-        value = "text" if data else self.fresh(trailing)
-        mine = value.clone() if isinstance(value, Tensor) else value
+        value = "to" if data else self.fresh(trailing)
+        mine: Leaf = value.clone() if isinstance(value, Tensor) else value
+        if data and not self.batch:
+            mine = Words(torch.tensor(0))  # of the one row, not of a batch
         if goes_through_leaf(self.model, path):
             with pytest.raises(KeyNotFound if not self.locked else KdError):
                 self.td[path] = value
@@ -211,7 +269,7 @@ class Keys(Oracle):
     @rule(number=NUMBERS)
     def update_in_place(self, number: int) -> None:
         source = mapped(self.model, lambda x: torch.full_like(x, number))
-        self.td.update_(source)
+        self.td.update_(plain(source))
         self.model = source
 
     @rule(picks=st.lists(NUMBERS, min_size=1, max_size=4), missing=PATHS)
@@ -302,6 +360,26 @@ class Rows(Oracle):
 
         self.model = mapped(self.model, written)
 
+    @rule(index=st.sampled_from(INDICES), pick=NUMBERS, word=WORDS)
+    def write_words(self, index: object, pick: int, word: int) -> None:
+        path = self.existing(pick)
+        found = find(self.model, path)
+        if not isinstance(found, Words):
+            return
+        rows = found.rows.clone()
+        try:
+            rows[index] = word  # type: ignore[index]  # any index
+        except IndexError:
+            with pytest.raises(KdError):
+                self.td.set_at_(path, VOCABULARY[word], index)  # type: ignore[arg-type]  # any
+            return
+        try:
+            self.td.set_at_(path, VOCABULARY[word], index)  # type: ignore[arg-type]  # any
+        except InvalidArgument:
+            assert holds_values_of_rows(self.td)
+        else:
+            plant(self.model, path, Words(rows))
+
     @rule()
     def reshape(self) -> None:
         self.move(lambda td: td.reshape(-1), lambda x: x.reshape(-1))
@@ -368,7 +446,7 @@ class Values(Oracle):
     @rule()
     def go_through_dicts(self) -> None:
         td = TensorDict.from_dict(self.td.clone().to_dict(), self.batch)
-        self.become(td, self.model, self.batch)
+        self.become(td, self.model if self.batch else of_one_row(self.model), self.batch)
 
     @rule(deep=st.booleans())
     def go_through_bytes(self, deep: bool) -> None:
@@ -384,6 +462,15 @@ class Containers(Keys, Rows, Values):
     """All of them, in any order."""
 
 
+def holds_values_of_rows(td: TensorDictBase) -> bool:
+    """Whether there are values of single rows, which are set and not written in place."""
+    members = td.unbind(td.stack_dim) if isinstance(td, LazyStackedTensorDict) else ()
+    found: list[object] = [*members, *td.values()]
+    if not td.ndim and any(type(entry) is NonTensorData for entry in found):
+        return True
+    return any(holds_values_of_rows(each) for each in found if isinstance(each, TensorDictBase))
+
+
 def compare(td: TensorDictBase, model: Model, batch: tuple[int, ...]) -> None:
     assert set(td.keys()) == model.keys()
     assert tuple(td.batch_size)[: len(batch)] == batch
@@ -395,8 +482,13 @@ def compare(td: TensorDictBase, model: Model, batch: tuple[int, ...]) -> None:
         elif isinstance(expected, Tensor):
             assert isinstance(found, Tensor)
             assert torch.equal(found, expected), key
+        elif isinstance(expected, Words):
+            assert found == expected.read(), key
+            kind = NonTensorStack if expected.rows.ndim else NonTensorData
+            assert isinstance(td.get(key), kind)
         else:
             assert found == expected
+            assert isinstance(td.get(key), NonTensorData)
 
 
 TestContainers = Containers.TestCase

@@ -19,7 +19,7 @@ from tests.fuzz.operands import (
     write_each,
 )
 from tests.fuzz.registry import odd, operation
-from tests.fuzz.subjects import Plain, Subject, build, twin, values
+from tests.fuzz.subjects import Batch, Data, Plain, Subject, build, chosen_data, twin, values
 from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
 
@@ -168,7 +168,11 @@ def with_default(rng: Random, s: Subject, name: str) -> Call:
 
 
 def joined(
-    mine: Plain, theirs: Plain, fn: Callable[[Tensor, Tensor], Tensor], default: object
+    mine: Plain,
+    theirs: Plain,
+    fn: Callable[[Tensor, Tensor], Tensor],
+    default: object,
+    data: Callable[[Data, Data, Batch], Data] | None = None,
 ) -> Plain:
     """Combine two trees key by key; a default stands for what one of them lacks."""
     new = Plain(mine.batch)
@@ -184,6 +188,11 @@ def joined(
             inner = Plain(mine.batch if not value.batch else value.batch)
             inner.entries = {key: alone(each, left) for key, each in value.entries.items()}  # type: ignore[misc]  # entries
             return inner
+        if isinstance(value, Data):
+            if data is None or value.rows is None:
+                return value
+            none = Data(None, value.kind, torch.tensor(-1))
+            return data(value, none, ()) if left else data(none, value, ())
         if not isinstance(value, Tensor):
             return value
         result = fn(value, number(value)) if left else fn(number(value), value)
@@ -193,12 +202,14 @@ def joined(
     for key, value in mine.entries.items():
         other = theirs.entries.get(key)
         if isinstance(value, Plain) and isinstance(other, Plain):
-            new.entries[key] = joined(value, other, fn, default)
+            new.entries[key] = joined(value, other, fn, default, data)
         elif isinstance(value, Tensor) and isinstance(other, Tensor):
             result = fn(value, other)
             if tuple(result.shape[: len(mine.batch)]) != mine.batch:
                 raise Refusal("the batch would change")
             new.entries[key] = result
+        elif isinstance(value, Data) and isinstance(other, Data):
+            new.entries[key] = value if data is None else data(value, other, mine.batch)
         elif other is not None:
             new.entries[key] = value
         elif default != "intersection":
@@ -227,11 +238,14 @@ def where_padded(rng: Random, s: Subject, name: str) -> Call:
         behind = condition.reshape((*s.batch, *(1,) * (ndim - len(s.batch))))
         return torch.where(behind, leaf, other)
 
+    def choose_data(mine: Data, theirs: Data, batch: Batch) -> Data:
+        return chosen_data(mine, theirs, choose, batch)
+
     return Call(
         name,
         f"td.where(mask, container of {[*node.entries]}, pad={pad})",
         lambda td: td.where(condition, operand, pad=pad),
-        lambda tree: joined(tree, plain_of(node), choose, pad),
+        lambda tree: joined(tree, plain_of(node), choose, pad, choose_data),
         exact=False,
         unchecked=s.ragged,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import cast
 
@@ -17,7 +18,10 @@ from tests.fuzz.subjects import (
     Plain,
     Subject,
     build,
+    chosen_data,
+    joined_data,
     plain,
+    stored,
     twin,
     values,
 )
@@ -50,7 +54,9 @@ def others(rng: Random, s: Subject, along: object | None) -> list[Node]:
     return found
 
 
-def column_plain(trees: list[Plain], call: object, batch: Batch, ndim: int) -> Plain:
+def column_plain(
+    trees: list[Plain], call: Callable[[list[Tensor]], Tensor], batch: Batch, ndim: int
+) -> Plain:
     """Call a function on the leaves of each key."""
     first = trees[0]
     new = Plain((*batch, *first.batch[ndim:]))
@@ -62,9 +68,9 @@ def column_plain(trees: list[Plain], call: object, batch: Batch, ndim: int) -> P
         if isinstance(value, Plain):
             new.entries[key] = column_plain(cast("list[Plain]", column), call, batch, ndim)
         elif isinstance(value, Tensor):
-            new.entries[key] = call(column)  # type: ignore[operator]  # a function
+            new.entries[key] = call(cast("list[Tensor]", column))
         else:
-            new.entries[key] = value
+            new.entries[key] = joined_data(cast("list[Data]", column), call)
     return new
 
 
@@ -130,7 +136,7 @@ def pad(rng: Random, s: Subject, name: str) -> Call:
     numbers = [odd(rng, rng.choice([0, 1, 2, 0, -1])) for _ in range(2 * pairs)]
     value = rng.choice([0.0, 1, -0.0, True, 2.5, float("nan"), 0])
 
-    def pad_leaf(leaf: Tensor, trailing: int) -> Tensor:
+    def pad_leaf(leaf: Tensor, trailing: int, value: float) -> Tensor:
         flat = [0, 0] * trailing
         whole = [*numbers, *[0] * (2 * ndim - len(numbers))]
         for i in reversed(range(ndim)):
@@ -140,9 +146,11 @@ def pad(rng: Random, s: Subject, name: str) -> Call:
     def theirs(tree: Plain) -> object:
         if len(numbers) > 2 * ndim:
             raise Refusal("too many")
-        new = tuple(pad_leaf(torch.zeros(tree.batch), 0).shape)
+        new = tuple(pad_leaf(torch.zeros(tree.batch), 0, value).shape)
         return tree.map(
-            lambda leaf: pad_leaf(leaf, leaf.ndim - ndim), lambda batch: (*new, *batch[ndim:])
+            lambda leaf: pad_leaf(leaf, leaf.ndim - ndim, value),
+            lambda batch: (*new, *batch[ndim:]),
+            lambda rows: pad_leaf(rows, rows.ndim - ndim, -1),
         )
 
     return Call(
@@ -169,7 +177,7 @@ def pad_rows(rng: Random, s: Subject, name: str) -> Call:
             raise Refusal("no dimension to pad; decided for a batch of ()")
         longest = tree.batch[0]
 
-        def rows(leaf: Tensor) -> Tensor:
+        def rows(leaf: Tensor, value: float) -> Tensor:
             parts = [leaf, *(leaf[:cut] for cut in cuts)]
             padded = []
             for each in parts:
@@ -177,7 +185,11 @@ def pad_rows(rng: Random, s: Subject, name: str) -> Call:
                 padded.append(torch.cat([each, more]))
             return torch.stack(padded)
 
-        return tree.map(rows, lambda batch: (1 + len(cuts), *batch))
+        return tree.map(
+            lambda leaf: rows(leaf, value),
+            lambda batch: (1 + len(cuts), *batch),
+            lambda data: rows(data, -1),
+        )
 
     return Call(
         name,
@@ -191,7 +203,8 @@ def pad_rows(rng: Random, s: Subject, name: str) -> Call:
 @operation("kd_core.merge_tensordicts")
 def merge(rng: Random, s: Subject, name: str) -> Call:
     node = Node(
-        s.batch, {"x": values(rng, s.batch, torch.float32), "n": Node(s.batch, {"y": Data(1)})}
+        s.batch,
+        {"x": values(rng, s.batch, torch.float32), "n": Node(s.batch, {"y": stored(1, s.batch)})},
     )
     if rng.random() < 0.2:
         node.batch = (*s.batch, 1)
@@ -281,13 +294,8 @@ def scatter(rng: Random, s: Subject, name: str) -> Call:
         getattr(torch.zeros(tree.batch), "scatter")(at, index, 1.0)  # noqa: B009  # odd ones
         if not ndim:
             raise Refusal("no dimension")
-        sources = dict(plain(node).leaves()) if use else {}
-        found = [
-            scattered(leaf, cast("int", at) % ndim, index, sources.get(path, value))
-            for path, leaf in tree.leaves()
-        ]
-        results = iter(found)
-        return tree.map(lambda leaf: next(results))
+        axis = cast("int", at) % ndim
+        return scattered_tree(tree, axis, index, plain(node) if use else value)
 
     args = (at, index, other if use else value)
     duplicates = index.numel() > size
@@ -299,6 +307,22 @@ def scatter(rng: Random, s: Subject, name: str) -> Call:
         exact=False,
         unchecked=use and duplicates,
     )
+
+
+def scattered_tree(tree: Plain, axis: int, index: Tensor, source: object) -> Plain:
+    """Scatter the rows of a container, with data of rows among them, or a number."""
+    new = Plain(tree.batch)
+    for key, value in tree.entries.items():
+        mine = source.entries[key] if isinstance(source, Plain) else source
+        if isinstance(value, Plain):
+            new.entries[key] = scattered_tree(value, axis, index, mine)
+        elif isinstance(value, Tensor):
+            new.entries[key] = scattered(value, axis, index, mine)
+        else:
+            new.entries[key] = chosen_data(
+                value, mine, lambda rows, more: scattered(rows, axis, index, more), tree.batch
+            )
+    return new
 
 
 def scattered(leaf: Tensor, axis: int, index: Tensor, source: object) -> Tensor:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from tests.fuzz.subjects import (
     Data,
+    Found,
     Node,
     Path,
     Plain,
@@ -16,7 +17,7 @@ from tests.fuzz.subjects import (
 )
 from torch import Tensor
 
-from kd_core import LazyStackedTensorDict, NonTensorData, TensorDictBase
+from kd_core import LazyStackedTensorDict, NonTensorDataBase, TensorDictBase
 
 TOLERANCE = {
     torch.float16: 4e-3,
@@ -82,9 +83,9 @@ def differ(got: object, want: object, exact: bool = True) -> str | None:
             return f"{got!r} instead of {want!r}"
         return next(filter(None, (differ(got[key], want[key], exact) for key in want)), None)
     if isinstance(want, Data):
-        same = isinstance(got, NonTensorData) and got.data == want.value
-        return None if same else f"{got!r} instead of a wrapper of {want.value!r}"
-    alike = type(got) is type(want) or isinstance(want, NonTensorData)
+        same = isinstance(got, NonTensorDataBase) and want.agrees(got, tuple(got.batch_size))
+        return None if same else f"{got!r} instead of {want!r}"
+    alike = type(got) is type(want)
     return None if alike and got == want else f"{got!r} instead of {want!r}"
 
 
@@ -105,7 +106,7 @@ def plains_differ(got: Plain, want: Plain, exact: bool, path: Path) -> str | Non
                 else f"no container at {below}"
             )
         elif isinstance(value, Data):
-            same = isinstance(mine, Data) and mine.value == value.value
+            same = isinstance(mine, Found) and value.agrees(mine.found, want.batch)
             found = None if same else f"{mine!r} instead of {value!r} at {below}"
         else:
             found = tensors_differ(mine, value, exact)
@@ -152,6 +153,8 @@ def structure(td: TensorDictBase, node: Node, path: Path = ()) -> str | None:
         mine: object = td.get(key)
         if isinstance(value, Tensor) and mine is not value:
             return f"{(*path, key)} is another tensor"
+        if isinstance(value, Data) and not value.agrees(mine, node.batch):
+            return f"{(*path, key)} became {mine!r}"
         if isinstance(value, Node):
             found = structure(cast("TensorDictBase", mine), value, (*path, key))
             if found:

@@ -101,7 +101,7 @@ def tree_of(tree: Plain, fn: Callable[[Tensor], object]) -> dict[str, object]:
         if isinstance(value, Plain):
             found[key] = tree_of(value, fn)
         else:
-            found[key] = value.value if isinstance(value, Data) else fn(value)
+            found[key] = value.read() if isinstance(value, Data) else fn(value)
     return found
 
 

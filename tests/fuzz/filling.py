@@ -7,7 +7,7 @@ from random import Random
 from typing import cast
 
 import torch
-from tests.fuzz.checking import Call, Refusal
+from tests.fuzz.checking import ITSELF, Call, Refusal
 from tests.fuzz.operands import (
     Operand,
     container_operand,
@@ -18,7 +18,7 @@ from tests.fuzz.operands import (
     write_each,
 )
 from tests.fuzz.registry import given, operation
-from tests.fuzz.subjects import DTYPES, Batch, Plain, Subject, values
+from tests.fuzz.subjects import DTYPES, Batch, Data, Plain, Subject, chosen_data, values
 from torch import Tensor
 
 from kd_core import TensorDict, TensorDictBase
@@ -78,13 +78,29 @@ def constant(rng: Random, s: Subject, name: str) -> Call:
 @operation("copy_")
 def copy_over(rng: Random, s: Subject, name: str) -> Call:
     operand = container_operand(rng, s)
+
+    def theirs(plain: Plain) -> object:
+        paired(plain, [operand], lambda leaf, other: leaf.copy_(other), write=True)
+        if operand.tree is not None:
+            copy_data(plain, operand.tree)
+        return ITSELF
+
     return Call(
         name,
         f"td.copy_({operand.text})",
         lambda td: td.copy_(cast("TensorDict", operand.ours)),
-        lambda plain: paired(plain, [operand], lambda leaf, other: leaf.copy_(other), write=True),
+        theirs,
         writes=True,
     )
+
+
+def copy_data(tree: Plain, other: Plain) -> None:
+    """Copy data of rows over that of a container of the same keys."""
+    for key, value in tree.entries.items():
+        if isinstance(value, Plain):
+            copy_data(value, cast("Plain", other.entries[key]))
+        elif isinstance(value, Data):
+            tree.entries[key] = value.written(..., other.entries[key])
 
 
 @operation("masked_fill", "masked_fill_")
@@ -124,6 +140,20 @@ def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
     return tensor.reshape((*tensor.shape, *(1,) * (leaf.ndim - tensor.ndim)))
 
 
+def choose_data(tree: Plain, other: Plain, condition: Tensor) -> None:
+    """Replace data of rows where a condition is false."""
+    for key, value in tree.entries.items():
+        if isinstance(value, Plain):
+            choose_data(value, cast("Plain", other.entries[key]), condition)
+        elif isinstance(value, Data):
+            tree.entries[key] = chosen_data(
+                value,
+                other.entries[key],
+                lambda rows, more: torch.where(behind(condition, rows), rows, more),
+                tree.batch,
+            )
+
+
 @operation("where")
 def where(rng: Random, s: Subject, name: str) -> Call:
     shape = s.batch[: rng.randint(0, len(s.batch))]
@@ -147,7 +177,10 @@ def where(rng: Random, s: Subject, name: str) -> Call:
             for path, leaf in plain.leaves()
         ]
         results = iter(found)
-        return plain.map(lambda leaf: next(results))
+        made = plain.map(lambda leaf: next(results))
+        if isinstance(other.ours, TensorDictBase) and other.tree is not None:
+            choose_data(made, other.tree, condition)
+        return made
 
     return Call(
         "where",

@@ -10,9 +10,20 @@ import numpy
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
 from tests.fuzz.operands import operand_node
-from tests.fuzz.rearranging import cannot, moved, numbered, rows_call
+from tests.fuzz.rearranging import cannot, moved, rows_call
 from tests.fuzz.registry import odd, operation
-from tests.fuzz.subjects import DTYPES, Batch, Data, Node, Plain, Subject, build, plain, values
+from tests.fuzz.subjects import (
+    DTYPES,
+    Batch,
+    Data,
+    Node,
+    Plain,
+    Subject,
+    build,
+    plain,
+    some_rows,
+    values,
+)
 from torch import Tensor
 
 from kd_core import TensorDictBase
@@ -201,8 +212,8 @@ def get_rows_of_one(rng: Random, s: Subject, name: str) -> Call:
             result = cast("Plain", moved(inner, lambda rows: indexed(rows, index)))
             result.batch = (*result.batch, *found.batch[len(plain.batch) :])
             return result
-        indexed(numbered(plain.batch), index)  # it raises where the index is wrong
-        return found
+        one = Plain(plain.batch, {"x": cast("Data", found)})
+        return cast("Plain", moved(one, lambda rows: indexed(rows, index))).entries["x"]
 
     return Call(
         name,
@@ -302,6 +313,8 @@ def write_rows(tree: Plain, index: object, value: object, ndim: int) -> None:
             write_rows(mine, index, each, ndim)
         elif isinstance(mine, Tensor):
             assigned(mine, index, each, ndim)
+        else:
+            tree.entries[key] = mine.written(index, each)
 
 
 def write_one(s: Subject, path: tuple[str, ...], index: object, value: object) -> Call:
@@ -310,12 +323,14 @@ def write_one(s: Subject, path: tuple[str, ...], index: object, value: object) -
     def theirs(tree: Plain) -> object:
         indexed(torch.zeros(tree.batch), index)
         found: object = tree
+        level = tree
         for part in path:
             if not isinstance(found, Plain) or part not in found.entries:
                 raise Refusal("no such key")
-            found = found.entries[part]
+            level, found = found, found.entries[part]
         if isinstance(found, Data):
-            raise Refusal("data has no rows")
+            level.entries[path[-1]] = found.written(index, value)
+            return ITSELF
         for leaf in found.tensors() if isinstance(found, Plain) else [cast("Tensor", found)]:
             assigned(leaf, index, value, len(tree.batch))
         return ITSELF
@@ -344,6 +359,8 @@ def indexed_node(rng: Random, tree: Plain, ndim: int, rows: Batch, how: str) -> 
                 new.entries[key] = shaped(value)
             elif isinstance(value, Tensor):
                 new.entries[key] = values(rng, (*rows, *value.shape[ndim:]), value.dtype)
+            elif value.rows is not None:
+                new.entries[key] = value.rearranged(lambda _: some_rows(rng, new.batch))  # at once
             else:
                 new.entries[key] = value
         return new

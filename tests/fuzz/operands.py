@@ -10,7 +10,18 @@ from typing import cast
 import numpy
 import torch
 from tests.fuzz.checking import ITSELF, Refusal
-from tests.fuzz.subjects import DTYPES, Batch, Data, Node, Plain, Subject, build, twin, values
+from tests.fuzz.subjects import (
+    DTYPES,
+    Batch,
+    Data,
+    Node,
+    Plain,
+    Subject,
+    build,
+    stored,
+    twin,
+    values,
+)
 from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
 
@@ -36,6 +47,7 @@ class Operand:
     ours: object
     beside: Callable[[Plain, tuple[str, ...], Tensor], object]
     text: str
+    tree: Plain | None = None
 
 
 def number(rng: Random) -> object:
@@ -108,7 +120,7 @@ def container_operand(rng: Random, s: Subject) -> Operand:
             found = found.entries[part]
         return cast("Tensor", found)
 
-    return Operand(build(node), beside, text)
+    return Operand(build(node), beside, text, tree)
 
 
 def operand_node(
@@ -121,7 +133,7 @@ def operand_node(
         if isinstance(value, Plain):
             new.entries[key] = operand_node(rng, value, whole, how, False, ndim)
         elif isinstance(value, Data):
-            new.entries[key] = value
+            new.entries[key] = value if whole or value.rows is None else stored("to", ())
         else:
             shape = value.shape if whole else value.shape[ndim:]
             dtype = {"same": value.dtype, "floats": torch.float32}.get(how) or rng.choice(DTYPES)

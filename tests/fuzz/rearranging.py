@@ -45,7 +45,7 @@ def taken(plain: Plain, rows: Tensor) -> Plain:
             raise Refusal("rows are not numbered by floats")
         return leaf.reshape(count, *leaf.shape[ndim:])[rows]
 
-    return plain.map(take, lambda batch: (*rows.shape, *batch[ndim:]))
+    return plain.map(take, lambda batch: (*rows.shape, *batch[ndim:]), take)
 
 
 def moved(plain: Plain, move: Callable[[Tensor], object]) -> object:

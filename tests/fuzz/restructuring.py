@@ -10,7 +10,7 @@ import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal
 from tests.fuzz.indexing import some_path
 from tests.fuzz.registry import operation
-from tests.fuzz.subjects import Data, Plain, Subject, values
+from tests.fuzz.subjects import Plain, Subject, stored, values
 from tests.fuzz.trees import (
     Entry,
     Path,
@@ -49,7 +49,7 @@ def some_value(rng: Random, s: Subject) -> tuple[object, Entry]:
         leaf = values(rng, (*shape, *rng.choice([(), (2,)])), torch.float32)
         return leaf, leaf
     if draw < 0.6:
-        return "word", Data("word")
+        return "word", stored("word", s.batch)
     leaf = values(rng, s.batch, torch.int64)
     inner = Plain(s.batch, {"q": leaf})
     if draw < 0.8:
@@ -105,7 +105,7 @@ def store(rng: Random, s: Subject, name: str) -> Call:
     if name == "create_nested":
         value, entry = None, Plain(s.batch)
     if name == "set_non_tensor":
-        value, entry = [1, 2], Data([1, 2])
+        value, entry = [1, 2], stored([1, 2], s.batch)
 
     def change(tree: Plain) -> object:
         if name == "setdefault":

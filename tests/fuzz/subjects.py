@@ -15,6 +15,8 @@ from kd_core import (
     LazyStackedTensorDict,
     MetaData,
     NonTensorData,
+    NonTensorDataBase,
+    NonTensorStack,
     TensorClass,
     TensorDict,
     TensorDictBase,
@@ -36,14 +38,77 @@ BATCHES: tuple[Batch, ...] = (
 NAMES = ("a", "b", "c", "n")
 
 
+WORDS = ("to", "be", "to", None, ("x", 1), "", "text", "word", [1, 2], 1, 0, 2.5, -1)
+"""What rows of data hold: the value at a position; two are equal, and stay one per row."""
+
+
+@dataclass
 class Data:
-    """A value that is not a tensor."""
+    """A value that is not a tensor: one for all rows, or one for each row.
 
-    def __init__(self, value: object) -> None:
-        self.value = value
+    Attributes:
+        value: the value of all rows.
+        kind: the class of its wrapper.
+        rows: for values of rows, the position of each in `WORDS`, -1 for a row that was added;
+            what lies behind the batch dimensions are lists.
+    """
 
-    def __repr__(self) -> str:
-        return f"Data({self.value!r})"
+    value: object
+    kind: type[NonTensorData] = MetaData
+    rows: Tensor | None = None
+
+    def rearranged(self, move: Callable[[Tensor], Tensor]) -> Data:
+        """Return the data of rows that were moved."""
+        return self if self.rows is None else Data(None, self.kind, move(self.rows))
+
+    def written(self, index: object, value: object) -> Data:
+        """Return the data after a write to rows; one value of all rows is only written by itself.
+
+        Raises:
+            Unknown: if it is another one, which we refuse.
+        """
+        if isinstance(value, Data) and (self.rows is None or value.rows is None):
+            if self.rows is None and value.rows is None and self.value == value.value:
+                return self
+            if self.rows is None or value.value not in WORDS:
+                raise Unknown("one value for all rows")
+            value = value.value
+        elif self.rows is None:
+            raise Unknown("one value for all rows")
+        rows = self.rows.clone()
+        source = value.rows if isinstance(value, Data) else torch.tensor(WORDS.index(value))
+        rows[index] = cast("Tensor", source)  # type: ignore[index]  # any index
+        return Data(None, self.kind, rows)
+
+    def read(self) -> object:
+        """Return the value, or the nested lists of all."""
+        return self.value if self.rows is None else _words(self.rows.tolist())
+
+    def wrapper(self, batch: Batch) -> NonTensorDataBase:
+        """Return what `get` gives."""
+        if self.rows is None:
+            return self.kind(self.value, batch)
+        if not batch:
+            return NonTensorData(self.read())
+        return NonTensorStack.from_list(cast("list[object]", self.read()), batch)
+
+    def agrees(self, found: object, batch: Batch) -> bool:
+        """Whether a wrapper holds this data: the value, and whether rows have their own.
+
+        One from a deeper level, where there are more dimensions, keeps them as leaves do.
+        """
+        if not isinstance(found, NonTensorDataBase):
+            return False
+        shape = tuple(found.batch_size)
+        want = self.wrapper(shape if self.rows is None else tuple(self.rows.shape))
+        return shape[: len(batch)] == batch and type(found) is type(want) and found == want
+
+
+def _words(positions: object) -> object:
+    if isinstance(positions, list):
+        return [_words(each) for each in positions]
+    position = cast("int", positions)
+    return None if position < 0 else WORDS[position]
 
 
 @dataclass
@@ -55,10 +120,15 @@ class Leaf:
 
 
 @dataclass
+class Words:
+    """What data of rows is to be: realised anew for each member of a stack."""
+
+
+@dataclass
 class Level:
     """The keys of a container, and how many batch dimensions it has beyond those around it."""
 
-    keys: dict[str, Leaf | Data | Level]
+    keys: dict[str, Leaf | Data | Words | Level]
     extra: Batch = ()
 
 
@@ -82,6 +152,17 @@ class Node:
                 yield value
 
 
+class Found(Data):
+    """The wrapper of data that a container holds, as it was read."""
+
+    def __init__(self, wrapper: NonTensorDataBase) -> None:
+        super().__init__(None)
+        self.found = wrapper
+
+    def __repr__(self) -> str:
+        return repr(self.found)
+
+
 @dataclass
 class Plain:
     """What a container should read as: nested dicts of tensors and data, with batch sizes."""
@@ -90,14 +171,24 @@ class Plain:
     entries: dict[str, Tensor | Data | Plain] = field(default_factory=dict)
 
     def map(
-        self, leaf: Callable[[Tensor], Tensor], batch: Callable[[Batch], Batch] = lambda b: b
+        self,
+        leaf: Callable[[Tensor], Tensor],
+        batch: Callable[[Batch], Batch] = lambda b: b,
+        rows: Callable[[Tensor], Tensor] | None = None,
     ) -> Plain:
+        """Apply a function to each leaf; `rows` moves the rows of data, which else stay."""
         new = Plain(batch(self.batch))
         for key, value in self.entries.items():
             if isinstance(value, Plain):
-                new.entries[key] = value.map(leaf, batch)
+                new.entries[key] = value.map(leaf, batch, rows)
+            elif isinstance(value, Tensor):
+                new.entries[key] = leaf(value)
+            elif rows is not None:
+                new.entries[key] = value.rearranged(rows)
+            elif value.rows is not None and new.batch != self.batch:
+                raise Unknown("where rows of data go")
             else:
-                new.entries[key] = leaf(value) if isinstance(value, Tensor) else value
+                new.entries[key] = value
         return new
 
     def leaves(self, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
@@ -118,6 +209,10 @@ class Sample(TensorClass):
     b: Tensor
     n: TensorDict
     word: str
+
+
+class Unknown(Exception):  # nothing is wrong
+    """The reference cannot say."""
 
 
 class Ragged(Exception):  # it is no error of the program under test
@@ -174,7 +269,7 @@ def with_grad(rng: Random, leaf: Tensor) -> Tensor:
 
 def level(rng: Random, depth: int, names: tuple[str, ...] = NAMES) -> Level:
     """Return a random set of keys, nested up to a depth."""
-    keys: dict[str, Leaf | Data | Level] = {}
+    keys: dict[str, Leaf | Data | Words | Level] = {}
     one_dtype = rng.choice(DTYPES) if rng.random() < 0.5 else None
     for name in rng.sample(names, rng.choice([0, 1, 2, 2, 3, len(names)])):
         draw = rng.random()
@@ -183,7 +278,9 @@ def level(rng: Random, depth: int, names: tuple[str, ...] = NAMES) -> Level:
             if rng.random() < 0.2:
                 cast("Level", keys[name]).extra = (2,)
         elif draw < 0.32:
-            keys[name] = Data(rng.choice(["text", None, ("x", 1)]))
+            value = rng.choice(["text", None, ("x", 1)])
+            data: list[Data | Words] = [Data(value), Data(value, NonTensorData), Words()]
+            keys[name] = rng.choice(data)
         else:
             keys[name] = Leaf(one_dtype or rng.choice(DTYPES), rng.choice(FEATURES))
     return Level(keys)
@@ -196,8 +293,11 @@ def realised(rng: Random, spec: Level, batch: Batch, grad: bool, seen: list[Tens
     for key, what in spec.keys.items():
         if isinstance(what, Level):
             node.entries[key] = realised(rng, what, batch, grad, seen)
+        elif isinstance(what, Words):
+            node.entries[key] = Data(None, NonTensorData, some_rows(rng, batch))
         elif isinstance(what, Data):
-            node.entries[key] = what
+            one = what.kind is MetaData
+            node.entries[key] = what if one else stored(what.value, batch)
         else:
             shape = (*batch, *what.feature)
             alike = [t for t in seen if t.shape == shape and t.dtype is what.dtype]
@@ -210,6 +310,19 @@ def realised(rng: Random, spec: Level, batch: Batch, grad: bool, seen: list[Tens
                 seen.append(leaf)
             node.entries[key] = leaf
     return node
+
+
+def stored(value: object, batch: Batch) -> Data:
+    """Return what a bare value is in a batch: that of all its rows, or of the one row."""
+    if batch:
+        return Data(value, NonTensorData)
+    return Data(None, NonTensorData, torch.tensor(WORDS.index(value)))
+
+
+def some_rows(rng: Random, batch: Batch) -> Tensor:
+    """Return positions of words."""
+    chosen = [rng.randrange(len(WORDS)) for _ in range(math.prod(batch))]
+    return torch.tensor(chosen, dtype=torch.int64).reshape(batch)
 
 
 def differing(rng: Random, spec: Level) -> Level:
@@ -306,7 +419,7 @@ def build(node: Node) -> TensorDictBase:
         if isinstance(value, Node):
             entries[key] = build(value)
         elif isinstance(value, Data):
-            entries[key] = MetaData(value.value, node.batch)  # stays one value in stacks of rows
+            entries[key] = value.wrapper(node.batch)
         else:
             entries[key] = value
     if node.declared:
@@ -369,7 +482,7 @@ def stack_plain(members: list[Plain], dim: int) -> Plain:
     if any(member.batch != first.batch for member in members):
         raise Ragged
     new = Plain((*first.batch[:dim], len(members), *first.batch[dim:]))
-    for key, value in first.entries.items():
+    for key in first.entries:
         rows = [member.entries[key] for member in members if key in member.entries]
         if len(rows) < len(members):
             continue
@@ -381,14 +494,40 @@ def stack_plain(members: list[Plain], dim: int) -> Plain:
             if len(shapes) > 1:
                 raise Ragged
             new.entries[key] = torch.stack(leaves, dim)
-        elif all(
-            isinstance(row, Data) and isinstance(value, Data) and row.value == value.value
-            for row in rows
-        ):
-            new.entries[key] = value
+        elif all(isinstance(row, Data) for row in rows):
+            column = cast("list[Data]", rows)
+            new.entries[key] = joined_data(column, lambda each: torch.stack(each, dim))
         else:
             raise Ragged
     return new
+
+
+def joined_data(column: list[Data], call: Callable[[list[Tensor]], Tensor]) -> Data:
+    """Return the data of several containers: one value where all have one and the same."""
+    found = [data.rows for data in column if data.rows is not None]
+    if len(found) == len(column):
+        return Data(None, NonTensorData, call(found))
+    if found or any(data.value != column[0].value for data in column):
+        raise Ragged
+    return column[0]
+
+
+def chosen_data(
+    mine: Data, other: object, choose: Callable[[Tensor, Tensor], Tensor], batch: Batch
+) -> Data:
+    """Return data of which some rows are those of other data; what is no data has none."""
+    if not isinstance(other, Data):
+        return mine
+    if mine.rows is None and other.rows is None and mine.value == other.value:
+        return mine
+    columns = []
+    for data in (mine, other):
+        if data.rows is None and data.value not in WORDS:
+            raise Unknown("values that have no position")
+        one = data.rows is None
+        found = torch.tensor(WORDS.index(data.value)) if one else cast("Tensor", data.rows)
+        columns.append(found.expand(batch) if one and batch else found)
+    return Data(None, mine.kind, choose(*columns))
 
 
 def read(td: TensorDictBase) -> Plain:
@@ -397,8 +536,8 @@ def read(td: TensorDictBase) -> Plain:
     for key, value in cast("dict[str, object]", dict(td.items())).items():
         if isinstance(value, Tensor):
             new.entries[key] = value
-        elif isinstance(value, NonTensorData):
-            new.entries[key] = Data(value.data)
+        elif isinstance(value, NonTensorDataBase):
+            new.entries[key] = Found(value)
         else:
             new.entries[key] = read(cast("TensorDictBase", value))
     return new

@@ -62,7 +62,7 @@ def take_out(tree: Plain, path: Path) -> Entry:
 
 
 def unwrapped(entry: Entry) -> object:
-    return entry.value if isinstance(entry, Data) else entry
+    return entry.read() if isinstance(entry, Data) else entry
 
 
 def pruned(tree: Plain) -> None:

@@ -10,7 +10,7 @@ from tests.fuzz.checking import ITSELF, Call, Refusal
 from tests.fuzz.indexing import some_path
 from tests.fuzz.registry import operation
 from tests.fuzz.restructuring import changes, key_of, makes
-from tests.fuzz.subjects import Data, Plain, Subject, values
+from tests.fuzz.subjects import Data, Plain, Subject, plain, stored, values
 from tests.fuzz.trees import (
     Entry,
     Path,
@@ -25,7 +25,7 @@ from tests.fuzz.trees import (
 )
 from torch import Tensor
 
-from kd_core import NestedKey, NonTensorData, TensorDict, TensorDictBase
+from kd_core import MetaData, NestedKey, TensorDict, TensorDictBase
 
 Items: TypeAlias = list[tuple[Path, object, Entry]]
 
@@ -115,10 +115,21 @@ def value_for(rng: Random, s: Subject, path: Path) -> tuple[object, Entry]:
         leaf = values(rng, tuple(node.shape), node.dtype if rng.random() < 0.7 else torch.float32)
         return leaf, leaf
     if isinstance(node, Data) and rng.random() < 0.7:
-        bare = not isinstance(node.value, tuple) and rng.random() < 0.5
-        return node.value if bare else NonTensorData(node.value, s.batch), node
+        return some_data(rng, s, path)
     leaf = values(rng, (*s.batch, *rng.choice([(), (2,)])), torch.float32)
     return leaf, leaf
+
+
+def some_data(rng: Random, s: Subject, path: Path) -> tuple[object, Entry]:
+    """Return data that may be written over other data, bare or in its wrapper."""
+    if s.ragged:
+        return MetaData("reach", s.batch), Data("reach")
+    tree = plain(s.node)
+    batch, found = wrapper_batch(tree, path), cast("Data", find(tree, path))
+    bare = found.rows is not None or not isinstance(found.value, tuple)
+    if bare and rng.random() < 0.5:
+        return found.read(), found if found.rows is not None else stored(found.value, batch)
+    return found.wrapper(batch), found
 
 
 def written(current: Entry, entry: Entry) -> None:
@@ -256,6 +267,4 @@ def wrapper_batch(tree: Plain, path: Path) -> tuple[int, ...]:
 
 
 def wrapped(tree: Plain, path: Path, entry: Entry) -> object:
-    return (
-        NonTensorData(entry.value, wrapper_batch(tree, path)) if isinstance(entry, Data) else entry
-    )
+    return entry.wrapper(wrapper_batch(tree, path)) if isinstance(entry, Data) else entry
