@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import Call, Refusal
+from tests.fuzz.data import Batch, Data, chosen_data
 from tests.fuzz.operands import (
     Operand,
     check_keys,
@@ -19,7 +20,7 @@ from tests.fuzz.operands import (
     write_each,
 )
 from tests.fuzz.registry import odd, operation
-from tests.fuzz.subjects import Batch, Data, Plain, Subject, build, chosen_data, twin, values
+from tests.fuzz.subjects import Plain, Subject, build, twin, values
 from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
 
@@ -167,6 +168,14 @@ def with_default(rng: Random, s: Subject, name: str) -> Call:
     )
 
 
+def default_beside(leaf: Tensor, default: object) -> Tensor:
+    """Return a default as a tensor of the dtype that it has as a number beside a leaf."""
+    if isinstance(default, Tensor):
+        return default
+    value = cast("float", default)
+    return torch.full((), value, dtype=torch.result_type(leaf, value))
+
+
 def joined(
     mine: Plain,
     theirs: Plain,
@@ -176,12 +185,6 @@ def joined(
 ) -> Plain:
     """Combine two trees key by key; a default stands for what one of them lacks."""
     new = Plain(mine.batch)
-
-    def number(leaf: Tensor) -> Tensor:
-        if isinstance(default, Tensor):
-            return default
-        value = cast("float", default)
-        return torch.full((), value, dtype=torch.result_type(leaf, value))
 
     def alone(value: object, left: bool) -> object:
         if isinstance(value, Plain):
@@ -195,7 +198,8 @@ def joined(
             return data(value, none, ()) if left else data(none, value, ())
         if not isinstance(value, Tensor):
             return value
-        result = fn(value, number(value)) if left else fn(number(value), value)
+        number = default_beside(value, default)
+        result = fn(value, number) if left else fn(number, value)
         wide = not left and mine.batch and not theirs.batch
         return result.expand((*mine.batch, *result.shape)) if wide else result
 

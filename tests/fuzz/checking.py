@@ -15,19 +15,8 @@ from tests.fuzz.comparing import (
     tensors_differ,
     values_equal,
 )
-from tests.fuzz.subjects import (
-    Data,
-    Node,
-    Path,
-    Plain,
-    Ragged,
-    Subject,
-    Unknown,
-    members_of,
-    plain,
-    read,
-    twin,
-)
+from tests.fuzz.data import Data, Ragged, Unknown
+from tests.fuzz.subjects import Node, Path, Plain, Subject, members_of, plain, read, twin
 from torch import Tensor
 
 from kd_core import KdError, LazyStackedTensorDict, OutOfRange, TensorDictBase

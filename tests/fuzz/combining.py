@@ -8,23 +8,10 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, keys_of
+from tests.fuzz.data import Batch, Data, chosen_data, joined_data, stored
 from tests.fuzz.operands import operand_node
 from tests.fuzz.registry import dim, lax, odd, operation
-from tests.fuzz.subjects import (
-    DTYPES,
-    Batch,
-    Data,
-    Node,
-    Plain,
-    Subject,
-    build,
-    chosen_data,
-    joined_data,
-    plain,
-    stored,
-    twin,
-    values,
-)
+from tests.fuzz.subjects import DTYPES, Node, Plain, Subject, build, plain, twin, values
 from torch import Tensor
 
 import kd_core

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from tests.fuzz.subjects import (
-    Data,
-    Found,
-    Node,
-    Path,
-    Plain,
-    members_of,
-    read,
-)
+from tests.fuzz.data import Data, Found
+from tests.fuzz.subjects import Node, Path, Plain, members_of, read
 from torch import Tensor
 
 from kd_core import LazyStackedTensorDict, NonTensorDataBase, TensorDictBase

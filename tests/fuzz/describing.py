@@ -9,8 +9,9 @@ from random import Random
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal
+from tests.fuzz.data import Data
 from tests.fuzz.registry import operation
-from tests.fuzz.subjects import Data, Plain, Subject
+from tests.fuzz.subjects import Plain, Subject
 from tests.fuzz.trees import walk
 from torch import Tensor
 

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal
+from tests.fuzz.data import Batch, Data, chosen_data
 from tests.fuzz.operands import (
     Operand,
     container_operand,
@@ -18,7 +19,7 @@ from tests.fuzz.operands import (
     write_each,
 )
 from tests.fuzz.registry import given, operation
-from tests.fuzz.subjects import DTYPES, Batch, Data, Plain, Subject, chosen_data, values
+from tests.fuzz.subjects import DTYPES, Plain, Subject, values
 from torch import Tensor
 
 from kd_core import TensorDict, TensorDictBase

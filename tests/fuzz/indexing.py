@@ -9,21 +9,11 @@ from typing import cast
 import numpy
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
+from tests.fuzz.data import Batch, Data
 from tests.fuzz.operands import operand_node
 from tests.fuzz.rearranging import cannot, moved, rows_call
 from tests.fuzz.registry import odd, operation
-from tests.fuzz.subjects import (
-    DTYPES,
-    Batch,
-    Data,
-    Node,
-    Plain,
-    Subject,
-    build,
-    plain,
-    some_rows,
-    values,
-)
+from tests.fuzz.subjects import DTYPES, Node, Plain, Subject, build, plain, some_rows, values
 from torch import Tensor
 
 from kd_core import TensorDictBase

@@ -10,18 +10,8 @@ from typing import cast
 import numpy
 import torch
 from tests.fuzz.checking import ITSELF, Refusal
-from tests.fuzz.subjects import (
-    DTYPES,
-    Batch,
-    Data,
-    Node,
-    Plain,
-    Subject,
-    build,
-    stored,
-    twin,
-    values,
-)
+from tests.fuzz.data import Batch, Data, stored
+from tests.fuzz.subjects import DTYPES, Node, Plain, Subject, build, twin, values
 from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
 

@@ -10,8 +10,9 @@ from typing import TypeAlias, cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, attempt
+from tests.fuzz.data import Batch
 from tests.fuzz.registry import dim, dims, given, lax, odd, operation
-from tests.fuzz.subjects import Batch, Node, Plain, Subject
+from tests.fuzz.subjects import Node, Plain, Subject
 from torch import Tensor
 
 from kd_core import TensorDict, TensorDictBase, torch_functions

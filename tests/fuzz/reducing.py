@@ -9,8 +9,9 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import Call, Refusal
+from tests.fuzz.data import Batch
 from tests.fuzz.registry import dim, dims, given, lax, operation
-from tests.fuzz.subjects import UNSIGNED, Batch, Plain, Subject
+from tests.fuzz.subjects import UNSIGNED, Plain, Subject
 from torch import Tensor
 
 from kd_core import TensorDictBase

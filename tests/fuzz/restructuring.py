@@ -8,9 +8,10 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal
+from tests.fuzz.data import stored
 from tests.fuzz.indexing import some_path
 from tests.fuzz.registry import operation
-from tests.fuzz.subjects import Plain, Subject, stored, values
+from tests.fuzz.subjects import Plain, Subject, values
 from tests.fuzz.trees import (
     Entry,
     Path,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypeAlias, cast
 
 from tests.fuzz.checking import ITSELF, Refusal
-from tests.fuzz.subjects import Data, Plain
+from tests.fuzz.data import Data
+from tests.fuzz.subjects import Plain
 from torch import Tensor
 
 Path: TypeAlias = tuple[str, ...]

@@ -7,10 +7,11 @@ from typing import TypeAlias, cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal
+from tests.fuzz.data import Data, stored
 from tests.fuzz.indexing import some_path
 from tests.fuzz.registry import operation
 from tests.fuzz.restructuring import changes, key_of, makes
-from tests.fuzz.subjects import Data, Plain, Subject, plain, stored, values
+from tests.fuzz.subjects import Plain, Subject, plain, values
 from tests.fuzz.trees import (
     Entry,
     Path,

@@ -1,0 +1,141 @@
+"""Data that is not tensors, as the reference has it: one value for all rows, or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from kd_core import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
+
+Batch: TypeAlias = tuple[int, ...]
+
+
+class Unknown(Exception):  # nothing is wrong
+    """The reference cannot say."""
+
+
+class Ragged(Exception):  # it is no error of the program under test
+    """Members that cannot be stacked: there is no dense reading."""
+
+
+WORDS = ("to", "be", "to", None, ("x", 1), "", "text", "word", [1, 2], 1, 0, 2.5, -1)
+"""What rows of data hold: the value at a position; two are equal, and stay one per row."""
+
+
+@dataclass
+class Data:
+    """A value that is not a tensor: one for all rows, or one for each row.
+
+    Attributes:
+        value: the value of all rows.
+        kind: the class of its wrapper.
+        rows: for values of rows, the position of each in `WORDS`, -1 for a row that was added;
+            what lies behind the batch dimensions are lists.
+    """
+
+    value: object
+    kind: type[NonTensorData] = MetaData
+    rows: Tensor | None = None
+
+    def rearranged(self, move: Callable[[Tensor], Tensor]) -> Data:
+        """Return the data of rows that were moved."""
+        return self if self.rows is None else Data(None, self.kind, move(self.rows))
+
+    def written(self, index: object, value: object) -> Data:
+        """Return the data after a write to rows; one value of all rows is only written by itself.
+
+        Raises:
+            Unknown: if it is another one, which we refuse.
+        """
+        if isinstance(value, Data) and (self.rows is None or value.rows is None):
+            if self.rows is None and value.rows is None and self.value == value.value:
+                return self
+            if self.rows is None or value.value not in WORDS:
+                raise Unknown("one value for all rows")
+            value = value.value
+        elif self.rows is None:
+            raise Unknown("one value for all rows")
+        rows = self.rows.clone()
+        source = value.rows if isinstance(value, Data) else torch.tensor(WORDS.index(value))
+        rows[index] = cast("Tensor", source)  # type: ignore[index]  # any index
+        return Data(None, self.kind, rows)
+
+    def read(self) -> object:
+        """Return the value, or the nested lists of all."""
+        return self.value if self.rows is None else _words(self.rows.tolist())
+
+    def wrapper(self, batch: Batch) -> NonTensorDataBase:
+        """Return what `get` gives."""
+        if self.rows is None:
+            return self.kind(self.value, batch)
+        if not batch:
+            return NonTensorData(self.read())
+        return NonTensorStack.from_list(cast("list[object]", self.read()), batch)
+
+    def agrees(self, found: object, batch: Batch) -> bool:
+        """Whether a wrapper holds this data: the value, and whether rows have their own.
+
+        One from a deeper level, where there are more dimensions, keeps them as leaves do.
+        """
+        if not isinstance(found, NonTensorDataBase):
+            return False
+        shape = tuple(found.batch_size)
+        want = self.wrapper(shape if self.rows is None else tuple(self.rows.shape))
+        return shape[: len(batch)] == batch and type(found) is type(want) and found == want
+
+
+def _words(positions: object) -> object:
+    if isinstance(positions, list):
+        return [_words(each) for each in positions]
+    position = cast("int", positions)
+    return None if position < 0 else WORDS[position]
+
+
+class Found(Data):
+    """The wrapper of data that a container holds, as it was read."""
+
+    def __init__(self, wrapper: NonTensorDataBase) -> None:
+        super().__init__(None)
+        self.found = wrapper
+
+    def __repr__(self) -> str:
+        return repr(self.found)
+
+
+def stored(value: object, batch: Batch) -> Data:
+    """Return what a bare value is in a batch: that of all its rows, or of the one row."""
+    if batch:
+        return Data(value, NonTensorData)
+    return Data(None, NonTensorData, torch.tensor(WORDS.index(value)))
+
+
+def joined_data(column: list[Data], call: Callable[[list[Tensor]], Tensor]) -> Data:
+    """Return the data of several containers: one value where all have one and the same."""
+    found = [data.rows for data in column if data.rows is not None]
+    if len(found) == len(column):
+        return Data(None, NonTensorData, call(found))
+    if found or any(data.value != column[0].value for data in column):
+        raise Ragged
+    return column[0]
+
+
+def chosen_data(
+    mine: Data, other: object, choose: Callable[[Tensor, Tensor], Tensor], batch: Batch
+) -> Data:
+    """Return data of which some rows are those of other data; what is no data has none."""
+    if not isinstance(other, Data):
+        return mine
+    if mine.rows is None and other.rows is None and mine.value == other.value:
+        return mine
+    columns = []
+    for data in (mine, other):
+        if data.rows is None and data.value not in WORDS:
+            raise Unknown("values that have no position")
+        one = data.rows is None
+        found = torch.tensor(WORDS.index(data.value)) if one else cast("Tensor", data.rows)
+        columns.append(found.expand(batch) if one and batch else found)
+    return Data(None, mine.kind, choose(*columns))
