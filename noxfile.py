@@ -126,10 +126,9 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the pages without a warning, then run every example in pages and docstrings."""
+    """Build the pages without a warning; `tests` runs every example in pages and docstrings."""
     install(session, "docs")
     session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "docs", "docs/_build")
-    session.run("pytest", "--doctest-modules", "README.md", "docs", "packages", *session.posargs)
 
 
 @nox.session
