@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from kd_core import is_non_tensor
 from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
@@ -53,13 +54,15 @@ class TracedCalls(Calls):
         self.text.add(1, f"if {' or '.join([*self.flags, '_watched()'])}:", "    return _BUSY")
 
     def write_input_test(self) -> None:
-        """Write the test that every input is there.
+        """Write the test that every input is there, and is what a step receives.
 
-        A step may make None, but where all inputs must be there it marks a missing one: no guard.
+        Data that is not a tensor reaches a step without its container, which the long way opens. A
+        step may make None, but where all inputs must be there it marks a missing one: no guard.
         """
-        if not self.program.tolerant and self.program.inputs:
-            tests = (f"_v{slot} is None" for _, slot in self.program.inputs)
-            self.text.add(1, f"if {' or '.join(tests)}:", "    return _BUSY")
+        self.text.names["_is_non_tensor"] = is_non_tensor
+        for _, slot in self.program.inputs:
+            absent = "" if self.program.tolerant else f"_v{slot} is None or "
+            self.text.add(1, f"if {absent}_is_non_tensor(_v{slot}):", "    return _BUSY")
 
     def write_all(self) -> None:
         """Write all calls; what they raise has no note in compiled code."""
