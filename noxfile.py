@@ -22,8 +22,9 @@ TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-# A process for each core; each holds torch, so not on every core of a large machine.
-PARALLEL = ("-n", "auto", "--maxprocesses", "8")
+# A process for each core; each holds torch, so not on every core of a large machine. A file stays
+# in one process: the examples of a page build on each other, and what it exports is made once.
+PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 
 
 def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:

@@ -1,5 +1,6 @@
 import io
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +72,17 @@ def test_the_schema_is_appended() -> None:
     assert (entry.key, entry.value) == (SCHEMA_PROPERTY, "text")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("saved") / "model.onnx"
     model = case("nested")
-    kd_export.save(model.module, tmp_path / "model.onnx", model.example)
-    return tmp_path / "model.onnx"
+    kd_export.save(model.module, target, model.example)
+    return target
+
+
+@pytest.fixture
+def path(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(saved, tmp_path))
 
 
 def test_the_digest_is_of_the_weights_not_of_the_schema(path: Path) -> None:
