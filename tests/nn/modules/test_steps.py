@@ -86,3 +86,24 @@ def test_keys_of_a_plain_module_are_read_as_those_of_every_other() -> None:
     model = TensorDictSequential(Silent(), Plain())
     assert (model.in_keys, model.out_keys) == (["ab"], [("n", "y")])
     assert model(ab=torch.ones(1)) == 2
+
+
+def test_keys_that_a_class_declares_stand_before_the_property_of_its_base() -> None:
+    class Computed(TensorDictModuleBase):
+        out_keys = ["y"]  # noqa: RUF012 - as keys are declared
+
+        @property
+        def in_keys(self) -> list[str]:  # type: ignore[override]  # as users write it
+            return ["a"]
+
+    class Declared(Computed):
+        in_keys = ["x"]  # type: ignore[assignment]  # noqa: RUF012 - as users write it
+
+    class Below(Declared):
+        pass
+
+    assert Computed().in_keys == ["a"]
+    assert Below.in_keys == Below().in_keys == ["x"]
+    module = Below()
+    module.in_keys = ["q"]
+    assert (module.in_keys, Below.in_keys) == (["q"], ["x"])

@@ -44,18 +44,14 @@ Outputs = Tensor | tuple[Tensor, ...]
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
-class KeysAttribute(property):
-    """A property of keys; on the class it gives the keys that the class declares."""
+class DeclaredKeys(property):
+    """The property of keys in a class that declares them: the class has the keys, too."""
 
     def __get__(self, module: object, owner: type | None = None) -> object:  # type: ignore[override]  # the class has keys too
         """Return the keys of the instance, or of the class."""
         read = self.fget
-        if module is not None and read is not None:  # without `super`, which takes half of it
-            return read(module)
-        if owner is None or read is None:
-            return super().__get__(module, owner)
-        declared = getattr(owner, f"_class_{read.__name__}", None)
-        return self if declared is None else list(declared)
+        assert read is not None
+        return list(getattr(owner, f"_class_{read.__name__}")) if module is None else read(module)
 
 
 class TensorDictModuleBase(ModuleFacts):
@@ -102,21 +98,24 @@ class TensorDictModuleBase(ModuleFacts):
 
         def in_keys(self) -> list[NestedKey]:
             """Return the keys that are read, as a fresh list."""
-            return list(self._own_in_keys())
+            spec = self.__dict__.get("_in_spec")
+            return [*(self._own_in_keys() if spec is None else spec.keys)]
 
         def _assign_in_keys(self, keys: object) -> None:
             self._set_in_spec(parse_in_keys(keys))
 
         def out_keys(self) -> list[NestedKey]:
             """Return the keys that are written and visible, as a fresh list."""
-            selected = self.__dict__.get("_selected")
-            return list(self._own_out_keys() if selected is None else selected)
+            state = self.__dict__
+            selected = state.get("_selected")
+            keys = state.get("_out_keys") if selected is None else selected
+            return [*(self._own_out_keys() if keys is None else keys)]
 
         def _assign_out_keys(self, keys: object) -> None:
             self._set_out_keys_source(parse_out_keys(keys))
 
-        in_keys = KeysAttribute(in_keys, _assign_in_keys)
-        out_keys = KeysAttribute(out_keys, _assign_out_keys)
+        in_keys = property(in_keys, _assign_in_keys)
+        out_keys = property(out_keys, _assign_out_keys)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Parse the keys that the class declares, and see whether it runs on bare values."""
@@ -126,7 +125,8 @@ class TensorDictModuleBase(ModuleFacts):
             if isinstance(declared, (str, tuple, list)):
                 keys = parse_out_keys(declared) if parse is None else parse(declared, name)
                 setattr(cls, f"_class_{name}", keys)
-                delattr(cls, name)
+                plain = TensorDictModuleBase.__dict__[name]
+                setattr(cls, name, DeclaredKeys(plain.fget, plain.fset))
         cls._has_value_form = _values_first(cls)
 
     @overload
@@ -321,8 +321,8 @@ class TensorDictModuleBase(ModuleFacts):
         return "in_keys={}, out_keys={}".format(*keys)
 
     def _own_in_keys(self) -> Keys:
-        spec = self.__dict__.get("_in_spec")
-        keys: Keys | None = type(self)._class_in_keys if spec is None else spec.keys
+        spec: InKeySpec | None = self.__dict__.get("_in_spec")
+        keys = type(self)._class_in_keys if spec is None else spec.keys
         if keys is None:
             raise AttributeError("in_keys")
         return keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
+from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.interpreter import members_of, run_members, run_steps, take_wanted
 from kd_nn._modules.resolved import Resolved
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
@@ -76,7 +77,6 @@ class TensorDictSequential(StepList):
 
     changes_by_assignment = True
 
-    partial_tolerant: bool
     writes_by_inplace: ClassVar[bool] = True
     checks: ClassVar[Mapping[str, Check]] = {
         "inplace": checked_inplace,
@@ -99,6 +99,22 @@ class TensorDictSequential(StepList):
         else:
             self._resolve()
         self._warn_of_waste()
+
+    if not TYPE_CHECKING:  # in one step each, as they are read often
+
+        @TensorDictModuleBase.in_keys.getter
+        def in_keys(self) -> list[NestedKey]:
+            """Return the keys that are read, as a fresh list."""
+            resolved = self.__dict__.get("_resolved")
+            if resolved is None or not resolved.is_current():
+                resolved = self._resolve()
+            return [*resolved.in_keys]
+
+        @TensorDictModuleBase.out_keys.getter
+        def out_keys(self) -> list[NestedKey]:
+            """Return the keys that are written and visible, as a fresh list."""
+            selected = self.__dict__.get("_selected")
+            return [*(self._resolve().out_keys if selected is None else selected)]
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
@@ -256,8 +272,8 @@ class TensorDictSequential(StepList):
 
     def _resolve(self) -> Resolved:
         resolved: Resolved | None = self.__dict__.get("_resolved")
-        if resolved is None or not resolved.dependencies.are_current():
-            resolved = Resolved.of(self)
+        if resolved is None or not resolved.is_current():
+            resolved = Resolved(self)
             if not torch.compiler.is_dynamo_compiling():
                 self.__dict__["_resolved"] = resolved
         return resolved

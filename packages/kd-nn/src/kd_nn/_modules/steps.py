@@ -14,6 +14,7 @@ from torch import nn
 from kd_core import InvalidArgument, KeyNotFound
 from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe, keys_of
+from kd_nn._dispatch.entries import Inplace
 from kd_nn._errors import NotKeyed
 from kd_nn._modules.base import TensorDictModuleBase
 
@@ -27,6 +28,8 @@ class StepList(TensorDictModuleBase):
     changes_by_assignment = True
 
     module: nn.ModuleList | nn.ModuleDict
+    partial_tolerant: bool
+    inplace: Inplace
 
     def named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
