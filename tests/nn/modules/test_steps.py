@@ -97,7 +97,7 @@ def test_keys_that_a_class_declares_stand_before_the_property_of_its_base() -> N
             return ["a"]
 
     class Declared(Computed):
-        in_keys = ["x"]  # type: ignore[assignment]  # noqa: RUF012 - as users write it
+        in_keys = ["x"]  # noqa: RUF012 - as users write it
 
     class Below(Declared):
         pass
