@@ -5,14 +5,14 @@ The steps get a working copy, so the caller's container changes only once all of
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from torch import nn
 
 from kd_core import (
     InvalidArgument,
+    LazyStackedTensorDict,
     NestedKey,
-    TensorDict,
     TensorDictBase,
     is_tensor_collection,
     lazy_stack,
@@ -42,10 +42,9 @@ _WANTED: Final = _Wanted()
 
 def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
     """Return the members of a stack, which may have different keys; None for other containers."""
-    if not hasattr(tensordict, "stack_dim"):
+    if not isinstance(tensordict, LazyStackedTensorDict):
         return None
-    stack = cast("_Stack", tensordict)
-    return stack.unbind(stack.stack_dim)
+    return tensordict.unbind(tensordict.stack_dim)
 
 
 def take_wanted(sequence: nn.Module) -> Keys | None:
@@ -59,8 +58,7 @@ def take_wanted(sequence: nn.Module) -> Keys | None:
 
 def run_members(
     sequence: StepList,
-    stack: TensorDictBase,
-    members: Sequence[TensorDictBase],
+    stack: LazyStackedTensorDict,
     tensordict_out: TensorDictBase | None,
     run: Callable[[TensorDictBase, TensorDictBase | None], TensorDictBase],
 ) -> TensorDictBase:
@@ -69,7 +67,6 @@ def run_members(
     Args:
         sequence: The sequence, which may skip other steps for each member.
         stack: The lazy stack.
-        members: Its members.
         tensordict_out: A lazy stack of as many members, to be written instead.
         run: Runs the sequence on one container, into another if one is given.
 
@@ -79,7 +76,7 @@ def run_members(
     Raises:
         InvalidArgument: If `tensordict_out` has not as many members.
     """
-    stack_dim = cast("_Stack", stack).stack_dim
+    members = stack.unbind(stack.stack_dim)
     if tensordict_out is not None:
         targets = members_of(tensordict_out)
         if targets is None or len(targets) != len(members):
@@ -94,21 +91,15 @@ def run_members(
             target.update(result)
         return tensordict_out
     if sequence.__dict__.get("inplace") not in (None, True):
-        return lazy_stack([run(member, None) for member in members], stack_dim)
+        return lazy_stack([run(member, None) for member in members], stack.stack_dim)
     copies = [member.copy() for member in members]
     made = [run(each, None) for each in copies]
     if any(result is not each for result, each in zip(made, copies, strict=True)):
-        return lazy_stack(made, stack_dim)
+        return lazy_stack(made, stack.stack_dim)
     for member, each in zip(members, copies, strict=True):
         keys = changed_keys(each, member)
         write_entries(member, keys, [entry(each, key) for key in keys])
     return stack
-
-
-class _Stack(Protocol):
-    stack_dim: int
-
-    def unbind(self, dim: int) -> Sequence[TensorDictBase]: ...
 
 
 def run_steps(
@@ -210,40 +201,26 @@ def _commit(
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
     """Return the keys of the entries of a working copy that are not those of its source."""
-    changed: list[NestedKey] = []
-    if not _note_changed(work, source, (), changed):
-        return list(_changed([(work, source)], ()))
-    return changed
-
-
-def _note_changed(
-    work: TensorDictBase, source: object, head: tuple[str, ...], changed: list[NestedKey]
-) -> bool:
-    """Record what `_changed` yields for plain containers; return False for any other kind."""
-    if work.__class__ is not TensorDict or source.__class__ is not TensorDict:
-        return False
-    before = dict(source.items())
-    for name, value in work.items():
-        old = before.get(name)
-        if value is old:
-            continue
-        key = (*head, cast("str", name))
-        if not (is_tensor_collection(value) and is_tensor_collection(old)):
-            changed.append(key if head else name)
-        elif not _note_changed(value, old, key, changed):
-            return False
-    return True
+    return list(_changed([(work, source)], ()))
 
 
 def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey]:
     """Traverse copies and their sources side by side; several are the members of a stack."""
-    flat = [pair for each in pairs for pair in _dense(*each)]
-    for name in [str(key) for key, _ in flat[0][0].items()] if flat else ():
-        here = (*head, name)
-        values = [(work.get(name), source.get(name)) for work, source in flat]
+    flat = [
+        (dict(mine.items()), dict(theirs.items()))
+        for work, source in pairs
+        for mine, theirs in _dense(work, source)
+    ]
+    for name, value in flat[0][0].items() if flat else ():
+        if value is flat[0][1].get(name) and len(flat) == 1:  # most entries
+            continue
+        values = [(new.get(name), old.get(name)) for new, old in flat]
+        if all(new is old for new, old in values):
+            continue
+        here = (*head, cast("str", name))
         if all(is_tensor_collection(new) and is_tensor_collection(old) for new, old in values):
             yield from _changed(cast("list[Pair]", values), here)
-        elif any(new is not old for new, old in values) and all(name in w for w, _ in flat):
+        elif all(name in work for work, _ in flat):
             yield here if head else name
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from kd_core import (
     InvalidArgument,
+    LazyStackedTensorDict,
     NestedKey,
     TensorDict,
     TensorDictBase,
@@ -33,7 +34,7 @@ from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
-from kd_nn._modules.interpreter import members_of, run_members, run_steps, take_wanted
+from kd_nn._modules.interpreter import run_members, run_steps, take_wanted
 from kd_nn._modules.resolved import Resolved
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
 from kd_nn._modules.steps import Modules, StepList, store_steps
@@ -153,13 +154,12 @@ class TensorDictSequential(StepList):
         """Run the steps that `wanted` needs, those of all visible outputs if it is None."""
         if outputs_exist(self, tensordict):
             return tensordict
-        members = members_of(tensordict)
-        if members is not None and self.may_skip:
+        if isinstance(tensordict, LazyStackedTensorDict) and self.may_skip:
 
             def run(member: TensorDictBase, out: TensorDictBase | None) -> TensorDictBase:
                 return self._run(member, out, wanted)
 
-            return run_members(self, tensordict, members, tensordict_out, run)
+            return run_members(self, tensordict, tensordict_out, run)
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
         if wanted is None:
