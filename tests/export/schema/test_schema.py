@@ -15,7 +15,10 @@ SCHEMA = Schema(
     metadata={"name": "policy", "step": 3, "tags": ["a", None]},
     versions={"torch": "2.13.0"},
     weights="00ff",
-    vectors=(Vector({"batch": 2}, 0, {"out.y": (1, 2.5, True, math.inf)}),),
+    vectors=(
+        Vector({"batch": 2}, 0, {"out.y": (1, 2.5, True, math.inf)}),
+        Vector({"batch": 1}, 1, {"out.y": (3,)}, inputs={"in.x": (0.5, -1, 0)}),
+    ),
 )
 
 
@@ -77,7 +80,9 @@ def test_published_description_names_every_field() -> None:
     written = json.loads(SCHEMA.to_json())
     assert set(written["inputs"][0]) == set(entry["properties"])
     assert set(written["outputs"][0]) == set(entry["required"])
-    assert set(written["vectors"][0]) | {"inputs"} == set(vector["properties"])  # where not drawn
+    drawn, held = written["vectors"]
+    assert set(drawn) == set(vector["required"])
+    assert set(held) == set(vector["properties"])
     assert published["properties"]["version"]["const"] == written["version"]
 
 
