@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+import kd_export
 from kd_core import TensorDictBase
 from kd_export._capture.dynamic_shapes import Dynamic
 from kd_nn import NormalParamExtractor
@@ -193,3 +195,10 @@ CASES = {
 def case(name: str) -> Case:
     torch.manual_seed(0)
     return CASES[name]()
+
+
+def saved(name: str, path: Path) -> Path:
+    """Export a model in the format of the file name; return the path."""
+    model = case(name)
+    kd_export.save(model.module, path, model.example, dynamic=model.dynamic)
+    return path

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.export.models import Keyed, case, tutorial
+from tests.export.models import Keyed, case, saved, tutorial
 from torch import nn
 
 import kd_export
@@ -17,10 +17,7 @@ from kd_export._schema.vectors import draw
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("artefacts") / "model.pt2"
-    model = case("tutorial")
-    kd_export.save(model.module, target, model.example)
-    return target
+    return saved("tutorial", tmp_path_factory.mktemp("artefacts") / "model.pt2")
 
 
 def test_stored_tests_need_no_module(path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import CASES, case
+from tests.export.models import CASES, case, saved
 
 import kd_export
 from kd_core import TensorDict
@@ -15,10 +15,7 @@ pytest.importorskip("openvino", reason="the lane `formats` installs it")
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("artefacts") / "gru.xml"
-    model = case("gru")
-    kd_export.save(model.module, target, model.example)
-    return target
+    return saved("gru", tmp_path_factory.mktemp("artefacts") / "gru.xml")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import Do, Keyed, case
+from tests.export.models import Do, Keyed, case, saved
 
 import kd_export
 from kd_export import ExportError
@@ -14,10 +14,7 @@ from kd_export._schema.operators import check_operator
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("artefacts") / "nested.pt2"
-    model = case("nested")
-    kd_export.save(model.module, target, model.example)
-    return target
+    return saved("nested", tmp_path_factory.mktemp("artefacts") / "nested.pt2")
 
 
 ALONE = """

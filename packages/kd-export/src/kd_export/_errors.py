@@ -121,6 +121,15 @@ def brief(value: object) -> str:
     return _BRIEF.repr(value)
 
 
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of what an error says, or its class.
+
+    >>> first_line(ValueError("size 3\nat line 1")), first_line(ValueError())
+    ('size 3', 'ValueError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Find the candidate that a misspelt name most likely stood for.
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kd_export._errors import BackendMissing, ExportError, NotExportable
+from kd_export._errors import BackendMissing, ExportError, NotExportable, first_line
 from kd_export._running.backend import Runner
 from kd_export._running.loading import check_digest
 from kd_export._schema.archive import (
@@ -79,9 +79,8 @@ class AotiBackend:
                     warnings.simplefilter("ignore")
                     aoti_compile_and_package(program, package_path=str(package))
             except Exception as error:
-                first = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise NotExportable(
-                    f"AOTInductor cannot compile the program: {first}",
+                    f"AOTInductor cannot compile the program: {first_line(error)}",
                     got=type(error).__name__,
                     hint="Save it as `.pt2`. The error above this one has the compiler's words.",
                 ) from error
@@ -104,9 +103,8 @@ class AotiBackend:
             try:
                 model = aoti_load_package(str(package))
             except Exception as error:
-                first = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ExportError(
-                    f"torch cannot load the compiled program: {first}",
+                    f"torch cannot load the compiled program: {first_line(error)}",
                     got=type(error).__name__,
                     hint="It runs on the kind of machine, and with the torch "
                     f"({schema.versions.get('torch', 'unknown')}), that it was made with.",

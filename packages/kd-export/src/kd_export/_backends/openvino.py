@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._backends.onnx import LARGEST_INSIDE, ArrayRunner
 from kd_export._backends.onnx import backend as onnx
-from kd_export._errors import ExportError, NotExportable
+from kd_export._errors import ExportError, NotExportable, first_line
 from kd_export._running.backend import Runner, require
 from kd_export._schema.beside import mapped
 from kd_export._schema.openvino_file import (
@@ -77,7 +77,7 @@ class OpenVinoBackend:
                 model = runtime.convert_model(str(source), share_weights=False)
             except Exception as error:
                 raise NotExportable(
-                    f"OpenVINO cannot convert the program: {_first(error)}",
+                    f"OpenVINO cannot convert the program: {first_line(error)}",
                     got=type(error).__name__,
                     hint="Save it as `.onnx` or `.pt2`.",
                 ) from error
@@ -98,7 +98,7 @@ class OpenVinoBackend:
             compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         except Exception as error:
             raise ExportError(
-                f"OpenVINO cannot load the file: {_first(error)}",
+                f"OpenVINO cannot load the file: {first_line(error)}",
                 got=type(error).__name__,
                 hint="The file may be damaged, or made by another version of OpenVINO "
                 f"({schema.versions.get('openvino', 'unknown')}).",
@@ -156,10 +156,6 @@ def _found(port: _Port, entry: Entry) -> tuple[object, ...]:
     kind = port.get_element_type().get_type_name()
     sizes = [size.get_length() if size.is_static else None for size in port.get_partial_shape()]
     return completed(name, _DTYPES.get(kind, kind), sizes, entry)
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class _Dimension(Protocol):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from kd_export._errors import ExportError, UntrustedArtifact
+from kd_export._errors import ExportError, UntrustedArtifact, first_line
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.schema import Entry, Schema, check_fit
 from kd_export._schema.shapes import fixed
@@ -78,9 +78,8 @@ class Pt2Backend:
         except ExportError:
             raise
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ExportError(
-                f"torch {torch.__version__} cannot load the file: {first}",
+                f"torch {torch.__version__} cannot load the file: {first_line(error)}",
                 got=torch.__version__,
                 hint=f"It was written by torch {schema.versions.get('torch', 'unknown')}.",
             ) from error

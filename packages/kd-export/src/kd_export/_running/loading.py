@@ -26,12 +26,13 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 ) -> Session:
     """Open an artefact of any format for running.
 
-    A ``.pt2`` file is a program: opening it requires ``trusted=True`` or ``sha256=``. An ``.onnx``
-    file is data for onnxruntime, and requires neither.
+    A ``.pt2`` or ``.aoti.pt2`` file is a program: opening it requires ``trusted=True`` or
+    ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and requires neither.
 
     Args:
         path: The file; its suffix names the format.
-        trusted: Say that you trust who made the file. Forged files stay refused.
+        trusted: Say that you trust who made the file. Forged files stay refused, as far as a
+            check can tell: machine code in an ``.aoti.pt2`` file is not checked.
         sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
 
     Raises:
@@ -62,7 +63,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 
 
 def inspect(path: str | Path) -> Schema:
-    """Read the schema of an artefact, executing nothing and importing neither torch nor onnx.
+    """Read the schema of an artefact, executing nothing and importing no runtime.
 
     Raises:
         ExportError: The file is damaged, or was not written by kd_export.

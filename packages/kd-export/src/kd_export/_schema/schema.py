@@ -143,7 +143,8 @@ class Schema:
         mode: The interaction type that was fixed at export, or ``None``.
         metadata: What the user stored.
         versions: The versions that made the file, by name.
-        weights: The SHA-256 of all weights, in hexadecimal; in an ONNX file, of all but the schema.
+        weights: The SHA-256, in hexadecimal, of all weights of a ``.pt2`` file, and of all that a
+            file of another format holds but the schema.
         vectors: The stored tests.
 
     Example:
