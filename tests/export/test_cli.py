@@ -2,6 +2,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.export.models import case
 
 import kd_export
+from kd_export import Axis, Entry, KeyMismatch, Schema
 from kd_export.cli import main
 
 
@@ -170,3 +172,22 @@ def test_only_a_regular_file_is_an_input(folder: Path, tmp_path: Path, capsys: C
     words = ["run", str(folder / "model.onnx"), "-i", "/dev/zero"]
     assert main([*words, "-o", str(tmp_path / "out.safetensors")]) == 2
     assert "`/dev/zero` is not a regular file" in capsys.readouterr().err
+
+
+def test_a_file_cannot_command_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    """Nor can it name what a terminal cannot encode."""
+    name = "a\x1b[2J\x07\ud800\u202e"
+    entry = Entry((name,), "n", "float32", (name,))
+    schema = Schema(
+        (entry,), (entry,), {name: Axis()}, metadata={name: name}, versions={name: name}
+    )
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/archive_format", "pt2")
+        archive.writestr("model/extra/kd_export.json", schema.to_json())
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert r"a\x1b[2J\x07\ud800\u202e" in shown
+    with pytest.raises(KeyMismatch) as caught:
+        schema.input("b")
+    assert all(line.isprintable() for line in (*shown.splitlines(), str(caught.value)))

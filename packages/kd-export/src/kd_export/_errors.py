@@ -52,7 +52,9 @@ class ExportError(Exception):
         got: object = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message if hint is None else f"{message} {hint}")
+        text = message if hint is None else f"{message} {hint}"
+        # What a file says must not reach a terminal as commands.
+        super().__init__("\n".join(map(printable, text.split("\n"))))
         self.key = key
         self.expected = expected
         self.got = got
@@ -101,6 +103,17 @@ class UntrustedArtifact(ExportError, PermissionError):
 
 class SchemaVersion(ExportError, ValueError):
     """Report a file whose schema is of a version that this release cannot read."""
+
+
+def printable(text: str) -> str:
+    r"""Escape what a terminal would obey and not show, or cannot encode.
+
+    >>> print(printable("obs\x1b[2J"))
+    obs\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def quoted(names: Iterable[object]) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from kd_export._errors import printable
+
 Row = tuple[str, ...]
 
 
 def plain_table(header: Row, rows: Sequence[Row]) -> str:
-    """Align a table's cells in columns.
+    """Align a table's cells in columns; what a terminal would obey is escaped.
 
     >>> print(plain_table(("name", "size"), [("x", "3"), ("longer", "4")]))
     name    size
     x       3
     longer  4
     """
-    lines = [header, *rows] if any(header) else list(rows)
+    lines = [[*map(printable, line)] for line in ([header] if any(header) else []) + [*rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     aligned = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in aligned)

@@ -24,6 +24,7 @@ from kd_export._errors import (
     ShapeMismatch,
     UntrustedArtifact,
     VerifyError,
+    printable,
 )
 from kd_export._running.backend import backend_for, require
 from kd_export._running.loading import inspect, open  # noqa: A004  # the package's own
@@ -188,5 +189,5 @@ def _print_rich(title: str, header: Row, rows: Sequence[Row]) -> None:
 
     table = Table(*header, title=title or None, show_header=any(header), title_justify="left")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)
