@@ -174,6 +174,25 @@ def test_only_a_regular_file_is_an_input(folder: Path, tmp_path: Path, capsys: C
     assert "`/dev/zero` is not a regular file" in capsys.readouterr().err
 
 
+def test_diff_tells_what_differs(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    one, other = folder / "model.pt2", folder / "model.onnx"
+    assert main(["diff", str(one), str(one)]) == 0
+    assert capsys.readouterr().out == f"{one} and {one} do not differ\n"
+    assert main(["diff", str(one), str(other), "--interface"]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(one), str(other), "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["what"], row["name"], row["one"]) == ("version", "onnxscript", None)
+    model = case("nested")
+    for weight in model.module.parameters():
+        weight.data += 1
+    kd_export.save(model.module, tmp_path / "new.pt2", model.example, metadata={"epoch": 4})
+    assert main(["diff", str(one), str(tmp_path / "new.pt2")]) == 1
+    told = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["differs", "metadata", "weights", "result", "result", "result", "result"]
+    assert main(["diff", str(one), str(tmp_path / "none.pt2")]) == 2
+
+
 def test_a_file_cannot_command_the_terminal(tmp_path: Path, capsys: Capture) -> None:
     """Nor can it name what a terminal cannot encode."""
     name = "a\x1b[2J\x07\ud800\u202e"

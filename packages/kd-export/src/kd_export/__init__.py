@@ -21,9 +21,12 @@ from kd_export._running.backend import Backend as Backend
 from kd_export._running.backend import Runner as Runner
 from kd_export._running.backend import backends as backends
 from kd_export._running.backend import register_backend as register_backend
+from kd_export._running.loading import diff as diff
 from kd_export._running.loading import inspect as inspect
 from kd_export._running.loading import open as open  # noqa: A004  # read as `kd_export.open`
 from kd_export._running.session import Session as Session
+from kd_export._schema.differences import Difference as Difference
+from kd_export._schema.differences import Differences as Differences
 from kd_export._schema.schema import Axis as Axis
 from kd_export._schema.schema import Entry as Entry
 from kd_export._schema.schema import Schema as Schema

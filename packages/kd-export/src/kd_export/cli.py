@@ -1,7 +1,7 @@
-"""The command ``kd-export``: look into an artefact, check it, run it.
+"""The command ``kd-export``: look into an artefact, check it, compare it, run it.
 
-Exit codes: 0 ok, 1 something does not match, 2 wrong use or a damaged file, 3 a package or backend
-is missing, 4 the file is not trusted.
+Exit codes: 0 ok, 1 something does not match or differs, 2 wrong use or a damaged file, 3 a package
+or backend is missing, 4 the file is not trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kd_export._errors import (
     printable,
 )
 from kd_export._running.backend import backend_for, require
-from kd_export._running.loading import inspect, open  # noqa: A004  # the package's own
+from kd_export._running.loading import diff, inspect, open  # noqa: A004  # the package's own
 from kd_export._schema.files import open_regular, read_regular, replacing
 from kd_export._schema.schema import ENTRY_HEADER, entry_rows
 from kd_export._tables import Row, plain_table
@@ -77,6 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--batch-sizes", type=_sizes, metavar="N,N")
     check.add_argument("--rtol", type=float, help="relative tolerance")
     check.add_argument("--atol", type=float, help="absolute tolerance")
+    compare = commands.add_parser("diff", help="compare two artefacts, executing nothing")
+    compare.set_defaults(command=_diff)
+    compare.add_argument("one", type=Path, metavar="ONE")
+    compare.add_argument("other", type=Path, metavar="OTHER")
+    compare.add_argument(
+        "--interface", action="store_true", help="only what the programs take and give"
+    )
     run = commands.add_parser("run", help="run on tensors of a safetensors file, by wire name")
     run.set_defaults(command=_run)
     run.add_argument("-i", "--input", type=Path, required=True, metavar="IN.safetensors")
@@ -84,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (look, check, run):
         command.add_argument("file", type=Path, metavar="FILE")
+    for command in (look, check, compare, run):
         command.add_argument("--json", action="store_true", help="print JSON, for machines")
     for command in (check, run):
         command.add_argument("--trusted", action="store_true", help="trust who made the file")
@@ -137,6 +145,17 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         _print_table(report.path, HEADER, report.cells())
     return OK if report.ok else MISMATCH
+
+
+def _diff(options: argparse.Namespace) -> int:
+    found = diff(options.one, options.other, interface=options.interface)
+    if options.json:
+        _print_json(found.to_data())
+    elif found.same:
+        print(printable(repr(found)))
+    else:
+        _print_table("", found.header(), found.cells())
+    return OK if found.same else MISMATCH
 
 
 def _run(options: argparse.Namespace) -> int:

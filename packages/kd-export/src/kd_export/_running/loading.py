@@ -17,6 +17,11 @@ from typing import BinaryIO
 from kd_export._errors import UntrustedArtifact, VerifyError
 from kd_export._running.backend import Backend, backend_for
 from kd_export._running.session import Session
+from kd_export._schema.differences import (
+    Differences,
+    content_differences,
+    interface_differences,
+)
 from kd_export._schema.files import open_regular
 from kd_export._schema.schema import Schema
 
@@ -81,6 +86,41 @@ def inspect(path: str | Path) -> Schema:
     backend = backend_for(path)
     with open_regular(path) as file:
         return backend.read_schema(file)
+
+
+def diff(one: str | Path, other: str | Path, *, interface: bool = False) -> Differences:
+    """Compare what two artefacts say, of any formats, executing nothing.
+
+    Compared are inputs, outputs and their order, axes, mode, metadata, versions, the weights of
+    two files of one format, and the results of tests that both store. What their names are inside
+    the files is not, nor are the bounds of test inputs.
+
+    Args:
+        one: The first file.
+        other: The second file.
+        interface: Compare only what the programs take and give.
+
+    Raises:
+        ExportError: A file is damaged, or was not written by kd_export.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> example = {"x": torch.zeros(1, 3)}
+        >>> report = kd_export.save(module, "one.pt2", example)
+        >>> report = kd_export.save(module, "two.pt2", example, dynamic={"batch": (1, 8)})
+        >>> kd_export.diff("one.pt2", "two.pt2", interface=True)
+        differs  name   one.pt2  two.pt2
+        axis     batch  1..      1..8
+    """
+    one, other = Path(one), Path(other)
+    schemas = inspect(one), inspect(other)
+    rows = [*interface_differences(*schemas)]
+    if not interface:
+        rows += content_differences(*schemas, digests=backend_for(one) is backend_for(other))
+    return Differences(str(one), str(other), tuple(rows))
 
 
 def load(backend: Backend, file: BinaryIO, path: Path) -> Session:

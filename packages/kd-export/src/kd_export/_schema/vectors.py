@@ -115,3 +115,24 @@ def tolerance(dtype: str, rtol: float | None, atol: float | None) -> tuple[float
     """Return the relative and absolute tolerance of a dtype; integers must be equal."""
     default_rtol, default_atol = _TOLERANCES.get(dtype, (0.0, 0.0))
     return (default_rtol if rtol is None else rtol, default_atol if atol is None else atol)
+
+
+def distance(got: Number, expected: Number) -> float:
+    """Return how far two numbers are apart; two that are not numbers are equal.
+
+    >>> distance(1, 1.5), distance(math.nan, math.nan), distance(math.nan, 1)
+    (0.5, 0.0, inf)
+    """
+    if got == expected or (math.isnan(got) and math.isnan(expected)):
+        return 0.0
+    apart = abs(float(got) - float(expected))
+    return math.inf if math.isnan(apart) else apart
+
+
+def magnitude(number: Number) -> float:
+    """Return the size that a relative tolerance is relative to.
+
+    >>> magnitude(-2), magnitude(math.inf)
+    (2.0, 0.0)
+    """
+    return abs(float(number)) if math.isfinite(number) else 0.0

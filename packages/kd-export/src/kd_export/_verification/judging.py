@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, cast
 
 from kd_export._errors import ExportError, VerifyError
 from kd_export._running.session import Session
-from kd_export._schema.schema import RANDOM, Entry, Number, Vector
-from kd_export._schema.vectors import concrete, draw, positions, stored_count, tolerance
+from kd_export._schema.schema import RANDOM, Entry, Vector
+from kd_export._schema.vectors import (
+    concrete,
+    distance,
+    draw,
+    magnitude,
+    positions,
+    stored_count,
+    tolerance,
+)
 from kd_export._verification.report import Comparison
 from kd_export._verification.trials import Trial, shown
 
@@ -113,17 +121,6 @@ def _compare_stored(
         return Comparison(entry.wire, vector.sizes, 0.0, ok=True, note=COMPARED_SHAPES)
     relative, absolute = tolerances
     pairs = list(zip(session.runner.numbers(result, positions(count)), expected, strict=True))
-    largest = max((_distance(a, b) for a, b in pairs), default=0.0)
-    ok = all(_distance(a, b) <= absolute + relative * _size(b) for a, b in pairs)
+    largest = max((distance(a, b) for a, b in pairs), default=0.0)
+    ok = all(distance(a, b) <= absolute + relative * magnitude(b) for a, b in pairs)
     return Comparison(entry.wire, vector.sizes, largest, ok=ok)
-
-
-def _distance(got: Number, expected: Number) -> float:
-    if got == expected or (math.isnan(got) and math.isnan(expected)):
-        return 0.0
-    distance = abs(float(got) - float(expected))
-    return math.inf if math.isnan(distance) else distance
-
-
-def _size(number: Number) -> float:
-    return abs(float(number)) if math.isfinite(number) else 0.0
