@@ -57,7 +57,9 @@ def column_plain(
         elif isinstance(value, Tensor):
             new.entries[key] = call(cast("list[Tensor]", column))
         else:
-            new.entries[key] = joined_data(cast("list[Data]", column), call)
+            new.entries[key] = joined_data(
+                cast("list[Data]", column), [tree.batch for tree in trees], call
+            )
     return new
 
 

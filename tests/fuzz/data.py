@@ -22,7 +22,7 @@ class Ragged(Exception):  # it is no error of the program under test
     """Members that cannot be stacked: there is no dense reading."""
 
 
-WORDS = ("to", "be", "to", None, ("x", 1), "", "text", "word", [1, 2], 1, 0, 2.5, -1)
+WORDS = ("to", "be", "to", None, ("x", 1), "", "text", "word", [1, 2], 1, 0, 2.5, -1, "reach")
 """What rows of data hold: the value at a position; two are equal, and stay one per row."""
 
 
@@ -40,6 +40,14 @@ class Data:
     value: object
     kind: type[NonTensorData] = MetaData
     rows: Tensor | None = None
+
+    def of_rows(self, batch: Batch) -> Tensor:
+        """Return the position of each row of a batch."""
+        if self.rows is not None:
+            return self.rows
+        if self.value not in WORDS:
+            raise Unknown("a value that has no position")
+        return torch.full(batch, WORDS.index(self.value))
 
     def rearranged(self, move: Callable[[Tensor], Tensor]) -> Data:
         """Return the data of rows that were moved."""
@@ -113,14 +121,15 @@ def stored(value: object, batch: Batch) -> Data:
     return Data(None, NonTensorData, torch.tensor(WORDS.index(value)))
 
 
-def joined_data(column: list[Data], call: Callable[[list[Tensor]], Tensor]) -> Data:
+def joined_data(
+    column: list[Data], batches: list[Batch], call: Callable[[list[Tensor]], Tensor]
+) -> Data:
     """Return the data of several containers: one value where all have one and the same."""
-    found = [data.rows for data in column if data.rows is not None]
-    if len(found) == len(column):
-        return Data(None, NonTensorData, call(found))
-    if found or any(data.value != column[0].value for data in column):
-        raise Ragged
-    return column[0]
+    first = column[0]
+    if all(data.rows is None and data.value == first.value for data in column):
+        return first
+    pairs = zip(column, batches, strict=True)
+    return Data(None, NonTensorData, call([data.of_rows(batch) for data, batch in pairs]))
 
 
 def chosen_data(
@@ -131,11 +140,5 @@ def chosen_data(
         return mine
     if mine.rows is None and other.rows is None and mine.value == other.value:
         return mine
-    columns = []
-    for data in (mine, other):
-        if data.rows is None and data.value not in WORDS:
-            raise Unknown("values that have no position")
-        one = data.rows is None
-        found = torch.tensor(WORDS.index(data.value)) if one else cast("Tensor", data.rows)
-        columns.append(found.expand(batch) if one and batch else found)
+    columns = [data.of_rows(batch) for data in (mine, other)]
     return Data(None, mine.kind, choose(*columns))

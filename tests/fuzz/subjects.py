@@ -396,7 +396,8 @@ def stack_plain(members: list[Plain], dim: int) -> Plain:
             new.entries[key] = torch.stack(leaves, dim)
         elif all(isinstance(row, Data) for row in rows):
             column = cast("list[Data]", rows)
-            new.entries[key] = joined_data(column, lambda each: torch.stack(each, dim))
+            batches = [member.batch for member in members]
+            new.entries[key] = joined_data(column, batches, lambda each: torch.stack(each, dim))
         else:
             raise Ragged
     return new
