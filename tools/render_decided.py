@@ -1,9 +1,9 @@
-"""Write what `docs/decided.toml` lists to where readers meet it.
+"""Write the names that are left out on purpose to the page "Coming from tensordict".
 
     python tools/render_decided.py            write
-    python tools/render_decided.py --check    only compare; 1 where a file is stale
+    python tools/render_decided.py --check    only compare; 1 if the page is stale
 
-The page "Coming from tensordict" gets a table for each area, and `kd_core` a copy for its errors.
+`kd_core` holds the list, because its errors quote it. The page gets a table for each area.
 """
 
 import argparse
@@ -12,8 +12,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = Path("docs/decided.toml")
-COPY = Path("packages/kd-core/src/kd_core/_decided/names.toml")
+SOURCE = Path("packages/kd-core/src/kd_core/_decided/names.toml")
 PAGE = Path("docs/guide/coming-from-tensordict.md")
 START, END = "<!-- decided: start -->\n", "<!-- decided: end -->\n"
 
@@ -42,34 +41,29 @@ def tables(source: str) -> str:
     return "\n".join(parts)
 
 
-def rendered(root: Path) -> dict[Path, str]:
-    """Return the text of each file that the list is written to."""
+def rendered(root: Path) -> str:
+    """Return the page with the tables of the list."""
     source = (root / SOURCE).read_text(encoding="utf-8")
     head, _, rest = (root / PAGE).read_text(encoding="utf-8").partition(START)
     tail = rest.partition(END)[2]
-    return {PAGE: f"{head}{START}\n{tables(source)}\n{END}{tail}", COPY: source}
+    return f"{head}{START}\n{tables(source)}\n{END}{tail}"
 
 
-def stale(root: Path) -> list[str]:
-    """Return the files that do not say what the list says."""
-    return [
-        path.as_posix()
-        for path, text in rendered(root).items()
-        if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
-    ]
+def is_stale(root: Path) -> bool:
+    """Return whether the page says something else than the list."""
+    return (root / PAGE).read_text(encoding="utf-8") != rendered(root)
 
 
 def main() -> int:
-    """Write the files, or with `--check` name those that are stale."""
+    """Write the page, or with `--check` say whether it is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
-    if parser.parse_args().check:
-        found = stale(ROOT)
-        for name in found:
-            print(f"{name} is stale: run `python tools/render_decided.py`")
-        return 1 if found else 0
-    for path, text in rendered(ROOT).items():
-        (ROOT / path).write_text(text, encoding="utf-8")
+    if not parser.parse_args().check:
+        (ROOT / PAGE).write_text(rendered(ROOT), encoding="utf-8")
+        return 0
+    if is_stale(ROOT):
+        print(f"{PAGE.as_posix()} is stale: run `python tools/render_decided.py`")
+        return 1
     return 0
 
 

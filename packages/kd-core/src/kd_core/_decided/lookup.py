@@ -1,7 +1,7 @@
 """Errors for names that are left out on purpose: the reason, and what to write instead.
 
-The texts are those of `docs/decided.toml`, of which `names.toml` is a copy that ships with the
-package. It is read when the first name is not found, never by an import.
+The texts are those of `names.toml` beside this file, which also makes the page "Coming from
+tensordict". It is read when the first name is not found, never by an import.
 """
 
 from __future__ import annotations
