@@ -87,8 +87,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kd_core._ops.math.reducing import Dim
     from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._ops.math.reducing import Dim
 '''
 
 CLASSES = {
