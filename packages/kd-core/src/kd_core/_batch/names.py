@@ -48,7 +48,7 @@ class NamedSize(int):
 
 
 def _trace_arithmetic() -> None:
-    """Give named sizes arithmetic in Python, which older versions of dynamo need to trace it."""
+    """Write the arithmetic of named sizes in Python, which older versions of dynamo can trace."""
 
     def unary(name: str) -> Callable[[NamedSize], object]:
         calculate = getattr(operator, name)

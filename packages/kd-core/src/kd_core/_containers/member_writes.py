@@ -104,7 +104,7 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
 
 
 def holds_row_values(target: AbstractContainer) -> bool:
-    """Return whether there is data that is the value of one row, which is no view of its stack."""
+    """Return whether there is data that is the value of one row, not a view of its stack."""
     nodes = [node for node in target._below() if isinstance(node, AbstractContainer)]
     if isinstance(target, Composite):
         return any(map(holds_row_values, nodes))
