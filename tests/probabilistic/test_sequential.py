@@ -1,16 +1,20 @@
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 from kd_core import TensorDict
-from kd_nn import NormalParamExtractor, TensorDictModule
+from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from kd_probabilistic import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     ScoringModule,
     set_interaction_type,
 )
+
+ONE = torch.ones(3)
 
 
 def steps(**options: object) -> list[nn.Module]:
@@ -139,6 +143,27 @@ def test_slices_and_subsequences_keep_the_kind() -> None:
     cut = actor.select_subsequence(in_keys=["p"])
     assert cut.in_keys == ["p"]
     assert cut.dist_sample_keys == ["action"]
+
+
+def test_subsequence_cuts_nested_sequences_too() -> None:
+    aside = TensorDictModule(torch.neg, ["aside"], ["unread"])
+    inner = ProbabilisticTensorDictSequential(aside, *steps())
+    last = TensorDictModule(torch.neg, ["action"], ["cost"])
+    model = ProbabilisticTensorDictSequential(inner, last)
+    cut = model.select_subsequence(out_keys=["cost"])
+    assert (cut.in_keys, len(cast("TensorDictSequential", cut[0]))) == (["x"], 3)
+    torch.testing.assert_close(cut(data())["cost"], model(data().set("aside", ONE))["cost"])
+    before = model.select_subsequence(in_keys=["x"], out_keys=["loc"])
+    assert type(before) is type(before[0]) is TensorDictSequential
+    assert before.out_keys == ["p", "loc", "scale"]
+    assert model.select_subsequence(in_keys=["aside"]).out_keys == ["unread"]
+    inner.select_out_keys("action")
+    assert model.select_subsequence(out_keys=["cost"]).out_keys == ["action", "cost"]
+
+
+def test_subsequence_needs_no_generator() -> None:
+    model = ProbabilisticTensorDictSequential(*steps(generator="rng"))
+    assert model.select_subsequence(in_keys=["x"]).out_keys[-1] == "action"
 
 
 def test_sequence_without_a_distribution_is_refused() -> None:

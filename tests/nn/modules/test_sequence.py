@@ -373,6 +373,22 @@ def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:
         model.select_subsequence(out_keys=["q"])
 
 
+def test_subsequence_of_a_selection_shows_what_was_visible_or_is_asked_for() -> None:
+    model = chain().select_out_keys("b")
+    assert model.select_subsequence(in_keys=["x"]).out_keys == ["b"]
+    assert model.select_subsequence(out_keys=["a"]).out_keys == ["a"]
+    assert model.out_keys == ["b"]
+
+
+def test_subsequence_runs_a_part_of_a_nested_sequence() -> None:
+    inner = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["y"]), TensorDictModule(add(1), ["w"], ["z"])
+    )
+    model = TensorDictSequential(inner, TensorDictModule(add(1), ["y"], ["end"]))
+    part = model.select_subsequence(in_keys=["x"])
+    assert (part.in_keys, part.out_keys) == (["x"], ["y", "end"])
+
+
 def test_inplace_modes() -> None:
     td = TensorDict({"x": X}, [2])
     assert "x" not in chain(inplace=False)(td)

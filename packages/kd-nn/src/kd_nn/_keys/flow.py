@@ -218,20 +218,6 @@ class KeyFlow:
                     live[key] = live.get(key, False) or must
         return kept, live
 
-    def writes_before(self, idx: int) -> Keys:
-        """Return what the steps before the one at `idx` write."""
-        return unique(key for node in self.nodes[:idx] for key in node.writes)
-
-    def runnable_from(self, in_keys: Iterable[NestedKey]) -> tuple[int, ...]:
-        """Return the indices of the steps that can run when only `in_keys` are given."""
-        known = list(in_keys)
-        kept = []
-        for idx, node in enumerate(self.nodes):
-            if all(overlaps(key, known) for key in node.reads):
-                kept.append(idx)
-                known.extend(node.writes)
-        return tuple(kept)
-
     def restrict(self, indices: Sequence[int]) -> Self:
         """Return the graph with only these steps marked as needed."""
         keep = set(indices)

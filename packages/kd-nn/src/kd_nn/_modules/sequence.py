@@ -32,7 +32,7 @@ from kd_nn._dispatch.entries import (
 from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
-from kd_nn._keys.specs import InKeySpec, Keys, parse_keys
+from kd_nn._keys.specs import InKeySpec, Keys, overlaps, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.interpreter import run_members, run_steps, take_wanted
 from kd_nn._modules.resolved import Resolved
@@ -184,7 +184,8 @@ class TensorDictSequential(StepList):
     ) -> Self:
         """Return the steps that can run from `in_keys` and are needed for `out_keys`.
 
-        Nested sequences are cut too. The modules are shared with this sequence.
+        Nested sequences are cut too. The modules are shared with this sequence. Outputs that are
+        not selected stay hidden, unless `out_keys` names them or nothing else is left.
 
         Args:
             in_keys: The entries that are given; None stands for all that are needed.
@@ -204,17 +205,26 @@ class TensorDictSequential(StepList):
         graph = self._resolve().graph
         given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
         wanted = graph.writes if out_keys is None else parse_keys(out_keys, "out_keys")
-        live = graph.live_writes(wanted)
+        known, live = list(given), graph.live_writes(wanted)
         kept: dict[str, nn.Module] = {}
-        steps = self.named_steps()
-        for idx in graph.runnable_from(given):
-            name, step = steps[idx]
+        for idx, (name, step) in enumerate(self.named_steps()):
+            node = graph.nodes[idx]
             if idx not in live:
                 continue
-            if type(step) is TensorDictSequential:
-                reads = None if in_keys is None else [*given, *graph.writes_before(idx)]
-                writes = None if out_keys is None else list(live[idx])
-                step = step.select_subsequence(reads, writes)
+            # A sequence of a user's class may have another constructor, and stays as it is.
+            if isinstance(step, TensorDictSequential) and step.changes_by_assignment:
+                try:
+                    step = step.select_subsequence(
+                        None if in_keys is None else known,
+                        None if out_keys is None else list(live[idx]),
+                    )
+                except EmptySubsequence:
+                    continue
+                known += step.out_keys
+            elif all(key in node.optional or overlaps(key, known) for key in node.reads):
+                known += node.writes
+            else:
+                continue
             kept[name] = step
         if not kept:
             raise EmptySubsequence(
@@ -222,7 +232,12 @@ class TensorDictSequential(StepList):
                 f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
                 f"{list_keys(graph.writes)}."
             )
-        return self._part(list(kept.items()))
+        part = self._part(list(kept.items()))
+        if graph.out_keys is not None:
+            asked = [*graph.out_keys, *(() if out_keys is None else wanted)]
+            visible = [key for key in part.out_keys if key in asked]
+            part.select_out_keys(*(visible or part.out_keys))
+        return part
 
     def _graph(self) -> KeyGraph:
         return self._resolve().graph
