@@ -197,8 +197,8 @@ def case(name: str) -> Case:
     return CASES[name]()
 
 
-def saved(name: str, path: Path) -> Path:
+def saved(name: str, path: Path, *, dynamic: Dynamic[str | tuple[str, ...]] | None = None) -> Path:
     """Export a model in the format of the file name; return the path."""
     model = case(name)
-    kd_export.save(model.module, path, model.example, dynamic=model.dynamic)
+    kd_export.save(model.module, path, model.example, dynamic=dynamic or model.dynamic)
     return path
