@@ -113,6 +113,44 @@ def test_a_stack_is_named_when_it_is_built() -> None:
         LazyStackedTensorDict(*make().unbind(0), stack_dim_name="env")
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td + 1,
+        lambda td: td * td,
+        lambda td: td.clone(),
+        lambda td: td.clone(recurse=False),
+        lambda td: td.contiguous(),
+        lambda td: td.select("a", "n"),
+        lambda td: td.apply(torch.neg),
+        lambda td: td[:2],
+        lambda td: td[:, :2],
+        lambda td: td.where(td["a"][..., 0] > 3, td),
+        lambda td: copy.deepcopy(td),
+        lambda td: pickle.loads(pickle.dumps(td)),
+        lambda td: td.flatten_keys("_").unflatten_keys("_"),
+        lambda td: cat([td, td]),
+    ],
+)
+def test_a_stack_keeps_the_name_of_its_own_dimension(
+    change: Callable[[TensorDictBase], TensorDictBase], dim: int
+) -> None:
+    td = lazy_stack(make().unbind(dim), dim)
+    td.names = ["time", "env"]
+    assert inner(td, "n").names == ["time", "env"]
+    changed = change(td)
+    assert changed.names == ["time", "env"]
+    assert inner(changed, "n").names == ["time", "env"]
+    assert td[torch.tensor([1, 0])].names == [None, "env"]
+
+
+def test_a_stack_that_grows_keeps_its_name() -> None:
+    td = LazyStackedTensorDict(*make().unbind(0), stack_dim_name="time")
+    td.append(make()[0])
+    assert td.names == ["time", "env"]
+
+
 def test_names_are_refined() -> None:
     td = TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4], names=["x", None, None])
     assert td.refine_names(..., "z").names == ["x", None, "z"]

@@ -193,7 +193,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         """
         if inplace:
             return become(self, self, "make contiguous in place")
-        joined = _join_alike(self._members, self._dim)
+        joined = _join_alike(self._members, self._dim, self._desc.batch[self._dim])
         if joined is not None:
             return self._like(joined, self._desc._unlocked)
         entries = self._entries
@@ -316,7 +316,9 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
 
     def __reduce__(self) -> tuple[object, ...]:
         lock = self._desc.lock
-        return restore_stack, (self.__class__, self._members, self._dim, lock is not None)
+        given = self.__class__, self._members, self._dim, lock is not None
+        name = names_of(self._desc.batch)[self._dim]
+        return restore_stack, given if name is None else (*given, name)
 
 
 def _check_stackable(stack: LazyStackedTensorDict) -> None:
@@ -335,8 +337,10 @@ def _chosen(leaf: Tensor, condition: Tensor, other: Tensor) -> Tensor:
     return torch.where(condition, leaf, other)
 
 
-def _join_alike(members: Sequence[TensorDictBase], dim: int) -> dict[str, Entry] | None:
+def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[str, Entry] | None:
     """Stack all entries of members with equal keys; return `None` where the slow path is needed.
+
+    `size` is the number of members, which may carry the name of the dimension.
 
     Does not build a lazy stack for each nested container: "lazy_stack.contiguous()" in the
     benchmarks.
@@ -358,19 +362,23 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int) -> dict[str, Entry]
         desc = value._desc if isinstance(value, TensorDictBase) else None
         if desc is None or any(getattr(node, "_desc", None) is not desc for node in column):
             return None
-        below = _join_alike(cast("list[TensorDictBase]", column), dim)
+        below = _join_alike(cast("list[TensorDictBase]", column), dim, size)
         if below is None:
             return None
-        batch = (*desc.batch[:dim], len(levels), *desc.batch[dim:])
+        batch = (*desc.batch[:dim], size, *desc.batch[dim:])
         joined[key] = cast("Entry", _registry.make_dense(below, desc.with_batch(batch)))
     return joined
 
 
 def restore_stack(
-    cls: type[LazyStackedTensorDict], members: list[TensorDictBase], dim: int, lock: bool
+    cls: type[LazyStackedTensorDict],
+    members: list[TensorDictBase],
+    dim: int,
+    lock: bool,
+    name: str | None = None,
 ) -> LazyStackedTensorDict:
     """Rebuild a lazy stack; called by pickle."""
-    stack = cls(*members, stack_dim=dim)
+    stack = cls(*members, stack_dim=dim, stack_dim_name=name)
     return stack.lock_() if lock else stack
 
 

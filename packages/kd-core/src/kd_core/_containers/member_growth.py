@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kd_core._base import TensorDictBase
+from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int
 from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import ShapeMismatch, shape_text, wrong_type
@@ -80,7 +81,8 @@ class MemberGrowth(MemberStorage):
             check_member(member, position, self._members[0], self)
         grown = self._members.copy()
         grown[index:index] = members
-        self._desc, self._members = describe_stack(grown, self._dim), grown
+        size = resized(self._desc.batch[self._dim], len(grown))
+        self._desc, self._members = describe_stack(grown, self._dim, size), grown
 
 
 def check_member(

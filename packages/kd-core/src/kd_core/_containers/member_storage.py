@@ -16,6 +16,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
+from kd_core._batch.names import resized
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import (
@@ -82,10 +83,15 @@ class MemberStorage(TensorDictBase, Composite):
         return new
 
     def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
+        size = self._desc.batch[self._dim]
+        return self._stack(members, self._dim if dim is None else dim, resized(size, len(members)))
+
+    def _stack(self, members: Sequence[AbstractContainer], dim: int, size: int) -> Self:
+        """Return a container of other members; their number may carry a name."""
         new = object.__new__(self.__class__)
         new._members = list(cast("Sequence[TensorDictBase]", members))
-        new._dim = self._dim if dim is None else dim
-        new._desc = describe_stack(members, new._dim)
+        new._dim = dim
+        new._desc = describe_stack(members, dim, size)
         return new
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
@@ -177,7 +183,11 @@ class MemberStorage(TensorDictBase, Composite):
         members = self._picked(picked)
         if picked.inner:
             members = [member[picked.inner] for member in members]
-        return members[0] if isinstance(picked.rows, int) else self._of(members, picked.dim)
+        if isinstance(picked.rows, int):
+            return members[0]
+        if picked.keeps_name:
+            return self._of(members, picked.dim)
+        return self._stack(members, picked.dim, len(members))
 
     def _picked(self, picked: Picked) -> list[TensorDictBase]:
         rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows
@@ -233,10 +243,18 @@ class MemberStorage(TensorDictBase, Composite):
         return self._members
 
 
-def describe_stack(members: Sequence[AbstractContainer], dim: int) -> Descriptor:
-    """Return the descriptor of a stack of members of the same batch size."""
+def describe_stack(
+    members: Sequence[AbstractContainer], dim: int, size: int | None = None
+) -> Descriptor:
+    """Return the descriptor of a stack of members of the same batch size.
+
+    Args:
+        members: the members.
+        dim: the stacked dimension.
+        size: the number of members, which may carry the name of the dimension.
+    """
     first = members[0]._desc
-    batch = (*first.batch[:dim], len(members), *first.batch[dim:])
+    batch = (*first.batch[:dim], len(members) if size is None else size, *first.batch[dim:])
     device = first.device
     for member in members:  # a loop: "lazy_stack 8" in the benchmarks
         if member._desc is not first and member._desc.device != device:
