@@ -21,6 +21,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    lazy_stack,
 )
 
 Pair = namedtuple("Pair", ["left", "right"])  # what users have
@@ -87,6 +88,12 @@ def test_a_named_tuple_and_back() -> None:
     assert type(back) is type(td.to_namedtuple())
     found = TensorDict.from_namedtuple(torch.arange(6).reshape(2, 3).min(dim=0))
     assert sorted(found.keys()) == ["indices", "values"]
+
+
+def test_a_named_tuple_without_fields_is_an_empty_container() -> None:
+    td = TensorDict({"n": {}})
+    assert list(TensorDict.from_namedtuple(cast("Pair", td.to_namedtuple())).keys()) == ["n"]
+    assert TensorDict.from_namedtuple(cast("Pair", TensorDict({}).to_namedtuple())).is_empty()
 
 
 @pytest.mark.parametrize("key", ["a b", "_a", "class", "0", ""])
@@ -206,6 +213,12 @@ def test_records_hold_data_as_objects() -> None:
         TensorDict({"": 1}).to_struct_array()
 
 
+def test_one_record_holds_the_object_itself() -> None:
+    pytest.importorskip("numpy")
+    array = TensorDict({"s": "x", "n": {"a": 1}}).to_struct_array()
+    assert TensorDict.from_struct_array(array)["s"] == "x"
+
+
 def test_keys_that_share_a_value() -> None:
     td = TensorDict.fromkeys(["a", ("b", "c")], torch.zeros(2))
     assert td["a"] is td["b", "c"]
@@ -239,6 +252,17 @@ def test_instances_keep_the_kinds_of_what_is_nested() -> None:
     assert isinstance(inner(made, "new"), TensorDict)
     assert td["p", "x"].tolist() == [0, 0]
     assert isinstance(declared().from_dict_instance(declared().to_dict()), Reach)
+
+
+def test_instances_read_nested_lists_as_rows() -> None:
+    td = TensorDict({"n": {"s": ["a", "b"], "x": torch.zeros(2)}}, [2])
+    for made in (
+        td.from_dict_instance(td.to_dict(), batch_size=[2]),
+        td.from_dict_instance(td.to_dict(), auto_batch_size=True),
+        lazy_stack(td.unbind(0)).from_dict_instance(td.to_dict(), batch_size=[2]),
+    ):
+        assert type(made) is TensorDict
+        assert made[1]["n", "s"] == "b"
 
 
 def test_modules_are_stacked_as_leaves_of_autograd() -> None:

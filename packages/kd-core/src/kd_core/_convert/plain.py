@@ -94,7 +94,8 @@ def tree_of_named_tuple(value: object) -> dict[str, object]:
     Raises:
         InvalidArgument: if it is not a named tuple.
     """
-    if not _field_names(value):
+    kind = type(value)
+    if not (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
         remedy = "Use `from_tuple` for a tuple without names."
         raise wrong_type("`named_tuple`", "a named tuple", value, remedy)
     return tree_of_tuple(value)
@@ -147,6 +148,8 @@ def columns_of_struct_array(value: object) -> dict[str, object]:
     columns: dict[str, object] = {}
     for name in value.dtype.names:  # type: ignore[attr-defined]  # checked above
         column = array[name]
+        if getattr(column, "shape", None) == () and getattr(column, "dtype", "") == "O":
+            column = column.item()  # type: ignore[attr-defined]  # the object itself
         columns[name] = columns_of_struct_array(column) if is_struct_array(column) else column
     return columns
 

@@ -54,6 +54,11 @@ def build(
     return make(tree, made._desc.batch, device)  # lists are rows now
 
 
+def kind_of(td: C) -> type[C]:
+    """Return the class of what is built like a container; a stack is read as a dense container."""
+    return type(td if hasattr(type(td), "from_dict") else td._like({}, td._desc.unlocked()))
+
+
 def stack_rows(rows: list[C], lazy: bool | None) -> C:
     """Stack containers along a new first dimension; `lazy` as in `from_list`."""
     if lazy is False:

@@ -12,7 +12,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._convert import plain
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._ops.calls import module_state
-from kd_core._ops.formats.building import build, stack_rows
+from kd_core._ops.formats.building import build, kind_of, stack_rows
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Objects(AbstractContainer):
         device: DeviceLike | None = None,
         batch_dims: int | None = None,
     ) -> Self:
-        """Build a container of the kind of this one, with nested containers of the kinds it has.
+        """Build a container of the kind of this one, and of nested kinds; stacks become dense.
 
         Args:
             input_dict: nested dicts of values; this container is not changed.
@@ -178,8 +178,13 @@ class Objects(AbstractContainer):
         for key, value in input_dict.items():
             current = self._entries.get(key)
             nested = isinstance(current, Objects) and isinstance(value, Mapping)
-            tree[key] = current.from_dict_instance(value) if nested else value  # type: ignore[union-attr]  # asked above
-        return build(type(self), tree, batch_size, device, auto_batch_size, batch_dims)
+            if nested:  # with the batch size, which says what is a list of rows
+                value = current.from_dict_instance(value, batch_size=batch_size)  # type: ignore[union-attr]  # asked above
+            tree[key] = value
+        made = build(kind_of(self), tree, batch_size, device, auto_batch_size, batch_dims)
+        if batch_size is not None or not made._desc.ndim:
+            return made
+        return self.from_dict_instance(input_dict, batch_size=made._desc.batch, device=device)
 
     @classmethod
     def from_list(
