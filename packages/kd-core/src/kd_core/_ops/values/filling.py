@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -141,8 +141,8 @@ class Filling(AbstractContainer):
             layout: the layout of the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
         """
-        make = partial(Tensor.new_zeros, **_options(requires_grad, layout, pin_memory))
-        return _fresh(self, size, make, dtype, device)
+        given = requires_grad, layout, pin_memory
+        return _fresh(self, size, Tensor.new_zeros, dtype, device, *given)
 
     def new_ones(
         self,
@@ -154,8 +154,8 @@ class Filling(AbstractContainer):
         pin_memory: bool = False,
     ) -> Self:
         """Create a container of ones with the same keys and another batch size; see `new_zeros`."""
-        make = partial(Tensor.new_ones, **_options(requires_grad, layout, pin_memory))
-        return _fresh(self, size, make, dtype, device)
+        given = requires_grad, layout, pin_memory
+        return _fresh(self, size, Tensor.new_ones, dtype, device, *given)
 
     def new_empty(
         self,
@@ -167,8 +167,8 @@ class Filling(AbstractContainer):
         pin_memory: bool = False,
     ) -> Self:
         """Create a container of uninitialised leaves; see `new_zeros`."""
-        make = partial(Tensor.new_empty, **_options(requires_grad, layout, pin_memory))
-        return _fresh(self, size, make, dtype, device)
+        given = requires_grad, layout, pin_memory
+        return _fresh(self, size, Tensor.new_empty, dtype, device, *given)
 
     def new_full(
         self,
@@ -192,12 +192,8 @@ class Filling(AbstractContainer):
             layout: the layout of the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
         """
-        more = _options(requires_grad, layout, pin_memory)
-
-        def make(leaf: Tensor, shape: tuple[int, ...], **options: Any) -> Tensor:
-            return leaf.new_full(shape, fill_value, **options, **more)
-
-        return _fresh(self, (size,), make, dtype, device)
+        make = partial(Tensor.new_full, fill_value=fill_value)
+        return _fresh(self, (size,), make, dtype, device, requires_grad, layout, pin_memory)
 
 
 def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
@@ -244,26 +240,27 @@ def _only(level: F, key: str) -> F:
     return level._like({key: level._entries[key]}, level._desc.unlocked())
 
 
-def _options(requires_grad: bool, layout: torch.layout, pin_memory: bool) -> dict[str, Any]:
-    """Return the options that are not the default ones."""
-    given: dict[str, Any] = {"requires_grad": True} if requires_grad else {}
-    if layout is not torch.strided:
-        given["layout"] = layout
-    if pin_memory:
-        given["pin_memory"] = True
-    return given
-
-
 def _fresh(
     td: F,
     size: Sequence[int | Sequence[int]],
     make: Callable[..., Tensor],
     dtype: torch.dtype | None,
     device: DeviceLike | None,
+    requires_grad: bool,
+    layout: torch.layout,
+    pin_memory: bool,
 ) -> F:
+    """Return a container of new leaves, which `make` creates from each leaf and a shape."""
     batch, ndim = sizes_of(size), td._desc.ndim
+    options: dict[str, object] = {"requires_grad": True} if requires_grad else {}
+    if layout is not torch.strided:
+        options["layout"] = layout
+    if pin_memory:
+        options["pin_memory"] = True
     made = td._map_each(
-        lambda leaf: make(leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device),
+        lambda leaf: make(
+            leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device, **options
+        ),
         Fresh(batch, ndim),
     )
     if device is None:
