@@ -39,6 +39,22 @@ def test_places_need_one_dimension(dim: object, td: TensorDict) -> None:
         td.max(dim)  # type: ignore[call-overload]  # wrong on purpose
 
 
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_a_dimension_by_its_name(name: str) -> None:
+    td = TensorDict({"a": torch.rand(3, 4, 2)}, [3, 4], names=["env", "time"])
+    expected = getattr(torch, name)(td["a"], 1)
+    values, indices = getattr(td, name)("time")
+    assert torch.equal(values["a"], expected.values)
+    assert torch.equal(indices["a"], expected.indices)
+    assert values.names == indices.names == ["env"]
+    assert getattr(td, name)("time", keepdim=True).indices.names == ["env", "time"]
+    assert torch.equal(getattr(td, name)("time", return_indices=False)["a"], expected.values)
+    with pytest.raises(OutOfRange, match=r"named `tme`; the names are .*Did you mean `time`"):
+        getattr(td, name)("tme")
+    with pytest.raises(OutOfRange, match="the container has no names"):
+        getattr(td.rename(None), name)("time")
+
+
 def test_truth_of_all_leaves() -> None:
     td = TensorDict({"a": torch.tensor([True, False]), "b": torch.tensor([True, True])}, [2])
     assert td.any() is True

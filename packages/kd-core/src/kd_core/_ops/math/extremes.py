@@ -53,7 +53,7 @@ class Extrema(AbstractContainer):
     def min(self, dim: None = None, *, reduce: Literal[True]) -> Tensor: ...
     @overload
     def min(
-        self, dim: int, keepdim: bool = False, *, return_indices: Literal[True] = True
+        self, dim: int | str, keepdim: bool = False, *, return_indices: Literal[True] = True
     ) -> Extremes[Self]: ...
     @overload
     def min(
@@ -70,7 +70,7 @@ class Extrema(AbstractContainer):
         """Return the smallest value of every leaf; along a batch dimension, its index too.
 
         Args:
-            dim: a batch dimension; `None`: over everything.
+            dim: a batch dimension or its name; `None`: over everything.
             keepdim: keep the dimension with size 1.
             reduce: reduce all leaves to one tensor.
             return_indices: whether the indices are wanted; without them, `dim` may be several
@@ -79,10 +79,7 @@ class Extrema(AbstractContainer):
         Returns:
             With `dim` two containers, `values` and `indices`; else a container, or a tensor.
         """
-        if dim is not None and not return_indices and not isinstance(dim, int):
-            return reduced(self, torch.amin, dim, keepdim, reduce)
-        found = _extreme(self, torch.amin, torch.min, dim, keepdim, reduce)
-        return found if return_indices or not isinstance(found, Extremes) else found.values
+        return _extreme(self, torch.amin, torch.min, dim, keepdim, reduce, return_indices)
 
     @overload
     def max(self, dim: None = None, *, reduce: Literal[False] = False) -> Self: ...
@@ -90,7 +87,7 @@ class Extrema(AbstractContainer):
     def max(self, dim: None = None, *, reduce: Literal[True]) -> Tensor: ...
     @overload
     def max(
-        self, dim: int, keepdim: bool = False, *, return_indices: Literal[True] = True
+        self, dim: int | str, keepdim: bool = False, *, return_indices: Literal[True] = True
     ) -> Extremes[Self]: ...
     @overload
     def max(
@@ -107,7 +104,7 @@ class Extrema(AbstractContainer):
         """Return the largest value of every leaf; along a batch dimension, its index too.
 
         Args:
-            dim: a batch dimension; `None`: over everything.
+            dim: a batch dimension or its name; `None`: over everything.
             keepdim: keep the dimension with size 1.
             reduce: reduce all leaves to one tensor.
             return_indices: whether the indices are wanted; without them, `dim` may be several
@@ -116,10 +113,7 @@ class Extrema(AbstractContainer):
         Returns:
             With `dim` two containers, `values` and `indices`; else a container, or a tensor.
         """
-        if dim is not None and not return_indices and not isinstance(dim, int):
-            return reduced(self, torch.amax, dim, keepdim, reduce)
-        found = _extreme(self, torch.amax, torch.max, dim, keepdim, reduce)
-        return found if return_indices or not isinstance(found, Extremes) else found.values
+        return _extreme(self, torch.amax, torch.max, dim, keepdim, reduce, return_indices)
 
     @overload
     def all(self, dim: None = None) -> bool: ...
@@ -177,14 +171,14 @@ class Extrema(AbstractContainer):
         return self._map_each(lambda leaf: torch.cumprod(leaf, axis), SAME_SHAPE)
 
     @overload
-    def cummax(self, dim: int, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
+    def cummax(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
     @overload
-    def cummax(self, dim: int, *, return_indices: Literal[False]) -> Self: ...
-    def cummax(self, dim: int, *, return_indices: bool = True) -> Self | Extremes[Self]:
+    def cummax(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
+    def cummax(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the largest value so far along a batch dimension, and its index.
 
         Args:
-            dim: the batch dimension.
+            dim: the batch dimension, or its name.
             return_indices: whether the indices are wanted; else one container is returned.
 
         Example:
@@ -199,10 +193,10 @@ class Extrema(AbstractContainer):
         return found if return_indices else found.values
 
     @overload
-    def cummin(self, dim: int, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
+    def cummin(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
     @overload
-    def cummin(self, dim: int, *, return_indices: Literal[False]) -> Self: ...
-    def cummin(self, dim: int, *, return_indices: bool = True) -> Self | Extremes[Self]:
+    def cummin(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
+    def cummin(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
         (axis,) = batch_dims_of(self, dim)
         found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), SAME_SHAPE)
@@ -216,17 +210,19 @@ def _extreme(
     dim: Dim,
     keepdim: bool,
     reduce: bool,
+    return_indices: bool,
 ) -> E | Tensor | Extremes[E]:
-    if dim is None:
-        return reduced(td, over_all, None, keepdim, reduce)
-    if reduce or isinstance(dim, (str, tuple, list)):
+    alone = isinstance(dim, int) or (isinstance(dim, str) and dim != "feature")
+    if dim is None or not (alone or return_indices):
+        return reduced(td, over_all, dim, keepdim, reduce)
+    if reduce or not alone:
         raise InvalidArgument(
-            "`dim` must be one integer, without `reduce`, because the result has indices. Use "
-            "`amin` or `amax` for several dimensions, for features, or for all leaves together."
+            "`dim` must be one integer or name, without `reduce`, because the result has indices. "
+            "Use `amin` or `amax` for several dimensions, for features, or for all leaves together."
         )
     (axis,) = batch_dims_of(td, dim)
-    batch = without((axis,), keepdim)
-    return _pairs(td, lambda leaf: along(leaf, axis, keepdim), batch)
+    found = _pairs(td, lambda leaf: along(leaf, axis, keepdim), without((axis,), keepdim))
+    return found if return_indices else found.values
 
 
 def _pairs(td: E, fn: Callable[[Tensor], tuple[Tensor, Tensor]], batch: BatchFn) -> Extremes[E]:

@@ -98,7 +98,7 @@ def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -
 
 
 def _is_named(td: AbstractContainer, name: str) -> bool:
-    """Return whether a string is the name of a batch dimension; `"feature"` is, if one has it."""
+    """Return whether a string must be the name of a batch dimension; `"feature"` never is."""
     return name != "feature" and any(names_of(td._desc.batch))
 
 
