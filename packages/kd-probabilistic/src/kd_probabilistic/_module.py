@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, cast, overload
 
 import torch
 from torch import Size, Tensor
@@ -16,6 +16,7 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     format_key,
+    is_non_tensor,
     nearest_key,
     unravel_key_to_tuple,
 )
@@ -186,10 +187,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         dist = self.get_dist(tensordict) if dist is None else dist
         values: dict[NestedKey, Tensor] = {}
         for key in self._settings.sample_keys:
-            value = tensordict.get(key)
-            if value is None:
-                raise _missing(self, key, tensordict)
-            values[key] = value
+            values[key] = cast("Tensor", _read(self, key, tensordict))
         return self.log_prob_of_values(dist, values, aggregate)
 
     def log_prob_of_values(
@@ -347,22 +345,26 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         return made
 
     def _read(self, tensordict: TensorDictBase) -> list[object]:
-        values: list[object] = []
-        for key in self._settings.params:
-            value = tensordict.get(key)
-            if value is None:
-                raise _missing(self, key, tensordict)
-            values.append(value)
-        return values
+        return [_read(self, key, tensordict) for key in self._settings.params]
 
 
 _ONE = Size()
 
 
+def _read(
+    module: ProbabilisticTensorDictModule, key: NestedKey, tensordict: TensorDictBase
+) -> object:
+    """Return an entry, or raise that it is missing, as a field that is not set is."""
+    value: object = tensordict.get(key)
+    if value is None or (is_non_tensor(value) and tensordict[unravel_key_to_tuple(key)] is None):
+        raise _missing(module, key, tensordict)
+    return value
+
+
 def _missing(
     module: ProbabilisticTensorDictModule, key: NestedKey, tensordict: TensorDictBase
 ) -> InputMissing:
-    known = list(tensordict.keys(True))
+    known = [have for have in tensordict.keys(True) if have != key]  # a field may not be set
     near = nearest_key(key, known)
     hint = "" if near is None else f" Did you mean {format_key(near)}?"
     there = ", ".join(format_key(k) for k in known) or "none"

@@ -18,6 +18,7 @@ from kd_core import (
     TensorDict,
     format_key,
     is_tensor_collection,
+    is_tensorclass,
     nearest_key,
     unravel_key_to_tuple,
 )
@@ -173,8 +174,9 @@ class CallNames:
         found: dict[NestedKey, object] = {
             key: entry(nested, key) for key in self.keys if has_entry(nested, key)
         }
-        leaves = [k for k, found in nested.items(True) if not is_tensor_collection(found)]
-        for leaf in leaves:
+        # A typed container may hold more than is read: its fields are those of its class.
+        further = () if is_tensorclass(value) else nested.items(True)
+        for leaf in [k for k, part in further if not is_tensor_collection(part)]:
             if not any(is_prefix(key, leaf) for key in found):
                 raise DispatchError(
                     f"{who()} does not read {format_key(leaf)}, given inside `{name}`. "

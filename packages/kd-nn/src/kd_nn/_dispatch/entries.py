@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from torch import Tensor
 
-from kd_core import NestedKey, TensorDict, TensorDictBase
+from kd_core import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from kd_nn._errors import input_missing
 
 Inplace = bool | Literal["empty"] | None
@@ -112,7 +112,8 @@ def destination(
 
 
 def has_entry(tensordict: TensorDictBase, key: NestedKey) -> bool:
-    """Return whether there is an entry at `key`."""
-    if tensordict.__class__ is TensorDict:  # a lazy stack would stack its members to read it
-        return tensordict.get(key) is not None
-    return key in tensordict.keys(True)
+    """Return whether there is an entry at `key`; a field that is not set is none."""
+    if isinstance(tensordict, LazyStackedTensorDict):  # to read it would stack its members
+        return key in tensordict.keys(True)
+    found: object = tensordict.get(key)
+    return isinstance(found, Tensor) or (found is not None and entry(tensordict, key) is not None)
