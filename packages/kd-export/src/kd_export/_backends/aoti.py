@@ -150,10 +150,15 @@ def _quiet() -> Iterator[None]:
 
 
 def _copy_without_sources(package: Path, path: Path) -> None:
-    """Copy an archive but for the C++ sources, which tell paths of this machine and do not run."""
+    """Copy an archive but for what the C++ sources hold: paths of this machine, and nothing to run.
+
+    They keep their names, by which torch 2.10 finds the files beside them.
+    """
     with package.open("rb") as file, open_zip(file) as source, zipfile.ZipFile(path, "w") as target:
         for name, info in members(source, _KNOWN).items():
-            if not name.endswith(".cpp"):
+            if name.endswith(".cpp"):
+                target.writestr(f"{_FOLDER}/{name}", b"")
+            else:
                 copy_member(source, info, target, f"{_FOLDER}/{name}")
 
 
