@@ -45,7 +45,7 @@ def model() -> TensorDictSequential:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("artefacts") / "model.aoti.pt2"
     example = {("obs", "x"): torch.randn(2, 3), "h": torch.randn(2, 4)}
-    assert kd_export.save(model(), target, example).ok
+    assert kd_export.save(model(), target, example, state={"h": ("next", "h")}).ok
     return target
 
 
@@ -63,6 +63,9 @@ def test_compiled_code_is_checked_and_verified(path: Path) -> None:
     torch.testing.assert_close(results["loc"], eager[expected.out_keys.index("loc")])
     strided = session.run({"obs.x": X.t().contiguous().t(), "h": H})
     assert torch.equal(strided["scale"], results["scale"])
+    first = session.step({"obs.x": X})["next.h"]
+    second = session.run({"obs.x": X, "h": first})
+    assert torch.equal(session.step({"obs.x": X})["next.h"], second["next.h"])
     for wrong, error in ((X.double(), DtypeMismatch), (X[:, :2], ShapeMismatch)):
         with pytest.raises(error):
             session.run({"obs.x": wrong, "h": H})

@@ -50,6 +50,7 @@ def test_a_schema_does_not_differ_from_itself() -> None:
             ("input", "x", "float32 (batch, 3)", "int64 (batch, 3)"),
         ),
         ({"axes": {"batch": Axis(1, 8)}}, ("axis", "batch", "1..", "1..8")),
+        ({"state": {"state.h": "y"}}, ("next of state", "state.h", None, "y")),
         ({"batch_dims": 0}, ("batch dimensions", "", "1", "0")),
         ({"mode": "mean"}, ("mode", "", None, "mean")),
         ({"metadata": {"epoch": "1"}}, ("metadata", "epoch", "1", '"1"')),

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -22,8 +23,20 @@ SCHEMA = Schema(
 )
 
 
-def test_json_round_trip() -> None:
-    assert Schema.from_json(SCHEMA.to_json()) == SCHEMA
+H = Entry(("h",), "h", "float32", ("batch", 2))
+RECURRENT = replace(SCHEMA, inputs=(H, *SCHEMA.inputs), outputs=(H,), state={"h": "h"}, vectors=())
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, RECURRENT])
+def test_json_round_trip(schema: Schema) -> None:
+    assert Schema.from_json(schema.to_json()) == schema
+
+
+@pytest.mark.parametrize("state", [{"x": "h"}, {"h": "x"}, {"in.x": "h"}, {"h": 1}, ["h"]])
+def test_damaged_state_is_refused(state: object) -> None:
+    data = RECURRENT.to_data() | {"state": state}
+    with pytest.raises(ExportError, match="the schema is damaged"):
+        Schema.from_json(json.dumps(data))
 
 
 def test_json_is_strict() -> None:
@@ -75,7 +88,8 @@ def test_metadata_must_be_exact_json(value: object) -> None:
 def test_published_description_names_every_field() -> None:
     published = json.loads(files("kd_export").joinpath("schema_v1.json").read_text())
     data = SCHEMA.to_data()
-    assert set(published["properties"]) == set(published["required"]) == set(data)
+    assert set(published["required"]) == set(data)
+    assert set(published["properties"]) == set(RECURRENT.to_data())
     entry, vector = published["$defs"]["entry"], published["$defs"]["vector"]
     written = json.loads(SCHEMA.to_json())
     assert set(written["inputs"][0]) == set(entry["properties"])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kd_export._capture.dynamic_shapes import Dynamic, Name
     from kd_export._capture.signature import Example, Word
+    from kd_export._schema.state import Name as Next
     from kd_export._verification.report import Report
 
 
@@ -27,6 +28,7 @@ def export(
     inputs: Sequence[object] | None = None,
     outputs: Sequence[object] | None = None,
     dynamic: Dynamic[Name] = "batch",
+    state: Mapping[Next, object] | None = None,
     mode: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
@@ -46,6 +48,8 @@ def export(
         dynamic: ``"batch"``: the leading dimension of all inputs is one axis of this name, of any
             size from 1. ``{"batch": (1, 1024)}``: the same with a range. ``{key: {dim: name}}``:
             named dimensions by input. ``None``: all shapes are fixed.
+        state: What a recurrent module carries from one step to the next: by the key of each input,
+            the key of the output that is its next value. `Session.step` carries it.
         mode: What probabilistic parts give: ``"deterministic"``, ``"mode"``, ``"mean"``,
             ``"median"``, or ``"random"``, which also allows random operators.
         strict: Passed on to `torch.export.export`.
@@ -57,7 +61,8 @@ def export(
     Raises:
         NotExportable: The module cannot be captured, draws random numbers or keeps state.
         Specialized: A dimension that should be dynamic was frozen.
-        KeyMismatch: The example or ``inputs``/``outputs`` do not fit the module.
+        KeyMismatch: The example, ``inputs``, ``outputs`` or ``state`` do not fit the module.
+        ShapeMismatch: A next state has another shape than the state.
 
     Example:
         >>> import torch
@@ -77,6 +82,7 @@ def export(
         inputs=inputs,
         outputs=outputs,
         dynamic=dynamic,
+        state=state,
         mode=mode,
         strict=strict,
         metadata=metadata,
@@ -92,6 +98,7 @@ def save(
     inputs: Sequence[object] | None = None,
     outputs: Sequence[object] | None = None,
     dynamic: Dynamic[Name] = "batch",
+    state: Mapping[Next, object] | None = None,
     mode: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
@@ -115,6 +122,7 @@ def save(
         inputs=inputs,
         outputs=outputs,
         dynamic=dynamic,
+        state=state,
         mode=mode,
         strict=strict,
         metadata=metadata,

@@ -13,6 +13,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 import torch
@@ -29,6 +30,8 @@ from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
+from kd_export._schema.state import Name as Next
+from kd_export._schema.state import resolve_state
 from kd_export._schema.wire import wire_name
 
 _PREFIX = "module."
@@ -42,6 +45,7 @@ def capture(
     inputs: Sequence[object] | None,
     outputs: Sequence[object] | None,
     dynamic: Dynamic[Name],
+    state: Mapping[Next, object] | None,
     mode: str | None,
     strict: bool,
     metadata: Mapping[str, object] | None,
@@ -72,6 +76,7 @@ def capture(
         versions={"kd-export": version("kd-export"), "torch": torch.__version__},
         weights=digest_of(held_by(program)),
     )
+    schema = replace(schema, state=resolve_state(schema, state))
     sample = given if shapes.hold(given) else tensors
     return schema, program, tuple(diagnostics), Reference(flat, mode), tuple(sample.values())
 

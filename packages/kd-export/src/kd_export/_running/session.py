@@ -22,6 +22,7 @@ from kd_export._errors import (
     quoted,
 )
 from kd_export._running.backend import Runner
+from kd_export._running.state import Carried
 from kd_export._schema.schema import Entry, Schema, find_entry
 from kd_export._schema.shapes import check_shape
 from kd_export._schema.wire import as_key, nest, unnest, wire_key, wire_name
@@ -59,6 +60,7 @@ class Session:
         self.schema = schema
         self.runner = runner
         self._direct = runner.direct
+        self._carried = Carried(schema, runner)
 
     def __repr__(self) -> str:
         return repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
@@ -94,34 +96,117 @@ class Session:
         except ExportError:
             raise
         except Exception as error:
-            raise ProgramFailed(f"the program fails on these inputs: {error}") from error
+            raise _failed(error) from error
 
     def _checked(self, x: Inputs, outputs: Iterable[object] | None) -> Inputs:
-        values, form = _read(x, self.schema)
-        arrays = self._arrays(values)
+        values, form = _read(x, self.schema.inputs)
+        arrays = self._arrays(self.schema.inputs, values, {})
         wanted = self._wanted(outputs)
         results = self.runner(arrays, None if outputs is None else [e.name for e in wanted])
+        return cast(Inputs, form.write(self._restored(wanted, results, values)))
+
+    def step(self, x: Inputs) -> Inputs:
+        """Run the program on its own state, and carry the state to the next step.
+
+        The state is what the program was exported with as ``state=``. It is zero in the first step.
+        A program without state runs as by `run`.
+
+        Args:
+            x: The inputs as for `run`, but for the state; what a container holds of it is ignored.
+
+        Returns:
+            All outputs, the next state among them, arranged as the inputs were.
+
+        Raises:
+            ShapeMismatch: The batch has another size than in the step before, or as for `run`.
+            ExportError: As for `run`. The state is then as it was.
+
+        Example:
+            >>> import torch
+            >>> import kd_export
+            >>> from kd_nn import TensorDictModule
+            >>> cell = TensorDictModule(
+            ...     torch.nn.GRUCell(3, 4), in_keys=["x", "h"], out_keys=["new"]
+            ... )
+            >>> example = {"x": torch.zeros(2, 3), "h": torch.zeros(2, 4)}
+            >>> report = kd_export.save(cell, "policy.pt2", example, state={"h": "new"})
+            >>> session = kd_export.open("policy.pt2", trusted=True)
+            >>> first = session.step({"x": torch.ones(5, 3)})
+            >>> second = session.step({"x": torch.ones(5, 3)})
+            >>> torch.equal(first["new"], second["new"])
+            False
+            >>> session.reset()
+            >>> torch.equal(session.step({"x": torch.ones(5, 3)})["new"], first["new"])
+            True
+        """
+        try:
+            return self._stepped(x)
+        except ExportError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+
+    def _stepped(self, x: Inputs) -> Inputs:
+        schema, sizes = self.schema, dict[str, tuple[int, Entry]]()
+        given = tuple(entry for entry in schema.inputs if entry.wire not in schema.state)
+        values, form = _read(x, given)
+        arrays = {e.wire: a for e, a in zip(given, self._arrays(given, values, sizes), strict=True)}
+        arrays |= self._carried.inputs(sizes)
+        results = self.runner([arrays[entry.wire] for entry in schema.inputs])
+        found = form.write(self._restored(schema.outputs, results, values))
+        self._carried.keep(results)
+        return cast(Inputs, found)
+
+    def reset(self, mask: object = None) -> None:
+        """Set the state back to zero.
+
+        Args:
+            mask: One bool for each row of the batch: which rows to set back. By default all, and
+                the next step may have a batch of another size.
+
+        Raises:
+            ShapeMismatch: The mask has not one value for each row.
+            DtypeMismatch: The mask holds other values than bools.
+        """
+        self._carried.reset(mask)
+
+    @property
+    def state(self) -> dict[str, object]:
+        """Copies of the state by wire name, in the arrays of the runtime; empty before a step."""
+        return self._carried.copies()
+
+    def _restored(
+        self, entries: Sequence[Entry], results: Sequence[object], values: Sequence[object]
+    ) -> dict[Key, object]:
+        """Return results by key, as the kind of array that was passed in."""
         like = values[0] if values else None
-        found = {
+        return {
             entry.key: self.runner.restore(result, like)
-            for entry, result in zip(wanted, results, strict=True)
+            for entry, result in zip(entries, results, strict=True)
         }
-        return cast(Inputs, form.write(found))
 
     def _wanted(self, outputs: Iterable[object] | None) -> Sequence[Entry]:
         if outputs is None:
             return self.schema.outputs
         return [find_entry(self.schema.outputs, key, "output") for key in outputs]
 
-    def _arrays(self, values: Sequence[object]) -> list[object]:
+    def _arrays(
+        self,
+        entries: Sequence[Entry],
+        values: Sequence[object],
+        sizes: dict[str, tuple[int, Entry]],
+    ) -> list[object]:
         """Check the values against the schema and bring them to the runtime's arrays."""
         arrays: list[object] = []
-        sizes: dict[str, tuple[int, Entry]] = {}
-        for entry, value in zip(self.schema.inputs, values, strict=True):
+        for entry, value in zip(entries, values, strict=True):
             array = self.runner.adapt(value, entry)
             check_shape(entry, tuple(cast(_Shaped, array).shape), self.schema, sizes)
             arrays.append(array)
         return arrays
+
+
+def _failed(error: Exception) -> ProgramFailed:
+    return ProgramFailed(f"the program fails on these inputs: {error}")
 
 
 class _Form(Protocol):
@@ -154,21 +239,21 @@ class _Container:
         return result
 
 
-def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
+def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
     """Read the inputs in order, and how they were arranged."""
     # A container can only be one of kd_core's if kd_core has been imported.
     core = sys.modules.get("kd_core")
     if core is not None and core.is_tensor_collection(x):
         container = cast("TensorDictBase", x)
-        held = {e.key: container.get(e.key) for e in schema.inputs}
+        held = {e.key: container.get(e.key) for e in inputs}
         held = {key: value for key, value in held.items() if value is not None}
-        return _in_order(held, schema, map(wire_name, held)), _Container(container)
+        return _in_order(held, inputs, map(wire_name, held)), _Container(container)
     if not isinstance(x, Mapping):
         raise DtypeMismatch(
             f"expected a mapping or a container of inputs, got a {type(x).__name__}.",
             expected="a mapping or a container",
             got=type(x).__name__,
-            hint=f"Pass a dict with {quoted(entry.wire for entry in schema.inputs)}.",
+            hint=f"Pass a dict with {quoted(entry.wire for entry in inputs)}.",
         )
     form: _Form
     if any(isinstance(value, Mapping) for value in x.values()):
@@ -177,13 +262,13 @@ def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
         entries, form = {as_key(word): value for word, value in x.items()}, _FlatByKey()
     else:
         entries, form = {wire_key(str(word)): value for word, value in x.items()}, _FlatByWire()
-    known = {entry.key for entry in schema.inputs}
-    values = _in_order(entries, schema, map(wire_name, entries))
+    known = {entry.key for entry in inputs}
+    values = _in_order(entries, inputs, map(wire_name, entries))
     for key in entries:
         if key not in known:
             raise KeyMismatch(
                 f"`{wire_name(key)}` is not an input of the program; available inputs: "
-                f"{quoted(entry.wire for entry in schema.inputs)}.",
+                f"{quoted(entry.wire for entry in inputs)}.",
                 key=key,
                 got=wire_name(key),
                 hint="Leave it out.",
@@ -191,9 +276,11 @@ def _read(x: object, schema: Schema) -> tuple[list[object], _Form]:
     return values, form
 
 
-def _in_order(entries: Mapping[Key, object], schema: Schema, given: Iterable[str]) -> list[object]:
+def _in_order(
+    entries: Mapping[Key, object], inputs: Sequence[Entry], given: Iterable[str]
+) -> list[object]:
     names = list(given)
-    for entry in schema.inputs:
+    for entry in inputs:
         if entry.key not in entries:
             close = nearest(entry.wire, names)
             raise KeyMismatch(
@@ -205,4 +292,4 @@ def _in_order(entries: Mapping[Key, object], schema: Schema, given: Iterable[str
                 if close is None
                 else f"Did you mean `{entry.wire}` by `{close}`?",
             )
-    return [entries[entry.key] for entry in schema.inputs]
+    return [entries[entry.key] for entry in inputs]

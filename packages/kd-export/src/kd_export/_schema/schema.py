@@ -146,6 +146,8 @@ class Schema:
         weights: The SHA-256, in hexadecimal, of all weights of a ``.pt2`` file, and of all that a
             file of another format holds but the schema.
         vectors: The stored tests.
+        state: What is carried from one step to the next: the wire name of each output that is the
+            next value of an input, by that input's.
 
     Example:
         >>> entry = Entry(("x",), "x", "float32", ("batch", 3))
@@ -168,6 +170,7 @@ class Schema:
     versions: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
     vectors: tuple[Vector, ...] = ()
+    state: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}\n{plain_table(ENTRY_HEADER, entry_rows(self))}"
@@ -189,6 +192,7 @@ class Schema:
 
     def to_data(self) -> dict[str, Json]:
         """Return the schema as plain data, fit for JSON."""
+        state: dict[str, Json] = {"state": dict(self.state)} if self.state else {}
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -201,6 +205,7 @@ class Schema:
             "versions": dict(self.versions),
             "weights": self.weights,
             "vectors": [_vector_data(vector) for vector in self.vectors],
+            **state,
         }
 
     @classmethod
@@ -244,10 +249,13 @@ class Schema:
             versions={name: _str(item) for name, item in _dict(data["versions"]).items()},
             weights=_str(data["weights"]),
             vectors=tuple(_vector(item) for item in _list(data["vectors"])),
+            state={n: _str(item) for n, item in _dict(data.get("state", {})).items()},
         )
         if len(schema.vectors) > _MOST_VECTORS:
             raise ValueError(f"{len(schema.vectors)} stored tests")
         _check_axes(schema)
+        for pair in schema.state.items():
+            _check_pair(*pair, schema)
         for vector in schema.vectors:
             _check_vector(vector, schema)
         return schema
@@ -258,6 +266,14 @@ def _check_axes(schema: Schema) -> None:
         for size in entry.shape:
             if isinstance(size, str) and size not in schema.axes:
                 raise ValueError(f"the input {entry.wire!r} has the unknown axis {size!r}")
+
+
+def _check_pair(read: str, written: str, schema: Schema) -> None:
+    """Check that an output can be the next value of an input."""
+    (one,) = [entry for entry in schema.inputs if entry.wire == read]
+    (next_one,) = [entry for entry in schema.outputs if entry.wire == written]
+    if (one.dtype, one.shape) != (next_one.dtype, next_one.shape):
+        raise ValueError(f"the state {brief(read)} does not fit {brief(written)}")
 
 
 def _check_vector(vector: Vector, schema: Schema) -> None:
@@ -281,16 +297,14 @@ def _check_vector(vector: Vector, schema: Schema) -> None:
 
 def entry_rows(schema: Schema) -> list[Row]:
     """Return inputs and outputs as rows of a table under `ENTRY_HEADER`."""
-    return [
-        (
-            what,
-            entry.key[0] if len(entry.key) == 1 else str(entry.key),
-            entry.wire,
-            entry.describe(),
-        )
-        for what, entries in (("input", schema.inputs), ("output", schema.outputs))
-        for entry in entries
-    ]
+    rows: list[Row] = []
+    for what, entries in (("input", schema.inputs), ("output", schema.outputs)):
+        for entry in entries:
+            after = schema.state.get(entry.wire) if what == "input" else None
+            told = entry.describe() + ("" if after is None else f", then `{after}`")
+            key = entry.key[0] if len(entry.key) == 1 else str(entry.key)
+            rows.append((what, key, entry.wire, told))
+    return rows
 
 
 def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
