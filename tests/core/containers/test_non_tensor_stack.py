@@ -10,6 +10,7 @@ from typing import cast
 import numpy
 import pytest
 import torch
+from tests.core.kinds import inner
 from tests.core.rows import names
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -335,11 +336,24 @@ def test_reductions_collect_the_values_of_the_rows() -> None:
     assert cat([td.sum(1), td[:, :1].sum(1)]).get_non_tensor("s")[2:] == [["a"], ["c"]]  # type: ignore[index]  # a list
 
 
+def test_a_reduction_of_all_leaves_does_not_count_it() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "n": {"s": ["a", "b"]}}, [2])
+    for each in (td, lazy_stack(td.unbind(0))):
+        assert each.sum("feature", reduce=True).tolist() == [3, 3]
+        assert each.sum(reduce=True) == 6
+
+
+def test_the_lists_of_a_reduction_do_not_follow_the_order_of_its_dimensions() -> None:
+    td = make((2, 3))
+    assert td.sum((1, 0))["n", "s"] == td.sum((0, 1))["n", "s"] == td["n", "s"]
+
+
 def test_padding_has_no_value() -> None:
     td = make((2,))
     assert pad(td, [1, 2], 1.0).get_non_tensor(("n", "s")) == [None, "0", "1", None, None]
     both = pad_sequence([make((1,)), make((2,))], return_mask=True)
     assert both.get_non_tensor(("n", "s")) == [["0", None], ["0", "1"]]
+    assert list(inner(both, "masks").keys(True, True)) == ["x"]
     assert pad(td, [-1, 0]).get_non_tensor(("n", "s")) == ["1"]
 
 

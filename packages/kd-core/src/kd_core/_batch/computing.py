@@ -38,7 +38,7 @@ class Reduced:
 
     def gone(self, ndim: int) -> tuple[int, ...]:
         """Return the dimensions of a batch that are reduced."""
-        return self.dims if self.first is None else tuple(range(self.first, ndim))
+        return tuple(sorted(self.dims)) if self.first is None else tuple(range(self.first, ndim))
 
     def __call__(self, batch: Batch) -> Batch:
         return (*self.lead, *self._left(batch)) if self.lead else self._left(batch)

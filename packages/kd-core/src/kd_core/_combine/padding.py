@@ -12,7 +12,6 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
-from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._ops.math.output import written_to
@@ -208,13 +207,7 @@ def _pad_leaves(
     if return_mask is False:
         return result
     masks = stack([each.named_apply(mask, nested_keys=True, batch_size=()) for each in sequences])
-    return _with_masks(result, _leaves_alone(masks), return_mask)
-
-
-def _leaves_alone(masks: C) -> C:
-    """Drop what is not a tensor from a container of masks."""
-    data = [key for key, value in masks._entries.items() if isinstance(value, NonTensorDataBase)]
-    return masks.exclude(*data)
+    return _with_masks(result, masks.filter_non_tensor_data(), return_mask)
 
 
 def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) -> TensorDictBase:
@@ -225,5 +218,5 @@ def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) 
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)
-    masked = container._map_each(lambda leaf: mask.to(leaf.device), same_batch)
-    return _leaves_alone(masked)
+    alone = container.filter_non_tensor_data()
+    return alone._map_each(lambda leaf: mask.to(leaf.device), same_batch)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import Reduced
+from kd_core._batch.computing import SAME_SHAPE, Reduced
 from kd_core._batch.names import names_of
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.entries.renaming import renamed
-from kd_core._protocol.primitives import AbstractContainer, same_batch
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._ops.entries.renaming import KeyFn
@@ -137,7 +137,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
     if everything:
         td._collect(leaves)
     else:
-        td._map_each(note, same_batch)
+        td._map_each(note, SAME_SHAPE)
     if not leaves:
         raise InvalidValue(
             "`reduce=True` requires at least one tensor, got a container without tensors."
