@@ -38,6 +38,10 @@ def test_tensors_come_back(file: Path, td: TensorDict) -> None:
     assert back.batch_size == td.batch_size
 
 
+def test_a_container_without_rows_has_its_columns() -> None:
+    assert TensorDict({"a": torch.zeros(0, 2)}, [0]).to_csv() == "a[0],a[1]\r\n"
+
+
 def test_strings_are_rows(file: Path) -> None:
     td = TensorDict({"s": ["a,b", 'q"\n'], "n": {"w": ["", "x"]}, "x": [1, 2]}, [2])
     td.to_csv(file)

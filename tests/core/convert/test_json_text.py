@@ -32,6 +32,13 @@ def test_flat_names_come_back(file: Path, td: TensorDict) -> None:
     assert_same(TensorDict.from_json(file, separator="."), td)
 
 
+def test_keys_come_back_in_their_order(file: Path) -> None:
+    td = TensorDict({"b": "x", "n": {"d": {}, "c": 1}, "a": torch.zeros(2)})
+    td.to_json(file)
+    keys = ["b", "n", ("n", "d"), ("n", "c"), "a"]
+    assert list(TensorDict.from_json(file).keys(include_nested=True)) == keys
+
+
 def test_text_is_returned_without_a_path() -> None:
     text = TensorDict({"a": [1, 2], "n": {"b": 0.5}}).to_json()
     assert text is not None

@@ -54,7 +54,7 @@ def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for path, leaf in leaves_of(td):
         name = _joined(path, separator)
-        flat = leaf.reshape(leaf.shape[0], -1) if leaf.ndim > 1 else leaf
+        flat = leaf.flatten(1) if leaf.ndim > 1 else leaf
         for place, suffix in enumerate(_elements(leaf, path)):
             columns[f"{name}{suffix}"] = flat[:, place] if suffix else leaf
     _add_data(td, separator, (), columns)

@@ -1,4 +1,4 @@
-"""What the plain values of a container do not say: batch sizes, dtypes, shapes, non-tensor data.
+"""What the plain values of a container do not say: batch sizes, key order, dtypes, shapes, data.
 
 Files keep it beside the values, as JSON, so that reading them returns an equal container.
 """
@@ -81,7 +81,7 @@ def layout_of(td: AbstractContainer) -> Plain:
 
 
 def _list_levels(td: AbstractContainer, path: Path, levels: list[object]) -> None:
-    levels.append([path, list(td._desc.batch)])
+    levels.append([path, list(td._desc.batch), list(td._entries)])
     for key, value in td._entries.items():
         if isinstance(value, AbstractContainer):
             _list_levels(value, (*path, key), levels)
@@ -112,8 +112,9 @@ def rebuilt(layout: Plain, read: Callable[[Path], Tensor]) -> Tree:
         layout: what `layout_of` returned, from JSON.
         read: returns the values of a leaf; their dtype and shape may be those of `stored`.
     """
-    levels = {tuple(path): describe(tuple(batch)) for path, batch in _rows(layout, "levels")}
-    content: dict[Path, Plain] = {path: {} for path in levels}
+    levels = {tuple(path): describe(tuple(batch)) for path, batch, _ in _rows(layout, "levels")}
+    # In the order of the keys, each of which is filled below.
+    content = {tuple(path): dict.fromkeys(keys) for path, _, keys in _rows(layout, "levels")}
     for path, dtype, shape in _rows(layout, "leaves"):
         leaf = restored(read(tuple(path)), getattr(torch, dtype), shape)
         content[tuple(path[:-1])][path[-1]] = leaf
