@@ -357,6 +357,7 @@ def fresh(rng: Random, s: Subject, name: str) -> Call:
         return tree.map(
             lambda leaf: getattr(leaf, name)((*new, *leaf.shape[ndim:]), *rest, **options),
             lambda batch: (*new, *batch[ndim:]),
+            lambda rows: rows.new_full((*new, *rows.shape[ndim:]), -1),
         )
 
     return Call(

@@ -92,8 +92,12 @@ class Data:
         if not isinstance(found, NonTensorDataBase):
             return False
         shape = tuple(found.batch_size)
-        want = self.wrapper(shape if self.rows is None else tuple(self.rows.shape))
-        return shape[: len(batch)] == batch and type(found) is type(want) and found == want
+        if shape[: len(batch)] != batch:
+            return False
+        if self.rows is not None and tuple(self.rows.shape[: len(shape)]) != shape:
+            return False
+        want = self.wrapper(shape)
+        return type(found) is type(want) and found == want
 
 
 def _words(positions: object) -> object:

@@ -149,6 +149,8 @@ def plain_method(name: str, args: Args, options: Options) -> Call:
     """Return a call of the method, never of the function of torch."""
 
     def move(rows: Tensor) -> object:
+        if not (args or options) and name in SIZED:
+            return getattr(rows, name)(())
         return getattr(rows, name)(*args, **options)
 
     return Call(

@@ -136,6 +136,7 @@ def reduced(
         return plain.map(
             lambda leaf: reduce_leaf(name, leaf, tuple(range(leaf.ndim)), False, options),
             lambda batch: (),
+            lambda rows: rows,
         )
     if at == "feature":
 
@@ -144,7 +145,7 @@ def reduced(
                 return reduce_leaf(name, leaf.unsqueeze(-1), (ndim,), False, options)
             return reduce_leaf(name, leaf, tuple(range(ndim, leaf.ndim)), keepdim, options)
 
-        return plain.map(features, lambda batch: batch[:ndim])
+        return plain.map(features, lambda batch: batch[:ndim], lambda rows: rows)
     given_dims = at if isinstance(at, tuple) else (at,)
     for each_dim in given_dims:
         torch.zeros(plain.batch).sum(each_dim)
@@ -159,7 +160,23 @@ def reduced(
             return tuple(1 if i in over else size for i, size in enumerate(batch))
         return tuple(size for i, size in enumerate(batch) if i not in over)
 
-    return plain.map(lambda leaf: reduce_leaf(name, leaf, over, keepdim, options), batch_of)
+    return plain.map(
+        lambda leaf: reduce_leaf(name, leaf, over, keepdim, options),
+        batch_of,
+        lambda rows: collected(rows, over, keepdim),
+    )
+
+
+def collected(
+    rows: Tensor, over: tuple[int, ...], keepdim: bool, lead: tuple[int, ...] = ()
+) -> Tensor:
+    """Put the dimensions of rows that are reduced behind the others: they are lists then."""
+    over = tuple(sorted(over))
+    kept = [at for at in range(rows.ndim) if at not in over]
+    sizes = [1 if at in over else size for at, size in enumerate(rows.shape)]
+    left = sizes if keepdim else [rows.shape[at] for at in kept]
+    lists = rows.permute(*kept, *over).reshape(*left, *(rows.shape[at] for at in over))
+    return lists.expand(*lead, *lists.shape)
 
 
 @operation("cumsum", "cumprod")
@@ -239,7 +256,11 @@ def quantile(rng: Random, s: Subject, name: str) -> Call:
             return torch.quantile(leaf, there, axis, keepdim, interpolation=how)
 
         if at is None:
-            return plain.map(lambda leaf: find(leaf, None), lambda batch: lead)
+            return plain.map(
+                lambda leaf: find(leaf, None),
+                lambda batch: lead,
+                lambda rows: rows.expand(*lead, *rows.shape),
+            )
         torch.zeros(plain.batch).sum(at)  # type: ignore[call-overload]  # odd ones
         if not ndim:
             raise Refusal("no batch dimension")
@@ -248,6 +269,7 @@ def quantile(rng: Random, s: Subject, name: str) -> Call:
         return plain.map(
             lambda leaf: find(leaf, axis),
             lambda batch: (*lead, *batch[:axis], *kept, *batch[axis + 1 :]),
+            lambda rows: collected(rows, (axis,), keepdim, lead),
         )
 
     args = (q,) if at is None else (q, at, keepdim)
@@ -297,10 +319,13 @@ def extreme(rng: Random, s: Subject, name: str) -> Call:
         def batch_of(batch: Batch) -> Batch:
             return new + batch[ndim:]
 
-        values = plain.map(lambda leaf: along(leaf, axis, keepdim).values, batch_of)
+        def lists(rows: Tensor) -> Tensor:
+            return collected(rows, (axis,), keepdim)
+
+        values = plain.map(lambda leaf: along(leaf, axis, keepdim).values, batch_of, lists)
         if not indices:
             return values
-        return values, plain.map(lambda leaf: along(leaf, axis, keepdim).indices, batch_of)
+        return values, plain.map(lambda leaf: along(leaf, axis, keepdim).indices, batch_of, lists)
 
     return Call(
         name,

@@ -6,10 +6,12 @@ import torch
 from tests.fuzz import (
     calculating,
     combining,
+    converting,
     describing,
     filling,
     indexing,
     moving,
+    naming,
     rearranging,
     reducing,
     restructuring,
@@ -24,8 +26,8 @@ from torch import Tensor
 from kd_core import TensorDictBase, torch_functions
 
 MODULES = (
-    *(calculating, combining, describing, filling, indexing),
-    *(moving, rearranging, reducing, restructuring, writing),
+    *(calculating, combining, converting, describing, filling, indexing),
+    *(moving, naming, rearranging, reducing, restructuring, writing),
 )
 CALLS = 4
 
@@ -35,37 +37,22 @@ LEFT_OUT = {
     "pin_memory": "needs a GPU",
     "pin_memory_": "needs a GPU",
     "record_stream": "needs a GPU",
-    "to_module": "of modules: `test_lifetimes.py`, and the tests of kd_nn",
+    "to_module": "writes to a module: `test_lifetimes.py`, and the tests of kd_nn",
+    "from_modules": "takes modules, which have no batch: `tests/core/ops/formats/test_objects.py`",
+    "from_arrow": "reads a table of another library: `tests/core/convert`",
+    "from_csv": "reads a file, which has no dtypes: `tests/core/convert`",
+    "from_h5": "reads a file: `tests/core/convert`",
+    "from_json": "reads a file, which has no dtypes: `tests/core/convert`",
+    "from_pandas": "reads a table of another library: `tests/core/convert`",
+    "from_parquet": "reads a file: `tests/core/convert`",
+    "from_zarr": "reads a file: `tests/core/convert`",
+    "to_arrow": "makes a table of another library: `tests/core/convert`",
+    "to_h5": "writes a file: `tests/core/convert`",
+    "to_pandas": "makes a table of another library: `tests/core/convert`",
+    "to_parquet": "writes a file: `tests/core/convert`",
+    "to_zarr": "writes a file: `tests/core/convert`",
     "__hash__": "is None",
     "__getattr__": "explains names that are left out: `tests/repo/test_decided.py`",
-    **dict.fromkeys(
-        ("names", "refine_names", "rename", "rename_"),
-        "of names, which no tensor here has: `tests/core/ops/shape/test_naming.py`",
-    ),
-    **dict.fromkeys(
-        ("densify", "to_lazystack", "to_padded_tensor"),
-        "of stacks and nested tensors: `tests/core/ops/shape/test_ragged.py`",
-    ),
-    **dict.fromkeys(
-        ("schema", "from_schema", "from_any", "from_dataclass", "from_dict_instance", "from_list"),
-        "of Python objects: `tests/core/ops/formats/test_objects.py`",
-    ),
-    **dict.fromkeys(
-        ("from_modules", "from_namedtuple", "from_pytree", "from_struct_array", "from_tuple"),
-        "of Python objects: `tests/core/ops/formats/test_objects.py`",
-    ),
-    **dict.fromkeys(
-        ("to_namedtuple", "to_pytree", "to_struct_array", "to_tensordict"),
-        "of Python objects: `tests/core/ops/formats/test_objects.py`, `test_copying.py`",
-    ),
-    **dict.fromkeys(
-        (
-            f"{way}_{name}"
-            for way in ("from", "to")
-            for name in ("arrow", "csv", "h5", "json", "pandas", "parquet", "zarr")
-        ),
-        "of other formats: `tests/core/convert`",
-    ),
     "__torch_function__": "every call of a function of torch goes through it",
     "__array_ufunc__": "tells numpy to leave operators to us",
     "__init_subclass__": "makes classes",
