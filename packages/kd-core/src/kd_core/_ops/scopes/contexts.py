@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kd_core._ops.scopes.undoing import enter, leave
+from kd_core._ops.scopes.carrying import enter, leave
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
