@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import BatchFn, LeafFn, PartsFn
+    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
 PartsMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
@@ -70,6 +70,18 @@ def is_node(value: object) -> TypeGuard[Node]:
     call for each entry shows in the benchmarks.
     """
     return hasattr(value, "_map_each")
+
+
+class RowData(Node, Protocol):
+    """Non-tensor data with one value per row, which is written as its rows are."""
+
+    def _encode(self, value: object, shape: Batch, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """Return a tensor that stands for all rows, and one that stands for new values of them."""
+
+
+def is_row_data(value: object) -> TypeGuard[RowData]:
+    """Return whether a value is non-tensor data with one value per row."""
+    return hasattr(value, "_encode")
 
 
 AnyKey = TypeVar("AnyKey", bound=NestedKey)

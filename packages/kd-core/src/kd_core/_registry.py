@@ -29,14 +29,11 @@ wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
 wrap_list: Callable[[list[object], Descriptor], Node]
 """Wrap the values of all rows, in one list; set by `_non_tensor_stack`."""
 
-make_stack: Callable[..., Node]
-"""Stack containers lazily along a dimension; set by `_lazy_stack`."""
-
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict; set by `_convert.peer`."""
 
 lazy_stack: Callable[..., Node]
-"""Stack containers lazily; set by `_lazy_stack`."""
+"""Stack containers lazily along a dimension; set by `_lazy_stack`."""
 
 maybe_dense_stack: Callable[..., Node]
 """Stack containers densely if they fit, else lazily; set by `_lazy_stack`."""

@@ -460,10 +460,5 @@ def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int = 0) -> TensorDi
     return LazyStackedTensorDict(*td_list, stack_dim=dim).contiguous()
 
 
-def _make_stack(members: Sequence[TensorDictBase], dim: int) -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*members, stack_dim=dim)
-
-
-_registry.register("make_stack", _make_stack)
 _registry.register("lazy_stack", lazy_stack)
 _registry.register("maybe_dense_stack", maybe_dense_stack)

@@ -25,6 +25,7 @@ from kd_core._containers.member_writes import (
     rows_to_write,
     stage_rows,
 )
+from kd_core._entry import is_row_data
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
@@ -131,7 +132,7 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         batch = self._desc.batch
-        if hasattr(other, "_encode"):  # values of rows
+        if is_row_data(other):
             return self._rows(other)
         if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members

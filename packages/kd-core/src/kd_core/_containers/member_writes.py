@@ -15,6 +15,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
+from kd_core._entry import is_row_data
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
@@ -58,13 +59,13 @@ def _values_of_members(
     stack: Composite, entries: Sequence[Entry], value: object, path: Path
 ) -> Sequence[object]:
     """Return the values of rows that belong to each member; one value belongs to all."""
-    if isinstance(value, (list, tuple)) and all(hasattr(entry, "_encode") for entry in entries):
+    if isinstance(value, (list, tuple)) and all(map(is_row_data, entries)):
         first = cast("Node", entries[0])._desc
         batch = (*first.batch[: stack._dim], len(entries), *first.batch[stack._dim :])
         rows = values_of_rows(value, batch, format_key(path))
         value = _registry.wrap_list(rows, describe(batch, first.device))
-    if hasattr(value, "_encode"):
-        return stack._rows_of_operand(cast("Entry", value))
+    if is_row_data(value):
+        return stack._rows_of_operand(value)
     return [value] * len(entries)
 
 

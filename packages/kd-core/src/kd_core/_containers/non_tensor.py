@@ -8,6 +8,7 @@ and stays one value.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -65,10 +66,11 @@ class NonTensorDataBase:
         """The device of the container that it belongs to."""
         return self._desc.device
 
+    @abstractmethod
     def tolist(self) -> object:
         """Return the value of each row, as nested lists of shape `batch_size`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def maybe_to_stack(self) -> NonTensorDataBase:
         """Return the same values, one for each row; without batch dimensions, the entry itself.
 
@@ -77,7 +79,6 @@ class NonTensorDataBase:
             >>> NonTensorData("reach", [2]).maybe_to_stack()
             NonTensorStack(['reach', 'reach'], batch_size=torch.Size([2]), device=None)
         """
-        raise NotImplementedError
 
     def _item(self) -> object:
         return self.tolist()
@@ -95,8 +96,9 @@ class NonTensorDataBase:
         """
         return self._with_descriptor(desc)
 
+    @abstractmethod
     def _with_descriptor(self, desc: Descriptor) -> Self:
-        raise NotImplementedError
+        """Return the entry under another descriptor."""
 
     def _collect(self, leaves: list[Tensor]) -> None:
         pass

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._batch.descriptor import describe
+from kd_core._entry import is_row_data
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
@@ -61,7 +62,7 @@ def data_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, obje
         if isinstance(value, AbstractContainer):
             yield from data_of(value, where)
         elif not isinstance(value, Tensor):
-            yield where, value._item(), hasattr(value, "_positions")
+            yield where, value._item(), is_row_data(value)
 
 
 def layout_of(td: AbstractContainer) -> Plain:

@@ -13,6 +13,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._batch.descriptor import describe_on
 from kd_core._convert.optional import load
+from kd_core._entry import is_row_data
 from kd_core._errors import wrong_type
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
@@ -76,7 +77,7 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
         members = [_given_back(library, member) for member in node._members]
         return library.LazyStackedTensorDict(*members, stack_dim=node._dim)
     if not isinstance(node, AbstractContainer):
-        if hasattr(node, "_positions"):
+        if is_row_data(node):
             return _rows(library, node._item(), desc, len(desc.batch))
         return library.NonTensorData(node._item(), batch_size=desc.batch, device=desc.device)
     made = library.TensorDict({}, batch_size=desc.batch, device=desc.device)

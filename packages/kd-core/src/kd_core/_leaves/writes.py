@@ -8,13 +8,14 @@ writes are checked before the first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.shapes import broadcasts_to
+from kd_core._entry import is_row_data
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -29,7 +30,7 @@ from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies,
 from kd_core._leaves.loops import same_data, unwrapped
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry
+    from kd_core._entry import Entries, Entry, Node
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """The path of a leaf, or a function that finds it; called for messages only."""
@@ -47,7 +48,7 @@ class Targets(list[Tensor]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: list[tuple[Any, Any, tuple[str, ...]]] = []
+        self.values: list[tuple[Node, object, tuple[str, ...]]] = []
 
     def add_rows(self, sources: list[Tensor]) -> None:
         """Append the rows of values to the targets, and those that are written to the sources.
@@ -56,7 +57,7 @@ class Targets(list[Tensor]):
             InvalidArgument: if one value of a whole batch would be written by another one.
         """
         for entry, value, path in self.values:
-            if not hasattr(entry, "_encode"):
+            if not is_row_data(entry):
                 check_same_data(entry, value, path)
                 continue
             positions, rows = entry._encode(value, entry._desc.batch, path)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._batch.descriptor import LOCKED_BY_USER
+from kd_core._entry import is_row_data
 from kd_core._errors import Locked, locked, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
@@ -105,9 +106,8 @@ class AbstractContainer:
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
         entry = self._entries[key]
-        if hasattr(entry, "_encode"):  # non-tensor data, one value per row
-            batch = cast("Node", entry)._desc.batch
-            return [(*entry._encode(value, batch, path), path)]
+        if is_row_data(entry):
+            return [(*entry._encode(value, entry._desc.batch, path), path)]
         return [(cast(Tensor, entry), writable_source(path, entry, value), path)]
 
     def _item(self) -> object:

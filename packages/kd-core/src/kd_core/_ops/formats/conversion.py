@@ -340,7 +340,7 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     if MEMBERS in state:
         states = cast("list[Mapping[str, object]]", state[MEMBERS])
         rows = [_restored(td, each) for each in states]
-        return _registry.make_stack(rows, cast("int", state[STACK_DIM]))
+        return _registry.lazy_stack(rows, cast("int", state[STACK_DIM]))
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
     content = {
         key: _restored(td, value) if isinstance(value, Mapping) and BATCH_SIZE in value else value

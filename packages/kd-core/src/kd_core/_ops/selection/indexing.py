@@ -18,6 +18,7 @@ from kd_core._batch.shapes import (
     broadcasts_to,
     index_int,
 )
+from kd_core._entry import is_row_data
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -53,7 +54,7 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import AnyKey, Entry, Node, Source
+    from kd_core._entry import AnyKey, Entry, Source
     from kd_core._types import Batch, Index, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
@@ -320,10 +321,10 @@ class _Rows:
         self, entry: Entry, value: object, path: tuple[str, ...], writes: list[Write]
     ) -> None:
         """Check and record a write of one value per row; other data may not change."""
-        if not hasattr(entry, "_encode"):
+        if not is_row_data(entry):
             check_same_data(entry, value, path)
             return
-        shape = self.batch_fn(cast("Node", entry)._desc.batch)
+        shape = self.batch_fn(entry._desc.batch)
         positions, source = entry._encode(value, shape, path)
         writes.append(self.stage(positions, source, path))
 

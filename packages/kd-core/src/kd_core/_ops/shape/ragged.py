@@ -93,4 +93,4 @@ def as_stack(container: AbstractContainer, dim: int) -> Node:
     if isinstance(container, Composite) and container._dim == at:
         return cast("Node", container)
     rows = [container._map_each(*_row(at, row)) for row in range(container._desc.batch[at])]
-    return _registry.make_stack(rows, at)
+    return _registry.lazy_stack(rows, at)
