@@ -320,15 +320,17 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             self._check_field(key)
         super()._set_leaves(leaves)
 
-    def _del_entry(self, key: str) -> None:
+    def _keeps(self, key: str) -> bool:
         cls = type(self)
-        if cls._more_keys and key not in cls._fields and "frozen" not in cls._options:
-            super()._del_entry(key)
-            return
-        raise InvalidArgument(
-            f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields are "
-            "fixed. Use `select` or `exclude`, which return a `TensorDict`."
-        )
+        return not cls._more_keys or key in cls._fields or "frozen" in cls._options
+
+    def _del_entry(self, key: str) -> None:
+        if self._keeps(key):
+            raise InvalidArgument(
+                f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields "
+                "are fixed. Use `select` or `exclude`, which return a `TensorDict`."
+            )
+        super()._del_entry(key)
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         cls = type(self)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._errors import KdError
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NO_DEFAULT
 
@@ -109,14 +108,14 @@ def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
 
 
 def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
-    """Restore the entries of a level, in their order; declared fields stay where they are."""
+    """Restore the entries of a level, in their order."""
     now = level._entries
     old, wanted = list(now), list(entries)
     same = 0
     while same < min(len(old), len(wanted)) and old[same] == wanted[same]:
         same += 1
     for key in old[same:]:
-        with suppress(KdError):  # a field that cannot be removed was not moved either
+        if not level._keeps(key):
             level._del_entry(key)
     for key, entry in entries.items():
         if now.get(key) is not entry:

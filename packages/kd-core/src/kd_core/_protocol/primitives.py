@@ -103,6 +103,10 @@ class AbstractContainer:
     def _with_descriptor(self, desc: Descriptor) -> Self:
         """Return a shallow copy with another descriptor; raise if an entry does not fit."""
 
+    def _keeps(self, key: str) -> bool:
+        """Return whether an entry cannot be removed, only replaced where it is: a field."""
+        return False
+
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
         entry = self._entries[key]
