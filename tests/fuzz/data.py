@@ -114,6 +114,9 @@ class Found(Data):
         super().__init__(None)
         self.found = wrapper
 
+    def agrees(self, found: object, batch: Batch) -> bool:
+        return type(found) is type(self.found) and found == self.found
+
     def __repr__(self) -> str:
         return repr(self.found)
 
