@@ -7,6 +7,7 @@ from torch.distributions import Distribution, Normal
 
 from kd_core import TensorDict
 from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from kd_nn.fx import symbolic_trace
 from kd_probabilistic import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -164,6 +165,21 @@ def test_subsequence_cuts_nested_sequences_too() -> None:
 def test_subsequence_needs_no_generator() -> None:
     model = ProbabilisticTensorDictSequential(*steps(generator="rng"))
     assert model.select_subsequence(in_keys=["x"]).out_keys[-1] == "action"
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "random"])
+def test_fx_traces_an_actor_with_its_distribution_as_one_call(mode: str) -> None:
+    actor = ProbabilisticTensorDictSequential(*steps(return_log_prob=True))
+    traced = symbolic_trace(actor.select_out_keys("action", "action_log_prob"))
+    assert [str(n.target) for n in traced.graph.nodes if n.op == "call_module"] == ["0.module", "2"]
+    with set_interaction_type(mode):
+        torch.manual_seed(1)
+        expected = actor(data())
+        torch.manual_seed(1)
+        found = traced(data())
+    assert set(found.keys()) == {"x", "action", "action_log_prob"}
+    assert torch.equal(found["action"], expected["action"])
+    assert torch.equal(found["action_log_prob"], expected["action_log_prob"])
 
 
 def test_sequence_without_a_distribution_is_refused() -> None:

@@ -16,7 +16,7 @@ from tools.render_decided import PAGE, SOURCE, is_stale, tables
 from kd_core import NonTensorData, NotOffered, TensorDict, lazy_stack
 
 PACKAGES = [name for name in IMPORT_NAMES if name != "kd_export"]
-PUBLIC = [*IMPORT_NAMES, "kd_core.testing", "kd_core.extending", "kd_nn.distributions"]
+PUBLIC = [*IMPORT_NAMES, "kd_core.testing", "kd_core.extending", "kd_nn.distributions", "kd_nn.fx"]
 DECIDED: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
     (ROOT / SOURCE).read_text(encoding="utf-8")
 )

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from tests.repo.tree import IMPORT_NAMES
 
-PACKAGES = [*IMPORT_NAMES, "kd_core.extending", "kd_core.testing", "kd_nn.distributions"]
+PACKAGES = [
+    *IMPORT_NAMES,
+    "kd_core.extending",
+    "kd_core.testing",
+    "kd_nn.distributions",
+    "kd_nn.fx",
+]
 
 
 def is_ours(function: Callable[..., object]) -> bool:

@@ -176,6 +176,10 @@ class TensorDictModule(TensorDictModuleBase):
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run the callable on one value per key of `in_keys`; return one per out key."""
+        return self.split_outputs(self.call_wrapped(*values))
+
+    def call_wrapped(self, *values: object) -> object:
+        """Run the callable on one value per key of `in_keys`; return what it returns."""
         spec = self.spec
         # Not `self.module`, which torch looks up in Python.
         wrapped = self._modules.get("module")
@@ -183,16 +187,12 @@ class TensorDictModule(TensorDictModuleBase):
         if self.method is not None:
             function = getattr(function, self.method)
         if spec.names is None and len(spec.keys) == len(spec.reads):
-            result = function(*values, **self.method_kwargs)
-        else:
-            by_key = dict(zip(spec.keys, values, strict=True))
-            fed = [by_key[key] for key in spec.reads]
-            if spec.names is None:
-                result = function(*fed, **self.method_kwargs)
-            else:
-                named = dict(zip(spec.names, fed, strict=True))
-                result = function(**named, **self.method_kwargs)
-        return self.split_outputs(result)
+            return function(*values, **self.method_kwargs)
+        by_key = dict(zip(spec.keys, values, strict=True))
+        fed = [by_key[key] for key in spec.reads]
+        if spec.names is None:
+            return function(*fed, **self.method_kwargs)
+        return function(**dict(zip(spec.names, fed, strict=True)), **self.method_kwargs)
 
     def split_outputs(self, result: object) -> tuple[object, ...]:
         """Match what the callable returned to the out keys.
@@ -264,6 +264,7 @@ class TensorDictModule(TensorDictModuleBase):
         raise output_mismatch(describe(self), keys, "None (is a `return` missing?)")
 
     plain_functions: ClassVar[Mapping[str, object]] = {
+        "call_wrapped": call_wrapped,
         "forward_values": forward_values,
         "split_outputs": split_outputs,
     }

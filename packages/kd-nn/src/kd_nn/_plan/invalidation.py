@@ -36,6 +36,7 @@ HARMLESS: Final = frozenset({"_is_torch_compile"})
 RUNNING: Final = (
     "forward",
     "forward_values",
+    "call_wrapped",
     "split_outputs",
     "__call__",
     "_call_impl",

@@ -6,6 +6,7 @@ exported graphs, so it does not change.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,7 @@ class NormalParamWrapper(nn.Module):
             Location and scale, then the network's further outputs if there are any.
         """
         output = self.operator(*args, **kwargs)
-        if isinstance(output, Tensor):
+        if not isinstance(output, (tuple, list)):
             output = (output,)
         parts: tuple[Tensor, ...] = self.extract(*output)
         return parts
@@ -157,11 +158,16 @@ class AddStateIndependentNormalScale(nn.Module):
             InvalidValue: If the last dimensions of `loc` are not the scale's shape.
         """
         raw = self.state_independent_scale
-        tail = loc.shape[loc.ndim - raw.ndim :]
-        if loc.ndim < raw.ndim or tail != raw.shape:
+        # Not for a proxy: a branch on its size would be traced.
+        is_tensor = isinstance(cast("object", loc), Tensor)
+        if is_tensor and not _ends_with(loc.shape, raw.shape):
             raise InvalidValue(
                 f"the last dimensions of the location must be those of the scale, "
                 f"{tuple(raw.shape)}, got a location of shape {tuple(loc.shape)}."
             )
         scale = self.scale_mapping(raw).clamp_min(self.scale_lb).expand_as(loc)
         return (loc, scale, *others)
+
+
+def _ends_with(shape: torch.Size, tail: torch.Size) -> bool:
+    return len(shape) >= len(tail) and shape[len(shape) - len(tail) :] == tail
