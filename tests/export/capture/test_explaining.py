@@ -1,11 +1,11 @@
 """Errors of a capture name the user's own modules and the argument that works."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from tests.export.models import Keyed
+from tests.export.models import Do, Keyed
 from torch import Tensor, nn
 
 from kd_export import NotExportable, Specialized, export
@@ -62,6 +62,31 @@ def test_axes_that_must_be_one_are_named_so() -> None:
     assert raised.value.hint is not None
     pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
     assert len(export(module, example, dynamic=pasted).schema.axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "function", "message"),
+    [
+        (
+            (4, 5),
+            lambda x, y: x + y[1:],
+            r"`(b|a)`\) must be `(a \+ 1|b - 1)`\. An axis cannot follow",
+        ),
+        (
+            (8, 4),
+            lambda x, y: x.reshape(-1, 2, 3).sum(1) + y,
+            "dimension 0 of `x` .* a multiple of 2",
+        ),
+    ],
+)
+def test_an_axis_that_follows_from_another_is_named_so(
+    rows: tuple[int, int], function: Callable[..., Tensor], message: str
+) -> None:
+    module = Keyed(Do(function), ["x", "y"], ["z"])
+    example = {name: torch.randn(size, 3) for name, size in zip("xy", rows, strict=True)}
+    with pytest.raises(Specialized, match=message) as raised:
+        export(module, example, dynamic={"x": {0: "a"}, "y": {0: "b"}})
+    assert raised.value.key in {("x",), ("y",)}
 
 
 class Branching(nn.Module):

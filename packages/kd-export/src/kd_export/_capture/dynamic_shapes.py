@@ -158,7 +158,9 @@ def _dim(key: Key, dim: int, tensor: Tensor) -> int:
 def _axis(name: object) -> str:
     if not isinstance(name, str) or not name.isidentifier():
         raise ExportError(
-            f"{name!r} cannot name an axis.", got=name, hint="Use a word, such as `batch`."
+            f"{name!r} cannot name an axis.",
+            got=name,
+            hint="Use a word, such as `batch`; an axis cannot follow from another one.",
         )
     return name
 

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from kd_export._capture.dynamic_shapes import DynamicShapes
 from kd_export._capture.signature import FlatModule
-from kd_export._errors import ExportError, NotExportable, Specialized
+from kd_export._errors import ExportError, Key, NotExportable, Specialized
 from kd_export._running.places import line_of
 from kd_export._schema.schema import Axis
 from kd_export._schema.wire import wire_name
@@ -45,22 +45,53 @@ def specialized(
     text: str, flat: FlatModule, shapes: DynamicShapes, size: int | None
 ) -> Specialized:
     """Name the key, dimension and axis of a dimension that did not stay dynamic."""
-    key, dim = next((k, d) for k, dims in shapes.names.items() for d in dims)
-    for candidate in flat.inputs:
-        found = re.search(
-            rf"\b{re.escape(flat.arguments[candidate])}'?\]?\.(?:size\(\)|shape)\[(\d+)\]", text
-        )
-        if found is not None:
-            key, dim = candidate, int(found[1])
-            break
+    key, dim = _place_of(text, flat, shapes)
     axis = shapes.names.get(key, {}).get(dim, "")
+    where = f"dimension {dim} of `{wire_name(key)}` (axis `{axis}`)"
     fixed = "only some of its sizes" if size is None else f"the size {size}"
+    needed, remedy = _relation(text, axis)
     return Specialized(
-        f"the module allows {fixed} of dimension {dim} of `{wire_name(key)}` (axis `{axis}`).",
+        f"the module allows {fixed} of {where}."
+        if needed is None
+        else f"{where} must be {needed}.",
         key=key,
         expected=str(shapes.axes.get(axis, "dynamic")),
-        got=size,
-        hint=_remedy(text, shapes),
+        got=size if needed is None else needed,
+        hint=remedy or _remedy(text, shapes),
+    )
+
+
+def _place_of(text: str, flat: FlatModule, shapes: DynamicShapes) -> tuple[Key, int]:
+    """Find the dimension that torch names: by its axis, or else by the argument."""
+    places = [(name, key, d) for key, dims in shapes.names.items() for d, name in dims.items()]
+    named = re.search(r"Constraints violated \((\w+)", text)
+    for name, key, dim in places:
+        if named is not None and named[1] == name:
+            return key, dim
+    for key in flat.inputs:
+        pattern = rf"\b{re.escape(flat.arguments[key])}'?\]?\.(?:size\(\)|shape)\[(\d+)\]"
+        if (found := re.search(pattern, text)) is not None:
+            return key, int(found[1])
+    _, key, dim = places[0]
+    return key, dim
+
+
+def _relation(text: str, axis: str) -> tuple[str | None, str | None]:
+    """Return what torch says that an axis must be, if it follows from another, and the remedy."""
+    found = re.search(rf"^\s*{re.escape(axis)} = (?!Dim)(.*[-+*/].*?)\s*$", text, re.MULTILINE)
+    if not axis or found is None:
+        return None, None
+    factor = re.fullmatch(rf"(\d+)\*_{re.escape(axis)}", found[1])
+    if factor is not None:
+        return (
+            f"a multiple of {factor[1]}",
+            f"Let the input have a dimension of {factor[1]} of its own, which the module flattens, "
+            "or fix the shape with `dynamic=None`.",
+        )
+    return (
+        f"`{found[1]}`",
+        "An axis cannot follow from another one: let the module take one of the inputs and derive "
+        "the other, or fix the shapes with `dynamic=None`.",
     )
 
 
