@@ -145,6 +145,14 @@ def test_a_stack_keeps_the_name_of_its_own_dimension(
     assert td[torch.tensor([1, 0])].names == [None, "env"]
 
 
+def test_sizes_that_users_see_are_plain_integers() -> None:
+    td = make()
+    td["w"] = "x"
+    sizes = [td.size(0), td.shape[0], td.batch_size[0], td.get("w").batch_size[0]]  # type: ignore[union-attr]  # data
+    assert [type(size) for size in sizes] == [int] * 4
+    assert hash(td.size(0)) == hash(2)
+
+
 def test_a_stack_that_grows_keeps_its_name() -> None:
     td = LazyStackedTensorDict(*make().unbind(0), stack_dim_name="time")
     td.append(make()[0])

@@ -54,12 +54,12 @@ class NonTensorDataBase:
     @property
     def batch_size(self) -> torch.Size:
         """The batch size of the container that it belongs to."""
-        return torch.Size(self._desc.batch)
+        return self._desc.size
 
     @property
     def shape(self) -> torch.Size:
         """The batch size."""
-        return torch.Size(self._desc.batch)
+        return self._desc.size
 
     @property
     def device(self) -> torch.device | None:

@@ -52,7 +52,7 @@ class Description(AbstractContainer):
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dimensions."""
-        return self.batch_size if dim is None else self._desc.batch[wrap_dim(dim, self._desc.ndim)]
+        return self.batch_size if dim is None else self._desc.size[wrap_dim(dim, self._desc.ndim)]
 
     @property
     def batch_dims(self) -> int:
