@@ -253,7 +253,7 @@ def check(subject: Subject, call: Call) -> str | None:
         broken = structure(td, node)
         if broken or td.is_locked != locked:
             return f"{broken or 'the lock'} changed though refused: {type(error).__name__}: {error}"
-        return _over_refused(subject, call, error, refused)
+        return over_refused(subject, call, error, refused)
     if isinstance(refused, (Ragged, Unknown)) or call.unchecked:
         return None
     if isinstance(refused, NotImplementedError) or call.wider:
@@ -299,7 +299,7 @@ def memberwise(call: Call, node: Node) -> Outcome:
     return reference(lambda: [call.theirs(plain(member)) for member in node.members])
 
 
-def _over_refused(
+def over_refused(
     subject: Subject, call: Call, error: Exception, refused: Exception | None
 ) -> str | None:
     if refused is not None or call.unchecked or call.lax:

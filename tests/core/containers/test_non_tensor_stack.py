@@ -429,6 +429,9 @@ def test_it_is_a_field() -> None:
 
 
 def test_a_batch_that_it_does_not_fit_is_refused() -> None:
+    td = TensorDict({"n": {"s": ["a", "b"]}}, [2])
+    with pytest.raises(ShapeMismatch, match=r"does not fit entry `s`: .*got \(2,\)"):
+        td.batch_size = torch.Size([2, 1])
     with pytest.raises(ShapeMismatch, match="`s`"):
         TensorDict({"s": NonTensorStack("a", "b")}, [3])
     with pytest.raises(InvalidArgument, match="one value for the whole batch"):

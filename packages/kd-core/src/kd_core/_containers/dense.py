@@ -225,8 +225,8 @@ class Dense(TensorDictBase):
             return self._like(dict(self._entries), desc)
         entries = {
             key: as_entry(key, value, desc)
-            if isinstance(value, (Tensor, TensorDictBase))
-            else value._with_descriptor(desc)  # data fits any batch size
+            if isinstance(value, (Tensor, TensorDictBase)) or hasattr(value, "_encode")
+            else value._with_descriptor(desc)  # one value fits any batch size
             for key, value in self._entries.items()
         }
         return self._like(entries, desc)

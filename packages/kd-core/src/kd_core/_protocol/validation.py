@@ -145,7 +145,7 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
     ndim = desc.ndim
     batch, device = own.batch, own.device
     if batch[:ndim] != desc.batch:
-        if batch != desc.batch[: len(batch)]:
+        if batch != desc.batch[: len(batch)] or hasattr(value, "_encode"):  # values of rows
             raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
         batch = desc.batch  # extend it to the parent's if the leaves fit
     if desc.device is not None and device != desc.device:
