@@ -240,9 +240,9 @@ def _regrown(tree: Plain, batch: tuple[int, ...]) -> None:
     for value in tree.entries.values():
         if isinstance(value, Tensor) and tuple(value.shape[: len(batch)]) != batch:
             raise Refusal("an entry does not fit")
-        if isinstance(value, Data) and value.rows is not None:
-            if tuple(value.rows.shape[: len(batch)]) != batch:
-                raise Refusal("there are rows without a value")
+        rows = value.rows if isinstance(value, Data) else None
+        if rows is not None and tuple(rows.shape[: len(batch)]) != batch:
+            raise Refusal("there are rows without a value")
         if isinstance(value, Plain):
             if value.batch[: len(batch)] != batch and value.batch != batch[: len(value.batch)]:
                 raise Refusal("a nested container does not fit")
