@@ -18,7 +18,13 @@ from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetM
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, copy_pairs
-from kd_core._ops.entries.updating import Update, source_items, stage_update, stage_writes
+from kd_core._ops.entries.updating import (
+    Update,
+    commit_all,
+    source_items,
+    stage_update,
+    stage_writes,
+)
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import take_batch_size
 from kd_core._protocol.composite import unchanged_on_error
@@ -87,9 +93,12 @@ class Structure(AbstractContainer):
         only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
         stage: Staged = []
         how = Update(clone, inplace, only, non_blocking, is_leaf)
-        stage_update(self, items, (), how, stage)
-        for commit in stage:
-            commit()
+        in_stack = stage_update(self, items, (), how, stage)
+        if in_stack:
+            with unchanged_on_error(self):
+                commit_all(stage)
+        else:
+            commit_all(stage)
         return self
 
     def update_(
@@ -124,8 +133,7 @@ class Structure(AbstractContainer):
         only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
         stage: Staged = []
         stage_writes(self, items, (), Update(clone, True, only, non_blocking), stage)
-        for commit in stage:
-            commit()
+        commit_all(stage)
         return self
 
     def replace(self, source: Source[AnyKey]) -> Self:

@@ -15,6 +15,7 @@ from kd_core._errors import wrong_type
 from kd_core._keys import Path, format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
 from kd_core._leaves.writes import check_write, write_all
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import spread_keys
 
@@ -87,9 +88,14 @@ def narrowed_items(items: Mapping[str, object], only: list[Path]) -> dict[str, o
 
 def stage_update(
     level: AbstractContainer, items: Mapping[str, object], path: Path, how: Update, stage: Staged
-) -> None:
-    """Check each entry and append what to do to the stage; nothing is changed here."""
+) -> bool:
+    """Check each entry and append what to do to the stage; nothing is changed here.
+
+    Returns:
+        Whether a stack is among the levels, which splits an entry when it is stored.
+    """
     kinds = kinds_by_key(level._entries)
+    in_stack = isinstance(level, Composite)
     for key, value in items.items():
         taken, only = _narrowed(how.only, key)
         if not taken:
@@ -98,7 +104,7 @@ def stage_update(
         merged = isinstance(value, _LEVELS) and how.merges(value)
         if merged and isinstance(current, AbstractContainer):
             inner = source_items(value, "update")
-            stage_update(current, inner, (*path, key), how.below(only), stage)
+            in_stack |= stage_update(current, inner, (*path, key), how.below(only), stage)
             continue
         if how.inplace and isinstance(current, Tensor):
             stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
@@ -110,6 +116,13 @@ def stage_update(
         if how.clone:
             entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
         stage.append(_staged_set(level, key, entry))
+    return in_stack
+
+
+def commit_all(stage: Staged) -> None:
+    """Do what was staged."""
+    for commit in stage:
+        commit()
 
 
 def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
