@@ -11,7 +11,7 @@ from typing import Final, ParamSpec, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +53,15 @@ def to_index(value: object) -> int:
     ):
         return int(value)
     return operator.index(cast("SupportsIndex", value))
+
+
+def is_constant_size(size: int) -> bool:
+    """Return whether a size is a number, not a symbol of a program that is being traced."""
+    if not is_compiling():
+        return size.__class__ is int
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # the compiler has loaded it
+
+    return has_static_value(size)
 
 
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:

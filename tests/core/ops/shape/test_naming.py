@@ -38,7 +38,21 @@ def make() -> TensorDict:
         (lambda td: td[:, 1:], ["time", "env"]),
         (lambda td: td[..., 0], ["time"]),
         (lambda td: td[None], [None, "time", "env"]),
-        (lambda td: td[torch.tensor([1, 0])], [None, "env"]),
+        (lambda td: td[torch.tensor([1, 0])], ["time", "env"]),
+        (lambda td: td[:, [0]], ["time", "env"]),
+        (lambda td: td[torch.tensor([True, False])], ["time", "env"]),
+        (lambda td: td[:, torch.tensor([True, False, True])], ["time", "env"]),
+        (lambda td: td[None, ..., torch.tensor([0, 1]), None], [None, "time", "env", None]),
+        (lambda td: td[torch.ones(2, 3).bool()], [None]),
+        (lambda td: td[torch.tensor([[1, 0]])], [None, None, "env"]),
+        (lambda td: td[[0, 1], [0, 2]], [None]),
+        (lambda td: td[1, torch.tensor([0, 1])], ["env"]),
+        (lambda td: td.index_select("env", torch.tensor([0, 0])), ["time", "env"]),
+        (lambda td: td.gather("env", torch.zeros(2, 1, dtype=torch.int64)), ["time", "env"]),
+        (lambda td: td.masked_select(torch.tensor([True, False])), ["time", "env"]),
+        (lambda td: td.pad([0, 1]), ["time", "env"]),
+        (lambda td: td.repeat_interleave(2, 0), ["time", "env"]),
+        (lambda td: td.repeat_interleave(2), [None]),
         (lambda td: td.transpose("time", "env"), ["env", "time"]),
         (lambda td: td.permute(1, 0), ["env", "time"]),
         (lambda td: td.unsqueeze(1), ["time", None, "env"]),
@@ -142,7 +156,8 @@ def test_a_stack_keeps_the_name_of_its_own_dimension(
     changed = change(td)
     assert changed.names == ["time", "env"]
     assert inner(changed, "n").names == ["time", "env"]
-    assert td[torch.tensor([1, 0])].names == [None, "env"]
+    assert td[torch.tensor([1, 0])].names == ["time", "env"]
+    assert td[torch.ones(2, 3).bool()].names == [None]
 
 
 def test_sizes_that_users_see_are_plain_integers() -> None:

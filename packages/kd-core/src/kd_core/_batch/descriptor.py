@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import without_names
-from kd_core._compat import CONSTANT_OBJECTS, assume_constant_result
+from kd_core._compat import CONSTANT_OBJECTS, assume_constant_result, is_constant_size
 from kd_core._errors import InvalidArgument, InvalidValue
 
 if TYPE_CHECKING:
@@ -211,11 +211,9 @@ def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
 
 def _traced(batch: Batch, device: torch.device | None) -> Descriptor:
     """Return the descriptor for compiled code: a constant, unless a size is symbolic."""
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # the compiler has loaded it
-
     if CONSTANT_OBJECTS:
         for size in batch:
-            if not has_static_value(size):
+            if not is_constant_size(size):
                 break
         else:
             return _constant(batch, device)

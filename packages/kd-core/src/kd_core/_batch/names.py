@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kd_core._compat import TRACES_SUBCLASSED_INT, assume_constant_result
+from kd_core._compat import TRACES_SUBCLASSED_INT, assume_constant_result, is_constant_size
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed
 from kd_core._keys import nearest_key
 
@@ -76,8 +76,10 @@ if not TRACES_SUBCLASSED_INT:
 
 
 def resized(old: int, new: int) -> int:
-    """Return a size with the name that another one has."""
-    return _named(new, old.name) if isinstance(old, NamedSize) else new
+    """Return a size with the name that another one has; a symbolic size has no name."""
+    if not isinstance(old, NamedSize) or not is_constant_size(new):
+        return new
+    return _named(new, old.name)
 
 
 @assume_constant_result

@@ -27,7 +27,6 @@ class Picked(NamedTuple):
         dim: the position of the stacked dimension in the result.
         views: whether the index makes a view of a tensor, not a copy.
         in_place: whether the inner index makes a view, so that writes reach the member.
-        keeps_name: whether the stacked dimension of the result has the name of the old one.
     """
 
     rows: list[int] | int
@@ -35,7 +34,6 @@ class Picked(NamedTuple):
     dim: int
     views: bool
     in_place: bool
-    keeps_name: bool
 
     @property
     def distinct(self) -> bool:
@@ -74,7 +72,7 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
         inner = ()
     simple = which is advanced[0] if advanced else True
     dim = sum(map(_width, before))
-    return Picked(rows, inner, dim, not advanced, simple, isinstance(which, slice))
+    return Picked(rows, inner, dim, not advanced, simple)
 
 
 def _parted(

@@ -84,15 +84,11 @@ class MemberStorage(TensorDictBase, Composite):
         return new
 
     def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
-        size = self._desc.batch[self._dim]
-        return self._stack(members, self._dim if dim is None else dim, resized(size, len(members)))
-
-    def _stack(self, members: Sequence[AbstractContainer], dim: int, size: int) -> Self:
-        """Return a container of other members; their number may carry a name."""
         new = object.__new__(self.__class__)
         new._members = list(cast("Sequence[TensorDictBase]", members))
-        new._dim = dim
-        new._desc = describe_stack(members, dim, size)
+        new._dim = self._dim if dim is None else dim
+        size = resized(self._desc.batch[self._dim], len(members))
+        new._desc = describe_stack(members, new._dim, size)
         return new
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
@@ -186,9 +182,7 @@ class MemberStorage(TensorDictBase, Composite):
             members = [member[picked.inner] for member in members]
         if isinstance(picked.rows, int):
             return members[0]
-        if picked.keeps_name:
-            return self._of(members, picked.dim)
-        return self._stack(members, picked.dim, len(members))
+        return self._of(members, picked.dim)
 
     def _picked(self, picked: Picked) -> list[TensorDictBase]:
         rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from kd_core._batch.names import names_of, resized
 from kd_core._batch.shapes import (
     check_ellipsis,
     index_int,
@@ -56,7 +57,9 @@ def resolve(index: object, batch: Batch) -> Resolved:
         if index.dtype is torch.bool:
             return rows_where(index, batch)
         if batch and index.dtype is torch.int64:
-            return lambda leaf: leaf[index], (*index.shape, *batch[1:])
+            rows = index.shape
+            lead = (resized(batch[0], rows[0]),) if len(rows) == 1 else tuple(rows)
+            return lambda leaf: leaf[index], (*lead, *batch[1:])
     return _resolve_items(index if isinstance(index, tuple) else (index,), batch)
 
 
@@ -70,7 +73,35 @@ def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
         shape = tuple(torch.empty(()).expand(batch)[items].shape)
     except IndexError as error:
         raise beyond(batch, error) from None
-    return lambda leaf: leaf[items], shape
+    return lambda leaf: leaf[items], _with_names_of(batch, items, shape)
+
+
+def _with_names_of(batch: Batch, items: tuple[IndexItem, ...], shape: Batch) -> Batch:
+    """Return the shape of `td[items]` with the names of the dimensions that it keeps.
+
+    A slice keeps its dimension, and so does a vector of rows. Several vectors make one dimension.
+    """
+    if not any(names_of(batch)):
+        return shape
+    kept: list[int] = []  # the size of each dimension of the result, with its name
+    rows: list[tuple[int, int]] = []  # where a tensor stands, and the size that it replaces
+    dim = 0
+    for item in items:
+        if item is None:
+            kept.append(1)
+            continue
+        if isinstance(item, slice):
+            kept.append(batch[dim])
+        elif isinstance(item, Tensor) and (item.ndim or item.dtype is torch.bool):
+            rows.append((len(kept), batch[dim] if item.ndim == 1 else 1))
+        dim += item.ndim if isinstance(item, Tensor) and item.dtype is torch.bool else 1
+    kept += batch[dim:]
+    if rows:
+        places = {place for place, _ in rows}
+        at = places.pop() if len(places) == 1 else 0  # torch puts rows that are apart in front
+        count = len(shape) - len(kept)
+        kept[at:at] = [rows[0][1]] if len(rows) == count == 1 else [1] * count
+    return tuple(map(resized, kept, shape))
 
 
 def beyond(batch: Batch, error: IndexError) -> IndexError:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from kd_core._batch.names import resized
 from kd_core._batch.shapes import (
     broadcasts_to,
     index_int,
@@ -280,7 +281,9 @@ def _rows_taken(container: W, rows: Tensor) -> W:
         return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
 
     count = rows.shape[0]
-    return container._map_each(takes(take, rows), lambda batch: (count, *batch[1:]))
+    return container._map_each(
+        takes(take, rows), lambda batch: (resized(batch[0], count), *batch[1:])
+    )
 
 
 class _Rows:

@@ -120,7 +120,7 @@ class Partition(AbstractContainer):
                 f"`index_select` expected a vector of row numbers, got shape {tuple(index.shape)}. "
                 "Use `gather`, or `td[index]`."
             )
-        new = (*batch[:at], index.numel(), *batch[at + 1 :])
+        new = (*batch[:at], resized(batch[at], index.numel()), *batch[at + 1 :])
         where = _along(at, index.reshape(-1))  # one row is a dimension of size 1
         return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
@@ -151,7 +151,8 @@ class Partition(AbstractContainer):
         else:
             ndim = len(batch)
             how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
-        result = map_by((how[0], tuple(index.shape), _leading(index, batch)), self)
+        new = tuple(map(resized, batch, index.shape))
+        result = map_by((how[0], new, _leading_sizes(new, len(batch))), self)
         return become(self, result, "gather in place") if inplace else written_to(out, result)
 
     def scatter(self, dim: int, index: Tensor, src: AbstractContainer | float) -> Self:
@@ -392,10 +393,6 @@ def _narrow(batch: Batch, dim: int | str, start: int, length: int) -> Plan:
     if at == 0:
         return plan(batch, takes(lambda leaf: leaf[first : first + length], rows), new)
     return plan(batch, takes(lambda leaf: leaf.narrow(at, first, length), _along(at, rows)), new)
-
-
-def _leading(index: Tensor, batch: Batch) -> BatchFn:
-    return _leading_sizes(tuple(index.shape), len(batch))
 
 
 def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kd_core._batch.names import resized
 from kd_core._errors import InvalidArgument, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
     if not ndim:  # as in torch, a new dimension in front
         return lambda leaf: leaf[beside(mask, leaf)], (int(mask), *batch)
     rows = (mask if ndim == 1 else mask.flatten()).nonzero().view(-1)
-    shape = (rows.shape[0], *batch[ndim:])
+    count = rows.shape[0]
     if ndim == 1:
-        return lambda leaf: take_rows(leaf, rows), shape
-    return lambda leaf: take_rows(leaf.flatten(0, ndim - 1), rows), shape
+        return lambda leaf: take_rows(leaf, rows), (resized(batch[0], count), *batch[1:])
+    return lambda leaf: take_rows(leaf.flatten(0, ndim - 1), rows), (count, *batch[ndim:])
 
 
 def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kd_core._batch.names import checked_names, names_of, with_names
+from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._protocol.composite import Composite
+from kd_core._ops.shape.dimension_names import check_names, set_names
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from types import EllipsisType
     from typing import Self
 
-    from kd_core._batch.names import Names
-
 
 class Naming(AbstractContainer):
     """Names of batch dimensions.
 
     A name stays with its dimension through operations that rearrange, slice, remove or add
-    dimensions; a dimension that an operation makes has no name. Methods that take a batch dimension
-    take its name, too.
+    dimensions, and through those that select, add or repeat rows of one dimension. A dimension that
+    an operation makes, also of several, has no name. Methods that take a batch dimension take its
+    name, too.
     """
 
     __slots__ = ()
@@ -48,10 +47,9 @@ class Naming(AbstractContainer):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        given = [None] * self._desc.ndim if names is None else names
-        checked = checked_names(given, self._desc.batch)
+        checked = check_names(self, names)
         _check_unlocked(self)
-        _set_names(self, checked)
+        set_names(self, checked)
 
     def refine_names(self, *names: str | EllipsisType | None) -> Self:
         """Name dimensions that have no name; return self.
@@ -128,13 +126,3 @@ def _check_unlocked(level: AbstractContainer) -> None:
     for node in level._below():
         if isinstance(node, AbstractContainer):
             _check_unlocked(node)
-
-
-def _set_names(level: AbstractContainer, names: Names) -> None:
-    desc = level._desc
-    level._describe(desc.with_batch(with_names(desc.batch, names)))
-    if isinstance(level, Composite):
-        names = names[: level._dim] + names[level._dim + 1 :]
-    for node in level._below():
-        if isinstance(node, AbstractContainer):
-            _set_names(node, names)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kd_core._batch.caching import cached
 from kd_core._batch.computing import Padded
+from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_ints
 from kd_core._errors import InvalidValue
 from kd_core._ops.shape.rebatching import become
@@ -68,7 +69,7 @@ def _padded_sizes(batch: Batch, pad_size: Batch) -> tuple[Batch, list[int]]:
         )
     pairs = [pad_size[i : i + 2] for i in range(0, len(pad_size), 2)]
     pairs += [(0, 0)] * (ndim - len(pairs))
-    new = tuple(size + sum(pair) for size, pair in zip(batch, pairs, strict=True))
+    new = tuple(resized(size, size + sum(pair)) for size, pair in zip(batch, pairs, strict=True))
     if any(size < 0 for size in new):
         raise InvalidValue(
             f"`pad_size` must not remove more rows than batch_size {batch} has, got {pad_size}."

@@ -186,7 +186,7 @@ def repeat_interleave_plan(
     if not isinstance(repeats, Tensor) or not repeats.ndim:
         repeats = as_int(repeats)
     size = _output_size(repeats, batch[at], output_size)
-    new = (*batch[:at], size, *batch[at + 1 :])
+    new = (*batch[:at], resized(batch[at], size), *batch[at + 1 :])
     return plan(batch, lambda leaf: leaf.repeat_interleave(repeats, at, output_size=size), new)
 
 
