@@ -445,3 +445,23 @@ def test_the_batch_size_of_its_container_changes() -> None:
     assert td.get("s").batch_size == (2, 2)  # type: ignore[union-attr]  # a wrapper
     td.batch_size = []
     assert td.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize("rows", [["a", "b"], []])
+def test_rows_go_through_torch_func(rows: list[str]) -> None:
+    words = NonTensorStack.from_list(rows, [len(rows)])
+    td = TensorDict({"x": torch.ones(len(rows), 3), "w": words}, [len(rows)])
+    inside: list[TensorDict] = []
+
+    def loss(given: TensorDict) -> torch.Tensor:
+        inside.append((given * 2).flip(0))
+        inside.append(cat([given, given]))
+        inside.append(given.clone()[torch.ones(len(rows), dtype=torch.bool)])
+        return (given["x"] * given["x"]).sum()
+
+    slope = torch.func.grad(loss)(td)
+    assert slope["w"] == rows
+    assert torch.equal(slope["x"], 2 * td["x"])
+    found = [each["w"] for each in inside]
+    assert found == [rows[::-1], rows + rows, rows]
+    assert [each[:]["w"] for each in inside] == found  # nothing of the call is left

@@ -30,6 +30,9 @@ from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
 from kd_core._protocol.validation import values_of_rows
 
+_is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
+_inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -153,6 +156,7 @@ class NonTensorStack(NonTensorDataBase):
 
     def _with(self, positions: Tensor, desc: Descriptor) -> Self:
         """Return the entry of other positions in the pool."""
+        positions = _unwrapped(positions)
         if not desc.ndim and not is_compiling():
             row = wrap_data(_nested(positions.tolist(), self._pool), desc)
             return cast("Self", row)
@@ -352,6 +356,14 @@ def _flat(node: NonTensorStack) -> list[object]:
     return [_nested(row, node._pool) for row in rows.tolist()]
 
 
+def _unwrapped(positions: Tensor) -> Tensor:
+    """Return positions without the wrapper of `torch.func.grad`, which is void when that ends."""
+    if not is_compiling():
+        while _is_grad_wrapper(positions):
+            positions = _inner(positions)
+    return positions
+
+
 def _share(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of positions have the same storage."""
     return one is other or (
@@ -416,6 +428,7 @@ def join_data(
 def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:
     """Build an entry that takes ownership of a pool and of positions, which are broadcast."""
     node = object.__new__(NonTensorStack)
+    positions = _unwrapped(positions)
     if positions.shape[: desc.ndim] != desc.size:
         positions = positions.expand(desc.batch).clone()
     node._pool, node._positions, node._desc = pool, positions, desc._unlocked
