@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict
+from kd_core import InvalidArgument, TensorDict
 from kd_nn import EnsembleModule, TensorDictModule, TensorDictSequential
 
 X = torch.linspace(-1, 1, 40).view(10, 4)
@@ -123,6 +123,25 @@ def test_input_without_one_part_per_copy_is_told() -> None:
 def test_no_copy_is_an_error() -> None:
     with pytest.raises(ValueError, match="`num_copies` must be a positive int, got 0"):
         EnsembleModule(keyed(), 0)
+
+
+@pytest.mark.parametrize("number", [2.0, True, "2", None])
+def test_number_of_copies_that_is_not_an_int_is_told(number: object) -> None:
+    with pytest.raises(InvalidArgument, match="`num_copies` must be an int, got"):
+        EnsembleModule(keyed(), number)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_number_of_copies_is_that_of_the_parameters() -> None:
+    ensemble = EnsembleModule(keyed(), 3)
+    assert ensemble.num_copies == 3
+    with pytest.raises(AttributeError):
+        ensemble.num_copies = 5  # type: ignore[misc]  # wrong on purpose
+
+
+def test_module_that_was_never_called_is_refused_if_it_is_lazy() -> None:
+    lazy = TensorDictModule(nn.LazyLinear(2), ["a"], ["b"])
+    with pytest.raises(InvalidArgument, match="have no shapes before its first call"):
+        EnsembleModule(lazy, 2)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

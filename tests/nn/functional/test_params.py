@@ -151,6 +151,16 @@ def test_writing_an_entry_registers_it_and_deleting_removes_it() -> None:
     assert list(params.keys()) == ["a"]
 
 
+def test_what_takes_the_place_of_a_parameter_is_one() -> None:
+    params = TensorDictParams.of_module(nn.BatchNorm1d(2))
+    for key in ("weight", "running_mean", "new"):
+        params[key] = torch.zeros(2)
+    params["num_batches_tracked"] = torch.tensor(7)
+    assert [name for name, _ in params.named_parameters()] == ["bias", "weight"]
+    params["bias"] = nn.Buffer(torch.zeros(2))
+    assert [name for name, _ in params.named_parameters()] == ["weight"]
+
+
 def test_lock_forbids_new_entries() -> None:
     params = TensorDictParams({"a": {"b": torch.ones(2)}}).lock_()
     with pytest.raises(RuntimeError, match="locked"):
@@ -166,6 +176,57 @@ def test_target_network_follows_by_lerp() -> None:
         target.lerp_(source, 0.25)
     assert target["a", "b"].tolist() == [0.25, 0.25]
     assert isinstance(target["a", "b"], nn.Parameter)
+
+
+def normed(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    for _ in range(seed):
+        net(torch.randn(5, 2))
+    return net
+
+
+def test_target_network_with_batch_statistics_follows_its_source() -> None:
+    target, source = normed(1), normed(3)
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    params = TensorDictParams.of_module(target)
+    with torch.no_grad():
+        assert params.lerp_(TensorDictParams.of_module(source), 0.25) is params
+    for name, value in source.state_dict().items():
+        expected = before[name].lerp(value, 0.25) if value.is_floating_point() else value
+        torch.testing.assert_close(target.state_dict()[name], expected)
+
+
+def test_target_network_that_cannot_follow_is_left_as_it_was() -> None:
+    target, source = normed(1), normed(3)
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    params, end = TensorDictParams.of_module(target), TensorDictParams.of_module(source)
+    with pytest.raises(ValueError, match="requires grad"):
+        params.lerp_(end, 0.25)
+    odd = end.data.set(("1", "num_batches_tracked"), torch.zeros(2, dtype=torch.long))
+    with torch.no_grad(), pytest.raises(ValueError, match="must have one shape in both"):
+        params.lerp_(odd, 0.25)
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_optimizers_train_what_is_of_a_module(
+    kind: type[torch.optim.SGD] | type[torch.optim.AdamW],
+) -> None:
+    net = normed(1)
+    params = copy.deepcopy(TensorDictParams.of_module(net))
+    optimizer = kind(params.parameters(), lr=0.1)
+    x, losses = torch.randn(8, 2), []
+    for _ in range(5):
+        optimizer.zero_grad()
+        with params.to_module(net):
+            loss = (net(x) - 3).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert net[0].weight.grad is None
 
 
 def test_vmap_over_stacked_parameters() -> None:

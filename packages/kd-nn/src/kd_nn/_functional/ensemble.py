@@ -15,8 +15,16 @@ from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from kd_core import InvalidValue, ShapeMismatch, TensorDict, TensorDictBase, format_key
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    format_key,
+)
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import read_entries, write_entries
 from kd_nn._functional.params import TensorDictParams
@@ -40,6 +48,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     Raises:
         InvalidValue: If there is not at least one copy.
+        InvalidArgument: If the number is not an int, or the shape of a parameter is not known yet.
 
     Warns:
         UserWarning: If a sub-module has parameters but no `reset_parameters`, so that the copies
@@ -62,16 +71,28 @@ class EnsembleModule(TensorDictModuleBase):
 
     def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:
         super().__init__()
+        if type(num_copies) is not int:
+            raise InvalidArgument(f"`num_copies` must be an int, got {num_copies!r}.")
         if num_copies < 1:
             raise InvalidValue(f"`num_copies` must be a positive int, got {num_copies!r}.")
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            raise InvalidArgument(
+                f"the parameters of {describe(module)} have no shapes before its first call. Call "
+                "it once, or give the sizes of its lazy modules."
+            )
         keyed = module if hasattr(module, "in_keys") else _with_keys(module)
         self.in_keys = list(keyed.in_keys)  # type: ignore[arg-type]  # a module types it loosely
         self.out_keys = list(keyed.out_keys)  # type: ignore[arg-type]  # likewise
-        self.num_copies, self.expand_input = num_copies, expand_input
+        self.expand_input = expand_input
         _warn_of_equal_parts(keyed)
         self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])
         # Not registered: its own tensors are not parameters of the ensemble.
         self.__dict__["_template"] = copy.deepcopy(keyed).to("meta")
+
+    @property
+    def num_copies(self) -> int:
+        """How many copies there are."""
+        return int(cast(TensorDictParams, self._modules["params"]).batch_size[0])
 
     @property
     def has_value_form(self) -> bool:

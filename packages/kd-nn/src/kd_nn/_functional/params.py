@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Self, TypeAlias, cast
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    format_key,
+)
 from kd_core.extending import Descriptor, Entry, describe, make_dense, register
 
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
@@ -117,6 +124,27 @@ class TensorDictParams(TensorDictBase, nn.Module):
         def __getitem__(self, index: object) -> object:
             return self._hooked(super().__getitem__(index))
 
+        def lerp_(self, end: object, weight: object) -> object:
+            """Move towards another container, in place: a soft update of a target network.
+
+            Integers, such as counts of batches, cannot lie between: they take the values of `end`.
+            """
+            whole = [key for key, leaf in self.items(True, True) if _is_whole(leaf)]
+            if not whole or not isinstance(end, TensorDictBase):
+                return super().lerp_(end, weight)
+            counts, latest = self.select(*whole), end.select(*whole)
+            for key, count in counts.items(True, True):
+                if count.shape != latest[key].shape:
+                    raise ShapeMismatch(
+                        f"{format_key(key)} must have one shape in both containers, got "
+                        f"{tuple(count.shape)} and {tuple(latest[key].shape)}."
+                    )
+            if isinstance(weight, TensorDictBase):
+                weight = weight.exclude(*whole)
+            self.exclude(*whole).lerp_(end.exclude(*whole), weight)
+            counts.update_(latest)
+            return self
+
     def _hooked(self, found: object) -> object:
         if isinstance(found, Tensor):
             for hook in self._get_hooks.values():
@@ -141,12 +169,12 @@ class TensorDictParams(TensorDictBase, nn.Module):
         self._descriptor = desc
 
     def _set_entry(self, key: str, value: Entry) -> None:
-        store, entry = self._home_of(value)
+        store, entry = self._home_of(key, value)
         if key in self._entries:
             self._del_entry(key)
         cast("dict[str, object]", store)[key] = entry
 
-    def _home_of(self, value: Entry) -> tuple[object, Entry]:
+    def _home_of(self, key: str, value: Entry) -> tuple[object, Entry]:
         """Return the dict that stores an entry, and the entry converted for it."""
         if isinstance(value, TensorDictParams):
             return self._modules, value
@@ -156,8 +184,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
             return self._data, value
         if isinstance(value, nn.Parameter):
             return self._parameters, value
-        is_number = value.is_floating_point() or value.is_complex()
-        if self.no_convert or not is_number or isinstance(value, nn.Buffer):
+        # What takes the place of a parameter is one, whatever `no_convert` says of new entries.
+        keeps = self.no_convert and key not in self._parameters
+        if keeps or _is_whole(value) or isinstance(value, nn.Buffer):
             return self._buffers, value
         return self._parameters, nn.Parameter(value.detach())
 
@@ -193,6 +222,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
     double = nn.Module.double  # type: ignore[assignment]  # a module's: in place
     half = nn.Module.half  # type: ignore[assignment]  # a module's: in place
     bfloat16 = nn.Module.bfloat16  # type: ignore[assignment]  # a module's: in place
+
+
+def _is_whole(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
 
 
 register("params_of", partial(TensorDictParams, no_convert=True))
