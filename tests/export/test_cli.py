@@ -174,6 +174,16 @@ def test_only_a_regular_file_is_an_input(folder: Path, tmp_path: Path, capsys: C
     assert "`/dev/zero` is not a regular file" in capsys.readouterr().err
 
 
+def test_convert_writes_another_format(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["convert", str(folder / "model.pt2"), str(tmp_path / "new.onnx")]
+    assert main(words) == 4
+    assert "executes the program" in capsys.readouterr().err
+    assert main([*words, "--trusted", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert main(["convert", *words[:0:-1], "--trusted"]) == 2
+    assert "cannot be turned back" in capsys.readouterr().err
+
+
 def test_diff_tells_what_differs(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     one, other = folder / "model.pt2", folder / "model.onnx"
     assert main(["diff", str(one), str(one)]) == 0

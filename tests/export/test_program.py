@@ -10,12 +10,14 @@ from torch import Tensor, nn
 import kd_export
 from kd_core import TensorDict
 from kd_export import (
+    BackendMissing,
     DtypeMismatch,
     ExportError,
     KeyMismatch,
     NotExportable,
     ShapeMismatch,
     Specialized,
+    UntrustedArtifact,
 )
 
 X = {"x": torch.ones(2, 3)}
@@ -223,3 +225,44 @@ def test_a_program_prints_its_table_and_what_was_mended() -> None:
     assert lines[0] == "KeyedProgram"
     assert lines[-1].startswith("note: the output `y` shares memory")
     assert "<td>y</td>" in program._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["gru", "graph", "transformer"])
+def test_a_file_is_converted_without_its_module(name: str, tmp_path: Path) -> None:
+    model, source, target = case(name), tmp_path / "model.pt2", tmp_path / "model.onnx"
+    state = {("state", "h"): ("next", "h")} if name == "gru" else None
+    kd_export.save(
+        model.module,
+        source,
+        model.example,
+        dynamic=model.dynamic,
+        state=state,
+        metadata={"epoch": 3},
+    )
+    report = kd_export.convert(source, target, trusted=True)
+    assert report.ok
+    assert kd_export.verify(target, model.module).ok
+    told = {row.what for row in kd_export.diff(source, target).rows}
+    assert told <= {"version", "result"}  # the tests of the target are made anew
+    again = tmp_path / "again.pt2"
+    assert kd_export.convert(source, again, trusted=True).ok
+    assert kd_export.inspect(again).weights == kd_export.inspect(source).weights
+
+
+def test_what_cannot_be_converted_is_refused_first(tmp_path: Path) -> None:
+    model, source, target = case("nested"), tmp_path / "model.pt2", tmp_path / "model.onnx"
+    program = kd_export.export(model.module, model.example)
+    program.save(source)
+    with pytest.raises(UntrustedArtifact, match="executes the program it holds"):
+        kd_export.convert(source, target)
+    with pytest.raises(BackendMissing, match=r"no backend found for `model\.tvm`"):
+        kd_export.convert(source, tmp_path / "model.tvm", trusted=True)
+    assert not target.exists()
+    program.save(target)
+    before = target.read_bytes()
+    with pytest.raises(NotExportable, match=r"`model\.onnx` is ONNX, which cannot be turned back"):
+        kd_export.convert(target, source)
+    source.write_bytes(source.read_bytes()[:-10])
+    with pytest.raises(ExportError, match="It may be truncated"):
+        kd_export.convert(source, target, trusted=True)
+    assert target.read_bytes() == before

@@ -16,6 +16,7 @@ from kd_export._errors import VerifyError as VerifyError
 from kd_export._export import export as export
 from kd_export._export import save as save
 from kd_export._program import KeyedProgram as KeyedProgram
+from kd_export._program import convert as convert
 from kd_export._public import publish as _publish
 from kd_export._running.backend import Backend as Backend
 from kd_export._running.backend import Runner as Runner

@@ -1,4 +1,4 @@
-"""A captured program with its schema: call it, or save it verified.
+"""A program with its schema, captured or from a file: call it, or save it verified.
 
 Knows what a program, a session and a comparison are; must not know modules or formats. It imports
 torch only when a function is called, so that ``import kd_export`` works where torch is not
@@ -10,25 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from kd_export._errors import VerifyError
+from kd_export._errors import NotExportable, VerifyError
 from kd_export._running.backend import backend_for
-from kd_export._running.loading import check_weights, load
+from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
 from kd_export._running.session import Session
 from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
 from kd_export._verification.judging import Tolerance, compare_trials
 from kd_export._verification.report import Report
-from kd_export._verification.trials import BATCH_SIZES, Trial, trials
+from kd_export._verification.trials import BATCH_SIZES, Trial, pool_of, trials
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
     from kd_export._capture.signature import Example, Word
+    from kd_export._running.torch_runner import TorchRunner
 
 Inputs = TypeVar("Inputs")
+CONVERTED = "torch.export"
+"""The format that holds a whole program, which other formats are made from."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,8 +42,10 @@ class KeyedProgram:
         schema: What it takes and gives.
         exported_program: torch's own form of it.
         diagnostics: What was mended on the way, a sentence each.
-        reference: The module as it was exported, run eagerly, to compare with.
-        example: The inputs of the example, in the order of the schema.
+        reference: What to compare with: the module as it was exported, run eagerly, or the file
+            that the program is from.
+        example: The inputs of the example, in the order of the schema; ``None`` if the program is
+            from a file that stores no test.
 
     Example:
         >>> import torch
@@ -56,7 +61,7 @@ class KeyedProgram:
     exported_program: ExportedProgram
     diagnostics: tuple[str, ...]
     reference: Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
-    example: tuple[Tensor, ...]
+    example: tuple[Tensor, ...] | None
 
     def __repr__(self) -> str:
         table = repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
@@ -140,3 +145,52 @@ class KeyedProgram:
         sample = self.example
         made = trials(schema, self.reference, batch_sizes, pool=sample, example=sample, given=given)
         return list(made)
+
+
+def convert(
+    source: str | Path, target: str | Path, *, trusted: bool = False, sha256: str | None = None
+) -> Report:
+    """Write the program of a ``.pt2`` file in another format, without the module it was made from.
+
+    Keys, axes, state and metadata are kept. The target is verified against the source as
+    `KeyedProgram.save` verifies against the module, on inputs like those of the stored tests.
+
+    Args:
+        source: A ``.pt2`` file; other formats cannot be turned back into a program.
+        target: The file to write; its suffix names the format.
+        trusted: As for `open`, of the source.
+        sha256: As for `open`, of the source.
+
+    Raises:
+        UntrustedArtifact: As for `open`.
+        NotExportable: The source is of another format, or the target's cannot express the program.
+        VerifyError: The target gives other results than the source.
+
+    Example:
+        >>> import torch
+        >>> import kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.pt2", {"x": torch.zeros(1, 3)})
+        >>> kd_export.convert("policy.pt2", "policy.onnx", trusted=True).ok
+        True
+    """
+    source, backend = Path(source), backend_for(Path(source))
+    backend_for(Path(target))  # an unknown format is refused before anything runs
+    if backend.name != CONVERTED:
+        raise NotExportable(
+            f"`{source.name}` is {backend.name}, which cannot be turned back into a program.",
+            expected="a `.pt2` file",
+            got=backend.name,
+            hint="Convert the `.pt2` file, or export the module again.",
+        )
+    session = open(source, trusted=trusted, sha256=sha256)
+    program = cast("TorchRunner", session.runner).program
+    wires = [entry.wire for entry in session.schema.inputs]
+    stored = pool_of(session.schema)
+
+    def reference(tensors: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        return session.run(dict(zip(wires, tensors, strict=True)))
+
+    example = None if stored is None else tuple(stored)
+    return KeyedProgram(session.schema, program, (), reference, example).save(target)

@@ -1,4 +1,4 @@
-"""The command ``kd-export``: look into an artefact, check it, compare it, run it.
+"""The command ``kd-export``: look into an artefact, check, compare, convert and run it.
 
 Exit codes: 0 ok, 1 something does not match or differs, 2 wrong use or a damaged file, 3 a package
 or backend is missing, 4 the file is not trusted.
@@ -26,12 +26,13 @@ from kd_export._errors import (
     VerifyError,
     printable,
 )
+from kd_export._program import convert
 from kd_export._running.backend import backend_for, require
 from kd_export._running.loading import diff, inspect, open  # noqa: A004  # the package's own
 from kd_export._schema.files import open_regular, read_regular, replacing
 from kd_export._schema.schema import ENTRY_HEADER, entry_rows
 from kd_export._tables import Row, plain_table
-from kd_export._verification.report import HEADER
+from kd_export._verification.report import HEADER, Report
 from kd_export._verify import verify
 
 OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
@@ -84,16 +85,19 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--interface", action="store_true", help="only what the programs take and give"
     )
+    other = commands.add_parser("convert", help="write a .pt2 file in another format, verified")
+    other.set_defaults(command=_convert)
     run = commands.add_parser("run", help="run on tensors of a safetensors file, by wire name")
     run.set_defaults(command=_run)
     run.add_argument("-i", "--input", type=Path, required=True, metavar="IN.safetensors")
     run.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.safetensors")
 
-    for command in (look, check, run):
+    for command in (look, check, other, run):
         command.add_argument("file", type=Path, metavar="FILE")
-    for command in (look, check, compare, run):
+    other.add_argument("target", type=Path, metavar="TARGET")
+    for command in (look, check, compare, other, run):
         command.add_argument("--json", action="store_true", help="print JSON, for machines")
-    for command in (check, run):
+    for command in (check, other, run):
         command.add_argument("--trusted", action="store_true", help="trust who made the file")
         command.add_argument("--sha256", metavar="HEX", help="require this digest of the file")
     return parser
@@ -140,6 +144,15 @@ def _verify(options: argparse.Namespace) -> int:
         trusted=options.trusted,
         sha256=options.sha256,
     )
+    return _tell(report, options)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    report = convert(options.file, options.target, trusted=options.trusted, sha256=options.sha256)
+    return _tell(report, options)
+
+
+def _tell(report: Report, options: argparse.Namespace) -> int:
     if options.json:
         _print_json(report.to_data())
     else:

@@ -76,9 +76,16 @@ class TensorRunner:
 class TorchRunner(TensorRunner):
     """Run a program as a straight-line function."""
 
-    def __init__(self, lines: StraightLine, schema: Schema, held: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        lines: StraightLine,
+        schema: Schema,
+        held: Mapping[str, object],
+        program: ExportedProgram,
+    ) -> None:
         self.lines = lines
         self.held = held
+        self.program = program
         self._schema = schema
         self.direct = lines.direct
 
@@ -105,7 +112,7 @@ def run_program(program: ExportedProgram, schema: Schema) -> TorchRunner:
         bound[spec.arg.name] = value.detach() if isinstance(value, Tensor) else value
     inputs = [str(name) for name in signature.user_inputs]
     lines = StraightLine(program.graph_module, bound, inputs, schema)
-    return TorchRunner(lines, schema, held)
+    return TorchRunner(lines, schema, held, program)
 
 
 def held_by(program: ExportedProgram) -> dict[str, object]:
