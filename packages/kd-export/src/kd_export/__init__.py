@@ -13,6 +13,7 @@ from kd_export._errors import ShapeMismatch as ShapeMismatch
 from kd_export._errors import Specialized as Specialized
 from kd_export._errors import UntrustedArtifact as UntrustedArtifact
 from kd_export._errors import VerifyError as VerifyError
+from kd_export._export import diagnose as diagnose
 from kd_export._export import export as export
 from kd_export._export import save as save
 from kd_export._program import KeyedProgram as KeyedProgram
@@ -32,6 +33,8 @@ from kd_export._schema.schema import Axis as Axis
 from kd_export._schema.schema import Entry as Entry
 from kd_export._schema.schema import Schema as Schema
 from kd_export._schema.schema import Vector as Vector
+from kd_export._verification.diagnosis import Diagnosis as Diagnosis
+from kd_export._verification.diagnosis import Finding as Finding
 from kd_export._verification.report import Comparison as Comparison
 from kd_export._verification.report import Report as Report
 from kd_export._verify import verify as verify

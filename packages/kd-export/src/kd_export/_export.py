@@ -1,4 +1,4 @@
-"""`export` and `save`: the two calls that most programs need.
+"""`export`, `save` and `diagnose`: the calls that take a module.
 
 Knows their options; must not know how a module is captured, a file written or compared. torch is
 imported when a module is captured, so that files are read and run without it.
@@ -6,11 +6,14 @@ imported when a module is captured, so that files are read and run without it.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kd_export._errors import ExportError
 from kd_export._program import KeyedProgram
+from kd_export._verification.diagnosis import Diagnosis, Finding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,3 +131,61 @@ def save(
         metadata=metadata,
     )
     return program.save(path, vectors=vectors)
+
+
+def diagnose(
+    module: nn.Module,
+    example: Example[Word],
+    *,
+    targets: Sequence[str] = (".pt2", ".onnx"),
+    inputs: Sequence[object] | None = None,
+    outputs: Sequence[object] | None = None,
+    dynamic: Dynamic[Name] = "batch",
+    state: Mapping[Next, object] | None = None,
+    mode: str | None = None,
+    strict: bool = False,
+) -> Diagnosis:
+    """Try to export a keyed module in several formats, and say what stands in the way of each.
+
+    Nothing is kept: the files are written to a temporary folder, verified and removed.
+
+    Args:
+        module: As for `export`, like the other options.
+        example: As for `export`.
+        targets: The suffixes of the formats to try; ``".aoti.pt2"`` takes a minute.
+
+    Returns:
+        The findings, which print as a table; ``ok`` says whether all formats work.
+
+    Example:
+        >>> import torch
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.fft.rfft, in_keys=["x"], out_keys=["y"])
+        >>> found = diagnose(module, {"x": torch.zeros(2, 8)})
+        >>> [(row.target, row.ok) for row in found.rows]
+        [('.pt2', True), ('.onnx', False)]
+    """
+    try:
+        program = export(
+            module,
+            example,
+            inputs=inputs,
+            outputs=outputs,
+            dynamic=dynamic,
+            state=state,
+            mode=mode,
+            strict=strict,
+        )
+    except ExportError as error:
+        return Diagnosis((Finding("export", str(error), error),))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [_tried(program, Path(folder) / f"model{suffix}", suffix) for suffix in targets]
+    return Diagnosis(tuple(rows), program.diagnostics)
+
+
+def _tried(program: KeyedProgram, path: Path, suffix: str) -> Finding:
+    try:
+        report = program.save(path)
+    except ExportError as error:
+        return Finding(suffix, str(error), error)
+    return Finding(suffix, f"largest difference {report.largest:.3g}")
