@@ -332,6 +332,13 @@ def test_a_number_is_converted_as_torch_converts_it() -> None:
         td[0] = 1j
 
 
+def test_a_write_to_everything_converts_the_dtype_as_torch_does() -> None:
+    td, leaf = TensorDict({"a": torch.zeros(2, dtype=torch.int64)}, [2]), torch.zeros(2).long()
+    td[True] = torch.tensor([[1.5, 2.0]])
+    leaf[True] = torch.tensor([[1.5, 2.0]])
+    assert torch.equal(td["a"], leaf)
+
+
 def test_leading_dimensions_of_size_1_of_a_value_are_dropped() -> None:
     td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, 3)}, [2])
     td[0] = torch.tensor([4.0])

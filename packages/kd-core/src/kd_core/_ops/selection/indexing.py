@@ -67,9 +67,7 @@ class Indexing(AbstractContainer):
     __slots__ = ()
 
     @overload
-    def __getitem__(self, index: str) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: tuple[str, ...]) -> Tensor: ...
+    def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: object) -> object:
@@ -292,6 +290,7 @@ class _Rows:
     __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "where")
 
     def __init__(self, index: object, batch: Batch) -> None:
+        index = None if index is True else index  # torch copies then, and converts the dtype
         self.fn, after = resolve(index, batch)
         self.batch_fn = leading(batch, after)
         self.batch, self.ndim = batch, len(batch)
