@@ -120,7 +120,7 @@ def stage_update(
 
 
 def commit_all(stage: Staged) -> None:
-    """Do what was staged."""
+    """Run what was staged."""
     for commit in stage:
         commit()
 
