@@ -22,6 +22,7 @@ from kd_core._ops.entries.structure import Structure
 from kd_core._ops.formats.conversion import Conversion
 from kd_core._ops.formats.files import Formats
 from kd_core._ops.formats.objects import Objects
+from kd_core._ops.formats.stacked_modules import StackedModules
 from kd_core._ops.math.autograd import Autograd
 from kd_core._ops.math.blending import Blending
 from kd_core._ops.math.extremes import Extrema
@@ -96,6 +97,7 @@ class TensorDictBase(
     Conversion,
     Ragged,
     Objects,
+    StackedModules,
     Formats,
     Naming,
 ):
