@@ -212,7 +212,7 @@ def _extreme(
     reduce: bool,
     return_indices: bool,
 ) -> E | Tensor | Extremes[E]:
-    alone = isinstance(dim, int) or (isinstance(dim, str) and dim != "feature")
+    alone = not (isinstance(dim, (tuple, list)) or (isinstance(dim, str) and dim == "feature"))
     if dim is None or not (alone or return_indices):
         return reduced(td, over_all, dim, keepdim, reduce)
     if reduce or not alone:
