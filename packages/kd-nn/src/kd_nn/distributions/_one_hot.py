@@ -1,7 +1,7 @@
 """Draws of one class among several, written as one-hot vectors."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Size, Tensor
@@ -35,6 +35,9 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
         >>> coin.rsample()
         tensor([0., 1., 0.], grad_fn=<AddBackward0>)
     """
+
+    num_params: Final = 1
+    """How many numbers a network must give for each class."""
 
     def __init__(
         self,
