@@ -15,7 +15,7 @@ from tests.fuzz.comparing import (
     tensors_differ,
     values_equal,
 )
-from tests.fuzz.data import Data, Ragged, Unknown
+from tests.fuzz.data import Batch, Data, Ragged, Unknown
 from tests.fuzz.subjects import Node, Path, Plain, Subject, members_of, plain, read, twin
 from torch import Tensor
 
@@ -164,7 +164,14 @@ def store_data(tree: Plain, node: Node) -> None:
         if isinstance(value, Node):
             store_data(cast("Plain", found), value)
         elif isinstance(value, Data):
-            node.entries[key] = cast("Data", found)
+            node.entries[key] = kept(value, cast("Data", found), node.batch)
+
+
+def kept(value: Data, found: Data, batch: Batch) -> Data:
+    """Return what became of data; one value whose rows were read among others stays one."""
+    if value.rows is not None or found.rows is None:
+        return found
+    return value if torch.equal(value.of_rows(batch), found.rows) else found
 
 
 def with_data(node: Node, other: Node) -> Node:

@@ -143,6 +143,19 @@ def written(current: Entry, entry: Entry) -> None:
     current.copy_(entry)
 
 
+@operation("nested")
+def look_at_container(rng: Random, s: Subject, name: str) -> Call:
+    path = some_path(rng, s)
+
+    def theirs(tree: Plain) -> object:
+        found = find(tree, path)
+        if not isinstance(found, Plain):
+            raise Refusal("no container")
+        return found
+
+    return Call(name, f"td.nested({path})", lambda td: td.nested(path, TensorDictBase), theirs)  # type: ignore[type-abstract]  # of any kind
+
+
 @operation("get", "__getitem__ key", "__contains__", "get_non_tensor")
 def look(rng: Random, s: Subject, name: str) -> Call:
     path = some_path(rng, s)

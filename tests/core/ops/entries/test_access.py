@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kd_core import KeyNotFound, Locked, ShapeMismatch, TensorDict
+from kd_core import InvalidArgument, KeyNotFound, Locked, ShapeMismatch, TensorDict
 
 X = torch.ones(2, 3)
 
@@ -46,3 +46,13 @@ def test_data_is_set_and_read_as_such() -> None:
     assert td.get_non_tensor("missing", None) is None
     with pytest.raises(KeyNotFound):
         td.get_non_tensor("missing")
+
+
+def test_a_nested_container_is_read_as_the_kind_that_it_is() -> None:
+    td = TensorDict({"n": {"m": {"a": 1}}, "x": 1.0})
+    assert td.nested(("n", "m"), TensorDict)["a"] == 1
+    assert td.nested("n", TensorDict) is td["n"]
+    with pytest.raises(InvalidArgument, match="entry `x` must be a `TensorDict`, got a `Tensor`"):
+        td.nested("x", TensorDict)
+    with pytest.raises(KeyNotFound, match="`z` not found"):
+        td.nested("z", TensorDict)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 from torch import Tensor
 
 from kd_core import _registry
-from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound
+from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, wrong_type
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import all_fit, find_entry, has_entry, walk_error
 from kd_core._leaves.views import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
     D = TypeVar("D")
+    N = TypeVar("N", bound=AbstractContainer)
     IsLeaf = Callable[[type], bool] | None
 
 
@@ -218,6 +219,30 @@ class Access(AbstractContainer):
         _remove(self, path)
         return self
 
+    def nested(self, key: NestedKey, kind: type[N]) -> N:
+        """Return the nested container at a key, typed as the kind that it is.
+
+        `td[key]` returns it too, but a type checker takes what it returns for a tensor.
+
+        Args:
+            key: the key of the nested container.
+            kind: the class that it has to be of, such as `TensorDict` or a tensor class.
+
+        Raises:
+            KeyNotFound: if it is missing.
+            InvalidArgument: if the entry is of another class.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"next": {"obs": 1.0, "done": False}})
+            >>> td.nested("next", TensorDict).select("obs")["obs"]
+            tensor(1.)
+        """
+        entry: object = self._read(path_of(key))
+        if not isinstance(entry, kind):
+            raise wrong_type(f"entry {format_key(path_of(key))}", f"a `{kind.__name__}`", entry)
+        return entry
+
     def set_non_tensor(self, key: NestedKey, value: object) -> Self:
         """Store a value as non-tensor data, one for the whole batch, even if it could be a tensor.
 
@@ -245,6 +270,24 @@ class Access(AbstractContainer):
         entry = self._read(path)
         return entry if isinstance(entry, Tensor) else entry._item()
 
+    @overload
+    def keys(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[str]: ...
+    @overload
+    def keys(
+        self,
+        include_nested: bool,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[NestedKey]: ...
     def keys(
         self,
         include_nested: bool = False,
@@ -252,7 +295,7 @@ class Access(AbstractContainer):
         is_leaf: IsLeaf = None,
         *,
         sort: bool = False,
-    ) -> KeysView[NestedKey]:
+    ) -> KeysView[str] | KeysView[NestedKey]:
         """Return a live view of the keys.
 
         Args:
@@ -291,6 +334,24 @@ class Access(AbstractContainer):
             return NestedValues(self._entries, (include_nested, leaves_only, is_leaf, sort))
         return self._entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
 
+    @overload
+    def items(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView[str, Tensor]: ...
+    @overload
+    def items(
+        self,
+        include_nested: bool,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView[NestedKey, Tensor]: ...
     def items(
         self,
         include_nested: bool = False,
@@ -298,7 +359,7 @@ class Access(AbstractContainer):
         is_leaf: IsLeaf = None,
         *,
         sort: bool = False,
-    ) -> ItemsView[NestedKey, Tensor]:
+    ) -> ItemsView[str, Tensor] | ItemsView[NestedKey, Tensor]:
         """Return a live view of keys and entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
