@@ -15,6 +15,7 @@ from kd_core import (
     LazyStackedTensorDict,
     Locked,
     OutOfRange,
+    TensorClass,
     TensorDict,
     TensorDictBase,
     cat,
@@ -256,3 +257,73 @@ def test_arithmetic_of_named_sizes_is_traced() -> None:
     for got, want in zip(compiled(make()), run(make()), strict=True):
         assert (got.names, got.batch_size) == (want.names, want.batch_size)
         assert (got == want).all()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda td, names: TensorDict(td.to_dict(), [2, 3], names=names),
+        lambda td, names: TensorDict.from_dict(td.to_dict(), [2, 3], names=names),
+        lambda td, names: TensorDict.from_dict(
+            td.exclude("s").to_dict(), auto_batch_size=True, batch_dims=2, names=names
+        ),
+        lambda td, names: td.from_dict_instance(td.to_dict(), batch_size=[2, 3], names=names),
+        lambda td, names: TensorDict.from_list(
+            [row.to_dict() for row in td.unbind(0)], batch_size=[2, 3], names=names
+        ),
+        lambda td, names: lazy_stack(td.unbind(0)).apply(torch.neg, names=names),
+        lambda td, names: td.apply(torch.neg, names=names),
+        lambda td, names: td.apply(lambda x, y: x, td, names=names),
+        lambda td, names: td.named_apply(lambda name, x: x, names=names),
+        lambda td, names: td.lock_().apply(torch.neg, names=names, propagate_lock=True),
+        lambda td, names: td.empty(recurse=True, names=names),
+        lambda td, names: lazy_stack(td.unbind(0)).empty(recurse=True, names=names),
+    ],
+)
+def test_a_container_is_named_when_it_is_built(
+    build: Callable[[TensorDict, Names], TensorDictBase],
+) -> None:
+    td = make()
+    built = build(td, ["x", None])
+    assert built.names == inner(built, "n").names == ["x", None]
+    for wrong in (["x"], ["x", "x"], "xy"):
+        with pytest.raises((InvalidArgument, InvalidValue), match=r"names must (hold|differ|be)"):
+            build(td, wrong)  # type: ignore[arg-type]  # wrong on purpose
+    assert td.names == inner(td, "n").names == ["time", "env"]
+
+
+def test_names_of_another_batch_size() -> None:
+    td = make()
+    assert td.empty(batch_size=[2], names=["x"]).names == ["x"]
+    assert td.empty(names=None).names == [None, None]
+    assert td.apply(lambda leaf: leaf.sum(1), batch_size=[2], names=["x"]).names == ["x"]
+    assert td.apply(torch.neg, names=None).names == [None, None]
+
+
+def test_names_are_checked_before_the_function_is_called() -> None:
+    td, calls = make(), list[object]()
+    with pytest.raises(InvalidValue, match="one name or `None` for each of the 2"):
+        td.apply(calls.append, names=["x"])
+    with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`, `device` or"):
+        td.apply(calls.append, names=["x", "y"], inplace=True)
+    with pytest.raises(InvalidArgument, match=r"Set `out\.names`"):
+        td.named_apply(calls.append, names=["x", "y"], out=td.clone())
+    assert not calls
+
+
+def test_a_constructor_does_not_name_the_containers_it_is_given() -> None:
+    given = TensorDict({"b": torch.zeros(2)}, [2]).lock_()
+    held = TensorDict({"n": given}, [2], names=["x"])
+    assert inner(held, "n").names == ["x"]
+    assert given.names == [None]
+    assert inner(held, "n")["b"] is given["b"]
+
+
+def test_a_frozen_class_is_built_with_names() -> None:
+    class Frozen(TensorClass, frozen=True):
+        x: torch.Tensor
+
+    made = Frozen.from_dict({"x": torch.zeros(2, 3)}, auto_batch_size=True, names=["a", "b"])
+    assert made.names == ["a", "b"]
+    assert made.is_locked
+    assert Frozen.from_any({"x": torch.zeros(2, 3)}, batch_dims=1).batch_size == (2,)

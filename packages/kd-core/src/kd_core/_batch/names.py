@@ -95,8 +95,8 @@ def names_of(batch: Batch) -> Names:
 
 def with_names(batch: Batch, names: Names) -> Batch:
     """Return a batch size whose first dimensions have these names; the others keep theirs."""
-    pairs = zip(batch, names, strict=False)
-    named = [int(size) if name is None else NamedSize(size, name) for size, name in pairs]
+    pairs = zip(without_names(batch), names, strict=False)
+    named = [size if name is None else _named(size, name) for size, name in pairs]
     return (*named, *batch[len(named) :])
 
 

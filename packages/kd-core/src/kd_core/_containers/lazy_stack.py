@@ -302,10 +302,11 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         *,
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
     ) -> Self:
         """Return a stack of empty members; with another batch size or device, a `TensorDict`."""
-        if batch_size is not None or device is not NO_DEFAULT:
-            return super().empty(recurse, batch_size=batch_size, device=device)
+        if batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
+            return super().empty(recurse, batch_size=batch_size, device=device, names=names)
         return self._by_member(lambda member: member.empty(recurse))
 
     def is_empty(self) -> bool:

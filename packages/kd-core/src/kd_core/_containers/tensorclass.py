@@ -13,7 +13,7 @@ fields.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar, cast, dataclass_transform
 
@@ -29,6 +29,7 @@ from kd_core._containers.tensordict import fill
 from kd_core._decided.lookup import explain_attribute
 from kd_core._errors import InvalidArgument, InvalidValue, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
+from kd_core._ops.formats.building import build
 
 if TYPE_CHECKING:
     from typing import Self
@@ -222,6 +223,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         input_dict: Mapping[str, object] | TensorDictBase,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
     ) -> Self:
         """Build an instance from a mapping or container that has its fields as keys.
 
@@ -229,7 +234,14 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             input_dict: a mapping from field names to values; fields with a default may be missing.
             batch_size: the leading dimensions of every field.
             device: the device to which every field is moved.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            names: the name of each batch dimension; `None`: no names.
         """
+        if auto_batch_size or batch_dims is not None or names is not None:
+            return build(
+                cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names
+            )
         if isinstance(input_dict, TensorDictBase):
             batch_size = input_dict.batch_size if batch_size is None else batch_size
             input_dict = input_dict._entries

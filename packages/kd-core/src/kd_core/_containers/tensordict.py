@@ -16,6 +16,8 @@ from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._ops.calls import module_state
+from kd_core._ops.formats.building import build
+from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 
@@ -85,7 +87,8 @@ class TensorDict(Dense):
         else:
             fill(self, given, desc)
         if names is not None:
-            self.names = names
+            other = named(self, names)  # nested containers of the caller keep their names
+            self._entries, self._desc = other._entries, other._desc
         if lock:
             self.lock_()
 
@@ -151,6 +154,7 @@ class TensorDict(Dense):
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
     ) -> Self:
         """Build a container from nested dicts.
 
@@ -160,6 +164,7 @@ class TensorDict(Dense):
             device: the device to which every entry is moved.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
+            names: the name of each batch dimension; `None`: no names.
 
         Example:
             >>> import torch
@@ -168,9 +173,11 @@ class TensorDict(Dense):
             >>> TensorDict.from_dict(source, auto_batch_size=True).batch_size
             torch.Size([3])
         """
-        if batch_size is not None or not (auto_batch_size or batch_dims is not None):
+        inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
+        if names is None and not inferred:
             return cls(input_dict, batch_size, device)  # type: ignore[arg-type]  # mypy infers no key
-        if cls is TensorDict and device is None and (batch_dims is None or batch_dims >= 0):
+        plain = names is None and device is None and (batch_dims is None or batch_dims >= 0)
+        if plain and cls is TensorDict:
             # The fast path for a source of tensors only: "from_dict, nested" in the benchmarks.
             levels: list[TensorDict] = []
             leaves: list[Tensor] = []
@@ -179,10 +186,7 @@ class TensorDict(Dense):
                 for level in levels:
                     level._desc = desc
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
-        made = cls(input_dict, None, device).auto_batch_size_(batch_dims)  # type: ignore[arg-type]  # as above
-        if not made._desc.ndim:
-            return made
-        return cls(input_dict, made.batch_size, device)  # type: ignore[arg-type]  # lists are rows now
+        return build(cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names)
 
     @overload
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._ops.math.output import written_to
+from kd_core._ops.shape.dimension_names import check_names, named
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._protocol.validation import as_entry
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
     Path: TypeAlias = tuple[str, ...]
-    Call: TypeAlias = Callable[[Path, list[object]], object]
     Target: TypeAlias = Callable[[Descriptor], Descriptor]
     IsLeaf: TypeAlias = Callable[[type], bool]
 
@@ -42,6 +42,7 @@ class Apply(AbstractContainer):
         *others: AbstractContainer,
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
         default: object = NO_DEFAULT,
         filter_empty: bool = False,
@@ -60,6 +61,8 @@ class Apply(AbstractContainer):
             batch_size: the batch size of the result and of all containers in it; needed where `fn`
                 changes leading dimensions.
             device: the device of the result.
+            names: the names of its batch dimensions; `None`: no names. Without it they are those of
+                this container.
             inplace: write the results into the leaves and return this container, which may be
                 locked. All of them are checked before the first is written; a leaf for which `fn`
                 returns `None`, or the leaf itself, is not written.
@@ -87,19 +90,15 @@ class Apply(AbstractContainer):
             >>> td.apply(lambda x: x.mean(), batch_size=[])["b", "c"]
             tensor(0.)
         """
-        target = _target(self, batch_size, device, inplace)
+        target = _target(self, batch_size, device, names, inplace, out)
         is_leaf = _leaf_types(call_on_nested, is_leaf)
         if not others and not filter_empty and is_leaf is None:
             result = _each(self, fn, None, target, ())
         else:
-
-            def call(path: Path, leaves: list[object]) -> object:
-                return fn(*leaves)
-
-            walk = _Walk(call, default, filter_empty, target, is_leaf)
+            walk = _Walk(fn, None, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if inplace or propagate_lock or out is not None:
-            return _finish(self, result, inplace, propagate_lock, out)
+        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
+            return _finish(self, result, names, inplace, propagate_lock, out)
         return result
 
     def named_apply(
@@ -109,6 +108,7 @@ class Apply(AbstractContainer):
         nested_keys: bool = False,
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
         default: object = NO_DEFAULT,
         filter_empty: bool = False,
@@ -125,6 +125,8 @@ class Apply(AbstractContainer):
             nested_keys: pass the path of a nested leaf as a tuple; else only its last key.
             batch_size: the batch size of the result.
             device: the device of the result.
+            names: the names of its batch dimensions; `None`: no names. Without it they are those of
+                this container.
             inplace: write the results into the leaves, and return this container.
             default: what stands for a leaf that one of `others` lacks.
             filter_empty: leave out nested containers of which nothing is left.
@@ -142,20 +144,15 @@ class Apply(AbstractContainer):
             >>> names
             ['a', ('b', 'c')]
         """
-        target = _target(self, batch_size, device, inplace)
+        target = _target(self, batch_size, device, names, inplace, out)
         is_leaf = _leaf_types(call_on_nested, is_leaf)
         if not others and not filter_empty and is_leaf is None:
             result = _each(self, fn, nested_keys, target, ())
         else:
-
-            def call(path: Path, leaves: list[object]) -> object:
-                name: NestedKey = path if nested_keys and len(path) > 1 else path[-1]
-                return fn(name, *leaves)
-
-            walk = _Walk(call, default, filter_empty, target, is_leaf)
+            walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if inplace or propagate_lock or out is not None:
-            return _finish(self, result, inplace, propagate_lock, out)
+        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
+            return _finish(self, result, names, inplace, propagate_lock, out)
         return result
 
     def apply_(self, fn: Callable[..., object], *others: AbstractContainer) -> Self:
@@ -248,17 +245,18 @@ def _check_results(
 
 
 class _Walk:
-    """One pass over the levels of a container."""
+    """One pass over the levels of a container; `nested` as in `_each`."""
 
     def __init__(
         self,
-        call: Call,
+        fn: Callable[..., object],
+        nested: bool | None,
         default: object,
         filter_empty: bool,
         target: Target | None,
         is_leaf: IsLeaf | None = None,
     ) -> None:
-        self.call, self.default = call, default
+        self.fn, self.nested, self.default = fn, nested, default
         self.filter_empty, self.target = filter_empty, target
         self.is_leaf = is_leaf
 
@@ -280,7 +278,10 @@ class _Walk:
 
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
         if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
-            return self.call(path, [value, *beside])
+            if self.nested is None:
+                return self.fn(value, *beside)
+            name: NestedKey = path if self.nested and len(path) > 1 else path[-1]
+            return self.fn(name, value, *beside)
         if not isinstance(value, AbstractContainer):
             return (
                 value if self.target is None else value._with_descriptor(self.target(value._desc))
@@ -304,16 +305,27 @@ def _target(
     td: AbstractContainer,
     batch_size: BatchSize | None,
     device: DeviceLike | NoDefault | None,
+    names: Sequence[str | None] | NoDefault | None,
     inplace: bool,
+    out: AbstractContainer | None,
 ) -> Target | None:
     """Return the function from the descriptor of a level to that of the result; `None`: keep it."""
-    if batch_size is None and device is NO_DEFAULT:
+    same = batch_size is None and device is NO_DEFAULT
+    if same and names is NO_DEFAULT:
         return None
     if inplace:
         raise InvalidArgument(
-            "`inplace=True` writes into the leaves and cannot be combined with `batch_size` or "
-            "`device`. Leave these out, or take the container that `apply` returns."
+            "`inplace=True` writes into the leaves and cannot be combined with `batch_size`, "
+            "`device` or `names`. Leave these out, or take the container that `apply` returns."
         )
+    if names is not NO_DEFAULT:
+        if out is not None:
+            raise InvalidArgument(
+                "`out` has names of its own and cannot be combined with `names`. Set `out.names`."
+            )
+        check_names(names, td._desc.batch if batch_size is None else batch_of(batch_size))
+    if same:
+        return None
     if batch_size is None:
         where = None if device is None else device_of(cast("DeviceLike", device))
         return lambda desc: describe(desc.batch, where)
@@ -334,8 +346,17 @@ def _leaf_types(call_on_nested: bool, is_leaf: IsLeaf | None) -> IsLeaf | None:
     return lambda kind: True
 
 
-def _finish(td: W, result: W, inplace: bool, propagate_lock: bool, out: W | None) -> W:
+def _finish(
+    td: W,
+    result: W,
+    names: Sequence[str | None] | NoDefault | None,
+    inplace: bool,
+    propagate_lock: bool,
+    out: W | None,
+) -> W:
     """Write results where they are wanted, all of them or none, and lock them if asked to."""
+    if names is not NO_DEFAULT:
+        result = named(result, names)
     if not inplace:
         result = written_to(out, result)
         return lock(result) if propagate_lock and td._desc.frozen else result

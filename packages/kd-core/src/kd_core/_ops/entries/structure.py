@@ -26,6 +26,7 @@ from kd_core._ops.entries.updating import (
     stage_writes,
 )
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
+from kd_core._ops.shape.dimension_names import named
 from kd_core._ops.shape.rebatching import take_batch_size
 from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
@@ -284,6 +285,7 @@ class Structure(AbstractContainer):
         *,
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
     ) -> Self:
         """Return a container of the same batch size and device without entries.
 
@@ -291,7 +293,10 @@ class Structure(AbstractContainer):
             recurse: keep the nested containers, empty.
             batch_size: another batch size; cannot be combined with `recurse`.
             device: another device.
+            names: other names of the batch dimensions; `None`: no names.
         """
+        if names is not NO_DEFAULT:
+            return named(self.empty(recurse, batch_size=batch_size, device=device), names)
         desc = self._desc.unlocked()
         if batch_size is not None or device is not NO_DEFAULT:
             if recurse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kd_core import _registry
 from kd_core._errors import InvalidArgument
+from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def build(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
     found: BatchSize | None = None,
+    names: Sequence[str | None] | None = None,
 ) -> C:
     """Build a container of a class from nested dicts.
 
@@ -37,6 +39,7 @@ def build(
         auto_batch_size: infer the batch size if none is given.
         batch_dims: the largest number of batch dimensions to infer.
         found: the batch size that the source has, if none is given or inferred.
+        names: the name of each batch dimension; `None`: no names.
 
     Raises:
         InvalidArgument: if the class is not built from a mapping.
@@ -46,12 +49,14 @@ def build(
         raise InvalidArgument(
             f"`{cls.__name__}` cannot be built from a mapping. Call the method of `TensorDict`."
         )
-    if batch_size is not None or not (auto_batch_size or batch_dims is not None):
-        return make(tree, found if batch_size is None else batch_size, device)
-    made = make(tree, None, device).auto_batch_size_(batch_dims)  # type: ignore[attr-defined]  # of a concern
-    if not made._desc.ndim:
-        return cast("C", made)
-    return make(tree, made._desc.batch, device)  # lists are rows now
+    if batch_size is None and (auto_batch_size or batch_dims is not None):
+        made = make(tree, None, device)
+        bare = made._shallow().auto_batch_size_(batch_dims)  # type: ignore[attr-defined]  # of a concern
+        if bare._desc.ndim:
+            made = make(tree, bare._desc.batch, device)  # lists are rows now
+    else:
+        made = make(tree, found if batch_size is None else batch_size, device)
+    return made if names is None else named(made, names)
 
 
 def kind_of(td: C) -> type[C]:

@@ -11,6 +11,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._convert import plain
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
 from kd_core._ops.formats.building import build, kind_of, stack_rows
+from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Objects(AbstractContainer):
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
     ) -> Self:
         """Build a container of the kind of this one, and of nested kinds; stacks become dense.
 
@@ -161,6 +163,7 @@ class Objects(AbstractContainer):
             batch_size: the leading dimensions of every entry.
             device: the device to which every entry is moved.
             batch_dims: the largest number of batch dimensions to infer.
+            names: the name of each batch dimension; `None`: no names.
 
         Example:
             >>> import torch
@@ -179,9 +182,10 @@ class Objects(AbstractContainer):
                 value = current.from_dict_instance(value, batch_size=batch_size)  # type: ignore[union-attr]  # asked above
             tree[key] = value
         made = build(kind_of(self), tree, batch_size, device, auto_batch_size, batch_dims)
-        if batch_size is not None or not made._desc.ndim:
-            return made
-        return self.from_dict_instance(input_dict, batch_size=made._desc.batch, device=device)
+        batch = made._desc.batch
+        if batch_size is None and batch:
+            made = self.from_dict_instance(input_dict, batch_size=batch, device=device)
+        return made if names is None else named(made, names)
 
     @classmethod
     def from_list(
@@ -192,6 +196,7 @@ class Objects(AbstractContainer):
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
         lazy: bool | None = None,
     ) -> Self:
         """Build a container from a list of rows, each a mapping or another object with parts.
@@ -202,6 +207,7 @@ class Objects(AbstractContainer):
             batch_size: the batch size of the result; its first dimension is the number of rows.
             device: the device to which every entry is moved.
             batch_dims: the largest number of batch dimensions of a row to infer.
+            names: the name of each batch dimension, that of the rows first; `None`: no names.
             lazy: `True`: keep the rows as members of a lazy stack. `False`: stack the tensors.
                 `None`: stack them if all rows have the same keys and shapes.
 
@@ -236,7 +242,8 @@ class Objects(AbstractContainer):
             )
             for row in rows
         ]
-        return stack_rows(made, lazy)
+        stacked = stack_rows(made, lazy)
+        return stacked if names is None else named(stacked, names)
 
     @classmethod
     def from_pytree(

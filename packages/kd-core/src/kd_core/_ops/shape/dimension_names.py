@@ -11,18 +11,18 @@ from kd_core._protocol.primitives import AbstractContainer, lock
 
 if TYPE_CHECKING:
     from kd_core._batch.names import Names
+    from kd_core._types import Batch
 
 W = TypeVar("W", bound=AbstractContainer)
 
 
-def check_names(td: AbstractContainer, names: Sequence[str | None] | None) -> Names:
-    """Return one name or `None` for each batch dimension; `None` removes all names.
+def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
+    """Return one name or `None` for each batch dimension; `None` stands for no names.
 
     Raises:
         InvalidArgument: if one is neither a string nor `None`.
         InvalidValue: if there is not one for each dimension, or one is given twice.
     """
-    batch = td._desc.batch
     return checked_names([None] * len(batch) if names is None else names, batch)
 
 
@@ -39,7 +39,7 @@ def set_names(level: AbstractContainer, names: Names) -> None:
 
 def named(td: W, names: Sequence[str | None] | None) -> W:
     """Return a container under other names, locked if it is; tensors are shared."""
-    checked = check_names(td, names)
+    checked = check_names(names, td._desc.batch)
     new = td._shallow()
     set_names(new, checked)
     return new if td._desc.lock is None else lock(new)

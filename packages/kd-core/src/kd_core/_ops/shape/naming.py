@@ -47,7 +47,7 @@ class Naming(AbstractContainer):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        checked = check_names(self, names)
+        checked = check_names(names, self._desc.batch)
         _check_unlocked(self)
         set_names(self, checked)
 
