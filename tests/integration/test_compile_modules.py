@@ -56,7 +56,7 @@ def test_container_call_is_one_graph(eager_first: bool) -> None:
     assert run(td) is td
     expected = model(TensorDict({"x": X}, [2]))
     for key in model.out_keys:
-        torch.testing.assert_close(td[key], expected[key])  # type: ignore[index]  # of the form that was called
+        torch.testing.assert_close(td[key], expected[key])
     assert counter.frame_count == 1
 
 

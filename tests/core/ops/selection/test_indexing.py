@@ -29,7 +29,7 @@ def make() -> TensorDict:
 def test_strings_and_tuples_of_strings_are_keys() -> None:
     td = make()
     assert td["a"] is td["a",]
-    assert td["n", "b"] is td["n", ("b",)]  # type: ignore[index]  # nested tuples
+    assert td["n", "b"] is td["n", ("b",)]
 
 
 class Name(StrEnum):

@@ -217,7 +217,7 @@ def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey
         values = [(new.get(name), old.get(name)) for new, old in flat]
         if all(new is old for new, old in values):
             continue
-        here = (*head, cast("str", name))
+        here = (*head, name)
         if all(is_tensor_collection(new) and is_tensor_collection(old) for new, old in values):
             yield from _changed(cast("list[Pair]", values), here)
         elif all(name in work for work, _ in flat):
