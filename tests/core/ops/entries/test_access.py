@@ -51,7 +51,8 @@ def test_data_is_set_and_read_as_such() -> None:
 def test_a_nested_container_is_read_as_the_kind_that_it_is() -> None:
     td = TensorDict({"n": {"m": {"a": 1}}, "x": 1.0})
     assert td.nested(("n", "m"), TensorDict)["a"] == 1
-    assert td.nested("n", TensorDict) is td.get("n")
+    found: object = td.nested("n", TensorDict)
+    assert found is td["n"]
     with pytest.raises(InvalidArgument, match="entry `x` must be a `TensorDict`, got a `Tensor`"):
         td.nested("x", TensorDict)
     with pytest.raises(KeyNotFound, match="`z` not found"):
