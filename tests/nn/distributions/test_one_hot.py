@@ -90,3 +90,7 @@ def test_deterministic_value_exports(strict: bool) -> None:
     program = torch.export.export(Best(), (LOGITS,), strict=strict)
     expected = functional.one_hot(LOGITS.argmax(-1), 3).float()
     assert torch.equal(program.module()(LOGITS), expected)
+
+
+def test_a_network_gives_one_number_for_each_class() -> None:
+    assert OneHotCategorical.num_params == 1

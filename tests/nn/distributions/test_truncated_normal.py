@@ -276,3 +276,9 @@ def test_vmap_over_parameters() -> None:
     got = torch.vmap(torch.func.grad(slope))(loc, point)
     expected = [torch.func.grad(slope)(*pair) for pair in zip(loc, point, strict=True)]
     torch.testing.assert_close(got, torch.stack(expected))
+
+
+def test_values_reach_the_ends() -> None:
+    dist = TruncatedNormal(torch.zeros(()), 1.0, -1.0, 1.0)
+    ends = dist.icdf(torch.tensor([0.0, 1.0]))
+    assert (ends[0] + 1).item() == (1 - ends[1]).item() == TruncatedNormal.eps

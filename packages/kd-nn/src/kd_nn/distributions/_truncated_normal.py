@@ -1,6 +1,7 @@
 """The normal distribution restricted to an interval: its interface, over `_truncated`."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Size, Tensor
@@ -50,6 +51,8 @@ class TruncatedNormal(OnInterval):
     }
     a: Tensor
     b: Tensor
+    eps: Final = 0.0
+    """How far values are kept away from the ends: they may reach them."""
 
     def __init__(
         self,
