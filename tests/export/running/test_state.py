@@ -96,6 +96,14 @@ def test_the_state_belongs_to_the_session(gru: Session) -> None:
     torch.testing.assert_close(gru.step({"x": X})["next.h"], first)
 
 
+def test_no_step_keeps_the_one_before_alive(folder: Path) -> None:
+    session = kd_export.open(folder / "gru.pt2", trusted=True)
+    found = session.step({"x": X.clone().requires_grad_()})
+    assert found["y"].requires_grad
+    session.reset(torch.tensor([True, False, False, False]))
+    assert not session.step({"x": X})["y"].requires_grad
+
+
 def test_a_step_takes_every_form_of_inputs(folder: Path) -> None:
     session = kd_export.open(folder / "gru.onnx")
     container = TensorDict({"x": X, "state": {"h": torch.full((4, 5), 9.0)}}, [4])

@@ -108,8 +108,8 @@ class Session:
     def step(self, x: Inputs) -> Inputs:
         """Run the program on its own state, and carry the state to the next step.
 
-        The state is what the program was exported with as ``state=``. It is zero in the first step.
-        A program without state runs as by `run`.
+        The state is what the program was exported with as ``state=``. It is zero in the first step,
+        and no gradient flows through it. A program without state runs as by `run`.
 
         Args:
             x: The inputs as for `run`, but for the state; what a container holds of it is ignored.

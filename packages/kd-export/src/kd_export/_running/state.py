@@ -1,7 +1,7 @@
 """The state of a recurrent program between its steps.
 
 It starts at zero, has the sizes of the inputs of the first step, and belongs to the session alone:
-what comes in and goes out is copied.
+what comes in and goes out is copied. No gradient flows from one step to the one before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kd_export._schema.vectors import MOST_NUMBERS, Drawn, concrete
 class _Array(Protocol):
     shape: tuple[int, ...]
 
+    def copy(self) -> object: ...
     def __setitem__(self, index: tuple[object, ...], value: int) -> None: ...
 
 
@@ -117,9 +118,9 @@ class Carried:
 
 
 def _copied(array: object) -> object:
-    """Copy a tensor or an array."""
-    clone = getattr(array, "clone", None) or getattr(array, "copy")  # noqa: B009  # of no protocol
-    return clone()
+    """Copy a tensor or an array; a tensor without what it was computed from."""
+    detach = getattr(array, "detach", None)
+    return cast("_Array", array).copy() if detach is None else detach().clone()
 
 
 def _flags(mask: object) -> list[bool]:
