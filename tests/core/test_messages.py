@@ -1,0 +1,144 @@
+"""Messages as users read them: path, shapes, nearest match and remedy, word by word.
+
+`messages.txt` holds them, so that a change of one shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kd_core
+from kd_core import (
+    MetaData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    pad,
+    stack,
+)
+
+
+class Sample(TensorClass):
+    image: Tensor
+    label: Tensor
+
+
+def td() -> TensorDict:
+    nested = {"obs": torch.zeros(3, 2), "word": ["a", "b", "c"], "unit": "m"}
+    return TensorDict({"reward": torch.zeros(3), "next": nested}, [3])
+
+
+def one(leaf: Tensor) -> TensorDict:
+    return TensorDict({"a": leaf})
+
+
+def ragged() -> TensorDictBase:
+    return lazy_stack([TensorDict({"ids": torch.zeros(n)}) for n in (2, 3)])
+
+
+def named() -> TensorDict:
+    return TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["time", "env"])
+
+
+def within(outer: TensorDict) -> TensorDictBase:
+    inner: object = outer.lock_().get("next")
+    assert isinstance(inner, TensorDictBase)
+    return inner
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "a missing key": lambda: td()["rewrd"],
+    "a missing nested key": lambda: td()["next", "obz"],
+    "a key below a leaf": lambda: td()["reward", "x"],
+    "a key that is no key": lambda: td()["reward", 1],  # type: ignore[index]  # refused
+    "a missing key to delete": lambda: td().del_("reword"),
+    "a missing key to select": lambda: td().select("next", "rewards"),
+    "a missing key to rename": lambda: td().rename_key_("rward", "r"),
+    "a key that is taken": lambda: td().rename_key_("reward", "next", safe=True),
+    "keys that collide": lambda: TensorDict({"a.b": 1, "a": {"b": 2}}).flatten_keys(),
+    "a shape that does not fit": lambda: td().set("action", torch.zeros(4)),
+    "a nested shape that does not fit": lambda: TensorDict({"n": {"a": torch.zeros(2)}}, [3]),
+    "rows that do not fit": lambda: td().set("text", ["a", "b"]),
+    "a batch size that does not fit": lambda: setattr(td(), "batch_size", torch.Size([3, 1])),
+    "a negative batch size": lambda: TensorDict({}, [-2]),
+    "a batch size of floats": lambda: TensorDict({}, [2.5]),  # type: ignore[list-item]  # refused
+    "a source of no kind": lambda: td().update(3),  # type: ignore[arg-type]  # refused
+    "a container in itself": lambda: (lambda each: each.set("self", each))(td()),
+    "a reshape that does not fit": lambda: td().reshape(2, 2),
+    "a reshape by a float": lambda: td().reshape(1.5),  # type: ignore[arg-type]  # refused
+    "a dimension out of range": lambda: td().sum(1),
+    "a dimension twice": lambda: named().permute(0, 0),
+    "a squeeze of a larger dimension": lambda: named().unflatten(1, (2, 2)),
+    "an expand that does not fit": lambda: td().expand(2, 4),
+    "a row that is not there": lambda: td()[3],
+    "too many indices": lambda: td()[0, 0],
+    "a mask of another shape": lambda: td()[torch.tensor([True, False])],
+    "an index of floats": lambda: td()[torch.zeros(2)],
+    "a backward slice": lambda: td()[::-1],
+    "a write that does not fit": lambda: td().__setitem__(0, {"reward": torch.zeros(2)}),
+    "a write of an unknown key": lambda: td().__setitem__(0, {"rewards": 1.0}),
+    "a write in place that does not fit": lambda: td().set_("reward", torch.zeros(4)),
+    "a write in place of a container": lambda: td().set_("next", 1.0),
+    "a write of one value for all rows": lambda: td().__setitem__(0, {"next": {"unit": "km"}}),
+    "a tensor written to words": lambda: td().update_({("next", "word"): torch.zeros(3)}),
+    "a write to an expanded leaf": lambda: one(torch.zeros(1).expand(3)).add_(1),
+    "a write to a leaf of the graph": lambda: one(nn.Parameter(torch.zeros(3))).add_(1),
+    "a locked container": lambda: td().lock_().set("a", torch.zeros(3)),
+    "a container locked by another": lambda: within(td()).set("a", torch.zeros(3)),
+    "a locked container to unlock": lambda: within(td()).unlock_(),
+    "containers of other keys": lambda: td() + td().exclude("reward"),
+    "containers of other sizes": lambda: td() + td()[:2],
+    "leaves that do not broadcast": lambda: one(torch.zeros(2)) + one(torch.zeros(3)),
+    "a tensor that does not line up": lambda: td() * torch.ones(2),
+    "an operand of another kind": lambda: td() + "x",  # type: ignore[operator]  # refused
+    "stacked containers of other keys": lambda: stack([td(), td().exclude(("next", "obs"))]),
+    "stacked containers of other shapes": lambda: stack([td(), td()[:2]]),
+    "no containers": lambda: cat([]),
+    "cat of no dimension": lambda: cat([TensorDict({}), TensorDict({})]),
+    "padding of the wrong length": lambda: pad(td(), [1, 2, 3]),
+    "a ragged entry": lambda: ragged()["ids"],
+    "a ragged stack made dense": lambda: ragged().contiguous(),
+    "a name that is not there": lambda: named().sum("tiem"),
+    "a name twice": lambda: setattr(named(), "names", ["a", "a"]),
+    "too few names": lambda: setattr(named(), "names", ["a"]),
+    "a dimension of another name": lambda: named().refine_names("step", "env"),
+    "a field that is missing": lambda: Sample(torch.zeros(3)),  # type: ignore[call-arg]  # refused
+    "no truth": lambda: bool(td()),
+    "no rows to iterate over": lambda: list(TensorDict({"a": 1})),
+    "a method that is left out": lambda: attrgetter("to_mds")(td()),
+    "a function that is left out": lambda: attrgetter("set_lazy_legacy")(kd_core),
+    "a method that is misspelt": lambda: attrgetter("flaten_keys")(td()),
+    "nothing to undo": lambda: td().__enter__(),
+    "rows of different wrappers": lambda: NonTensorStack(MetaData("a", [2]), MetaData("b", [3])),
+    "an entry of another class": lambda: td().nested("reward", TensorDict),
+    "a function of torch that is not offered": lambda: torch.linalg.inv(td()),
+}
+
+
+def messages() -> dict[str, str]:
+    lines = (Path(__file__).parent / "messages.txt").read_text(encoding="utf-8").splitlines()
+    names = [line.removeprefix("# ") for line in lines[::2]]
+    return dict(zip(names, lines[1::2], strict=True))
+
+
+MESSAGES = messages()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_message_says_what_was_expected_and_what_to_do(name: str) -> None:
+    with pytest.raises(Exception) as caught:  # each has a class of its own
+        CALLS[name]()
+    assert f"{type(caught.value).__name__}: {caught.value}" == MESSAGES[name]
+
+
+def test_every_message_has_a_call() -> None:
+    assert list(MESSAGES) == list(CALLS)
