@@ -278,7 +278,11 @@ def test_vmap_over_parameters() -> None:
     torch.testing.assert_close(got, torch.stack(expected))
 
 
-def test_values_reach_the_ends() -> None:
-    dist = TruncatedNormal(torch.zeros(()), 1.0, -1.0, 1.0)
+@pytest.mark.parametrize("interval", [(-1.0, 1.0), (5.0, 9.0), (-40.0, -38.0)])
+def test_quantiles_of_zero_and_one_are_the_ends(interval: tuple[float, float]) -> None:
+    low, high = torch.tensor(interval).unbind()
+    dist = TruncatedNormal(torch.zeros(()), 1.0, low.requires_grad_(), high.requires_grad_())
     ends = dist.icdf(torch.tensor([0.0, 1.0]))
-    assert (ends[0] + 1).item() == (1 - ends[1]).item() == TruncatedNormal.eps
+    assert tuple(ends.tolist()) == interval
+    assert torch.autograd.grad(ends[0], low)[0] == 1
+    assert TruncatedNormal.eps == 0

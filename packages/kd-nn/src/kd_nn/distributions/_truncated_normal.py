@@ -131,6 +131,8 @@ class TruncatedNormal(OnInterval):
         NaN for what is not a probability.
         """
         found = self._at(value)
+        for p, end in ((0, self.a), (1, self.b)):  # the very end, if it is finite
+            found = torch.where((value == p) & end.isfinite(), end, found)
         return torch.where((value >= 0) & (value <= 1), found, torch.nan)
 
     def _at(self, p: Tensor) -> Tensor:
