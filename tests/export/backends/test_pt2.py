@@ -43,20 +43,21 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "numpy", "kd_core", "kd_nn"):
+        if name.split(".")[0] in ("torch", "numpy", "onnx", "onnxruntime", "kd_core", "kd_nn"):
             raise ImportError("blocked: " + name)
 
 sys.meta_path.insert(0, Blocked())
 import kd_export
 schema = kd_export.inspect(sys.argv[1])
 print(schema.inputs[0].key, schema.outputs[0].describe())
+print(kd_export.diff(sys.argv[1], sys.argv[1]).same)
 """
 
 
-def test_inspect_works_without_torch(path: Path) -> None:
+def test_inspect_and_diff_work_without_torch(path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == "('in', 'x') float32 (batch, 2)\n"
+    assert result.stdout == "('in', 'x') float32 (batch, 2)\nTrue\n"
 
 
 def test_file_tells_no_paths_and_holds_no_samples(path: Path) -> None:
