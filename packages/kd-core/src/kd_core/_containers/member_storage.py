@@ -26,7 +26,7 @@ from kd_core._containers.member_writes import (
     stage_rows,
 )
 from kd_core._entry import is_row_data
-from kd_core._errors import ShapeMismatch, shape_text
+from kd_core._errors import InvalidArgument, ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._protocol.composite import Composite, index_of
@@ -156,9 +156,13 @@ class MemberStorage(TensorDictBase, Composite):
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
             taken = self._taken(picked)
-            if alone or not holds_row_values(taken):
+            try:
                 stage_rows(taken, value, path, writes)
                 return writes
+            except InvalidArgument:
+                if self._desc.ndim == 1 or not holds_row_values(taken):
+                    raise
+            writes = []  # the value of a row is no view: write the rows of all members below
         if picked is not None and alone:
             for member in self._picked(picked):
                 copy = member.clone()
