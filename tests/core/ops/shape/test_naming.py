@@ -8,6 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.core.kinds import inner
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
+)
 
 from kd_core import (
     InvalidArgument,
@@ -327,3 +335,30 @@ def test_a_frozen_class_is_built_with_names() -> None:
     assert made.names == ["a", "b"]
     assert made.is_locked
     assert Frozen.from_any({"x": torch.zeros(2, 3)}, batch_dims=1).batch_size == (2,)
+
+
+def test_names_pass_through_pytrees() -> None:
+    td = make()
+    td["late"] = {}
+    mapped = tree_map(torch.neg, td)
+    assert mapped.names == inner(mapped, "n").names == inner(mapped, "late").names
+    assert mapped.names == ["time", "env"]
+    leaves, structure = tree_flatten(td)
+    assert structure == tree_structure(td.rename(None))
+    assert tree_unflatten([leaf.sum(1) for leaf in leaves], structure).names == [None]
+    saved = treespec_loads(treespec_dumps(tree_structure(td)))
+    assert tree_unflatten(leaves, saved).names == ["time", "env"]
+
+
+def test_vmap_removes_the_name_of_the_mapped_dimension() -> None:
+    td = make().exclude("s")
+    seen: list[list[str | None]] = []
+
+    def step(each: TensorDict) -> TensorDict:
+        seen.append(each.names)
+        return each + 1
+
+    torch.vmap(step)(td)
+    torch.vmap(step, in_dims=1)(td)
+    torch.vmap(torch.vmap(step), in_dims=1)(td)
+    assert seen == [["env"], ["time"], []]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import without_names
+from kd_core._batch.names import has_names, without_names
 from kd_core._compat import CONSTANT_OBJECTS, assume_constant_result, is_constant_size
 from kd_core._errors import InvalidArgument, InvalidValue
 
@@ -35,6 +35,7 @@ class Descriptor:
     Attributes:
         batch: the batch size as a plain tuple.
         ndim: the number of batch dimensions.
+        named: whether one of them has a name.
         device: the device of all entries, or `None` where they may differ.
         lock: what locked the container itself, or `None`.
         held: how many locked containers enclose it.
@@ -57,6 +58,7 @@ class Descriptor:
         "frozen",
         "held",
         "lock",
+        "named",
         "ndim",
         "on_cpu",
         "plain",
@@ -71,6 +73,7 @@ class Descriptor:
     _user_locked: Descriptor | None
     batch: Batch
     ndim: int
+    named: bool
     device: torch.device | None
     lock: str | None
     held: int
@@ -153,6 +156,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc = object.__new__(Descriptor)
     desc.batch = batch
     desc.ndim = len(batch)
+    desc.named = has_names(batch)
     desc.device = device
     desc.lock = lock
     desc.held = held

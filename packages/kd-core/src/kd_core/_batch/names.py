@@ -76,10 +76,13 @@ if not TRACES_SUBCLASSED_INT:
 
 
 def resized(old: int, new: int) -> int:
-    """Return a size with the name that another one has; a symbolic size has no name."""
-    if not isinstance(old, NamedSize) or not is_constant_size(new):
-        return new
-    return _named(new, old.name)
+    """Return a size with the name that another one has."""
+    return as_named(new, old.name) if isinstance(old, NamedSize) else new
+
+
+def as_named(size: int, name: str | None) -> int:
+    """Return a size with a name, if there is one; a symbolic size has no name."""
+    return size if name is None or not is_constant_size(size) else _named(size, name)
 
 
 @assume_constant_result
@@ -91,6 +94,14 @@ def _named(size: int, name: str) -> int:
 def names_of(batch: Batch) -> Names:
     """Return the name of each dimension, or `None`."""
     return tuple([getattr(size, "name", None) for size in batch])
+
+
+def has_names(batch: Batch) -> bool:
+    """Return whether a dimension has a name."""
+    for size in batch:  # older versions of dynamo do not trace a generator
+        if isinstance(size, NamedSize):
+            return True
+    return False
 
 
 def with_names(batch: Batch, names: Names) -> Batch:

@@ -31,6 +31,7 @@ from torch.utils import _pytree
 
 from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe
+from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
@@ -42,6 +43,7 @@ from kd_core._torch.vmap_dims import check_mapped_dims
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kd_core._batch.names import Names
     from kd_core._entry import Entry, Node
     from kd_core._types import Batch
 
@@ -63,6 +65,9 @@ class Structure(NamedTuple):
         ndim: the original number of batch dimensions; further ones belong to an empty child.
         inner: for each key, the structure of a nested `TensorDict` whose tensors are children of
             this one, else `None`; empty if there is none.
+        names: the names of the batch dimensions, empty if there are none. They are kept while the
+            number of dimensions is, and inside `vmap` but for that of the mapped dimension. A
+            compiler drops them: strict export stores no named size.
     """
 
     keys: tuple[str, ...]
@@ -73,6 +78,7 @@ class Structure(NamedTuple):
     batch: Batch
     ndim: int
     inner: tuple[Structure | None, ...]
+    names: Names
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
@@ -141,7 +147,8 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
         # The fast path for tensors only: "vmap over 3 sets" in the benchmarks.
         children += [entries[key] for key in keys]
         extra = entries[keys[0]].ndim - desc.ndim  # type: ignore[union-attr]  # a tensor
-        return Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, ())
+        named = names_of(desc.batch) if desc.named and not is_compiling() else ()
+        return Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, (), named)
     names: list[str] = []
     inner: list[Structure | None] = []
     data: list[tuple[str, object]] = []
@@ -169,8 +176,9 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
         inner.append(below)
     batch = () if lead >= 0 else desc.batch
     below_keys = tuple(inner) if nested else ()
+    named = names_of(desc.batch) if desc.named and not is_compiling() else ()
     return Structure(
-        tuple(names), tuple(data), desc.device, lead, extra, batch, desc.ndim, below_keys
+        tuple(names), tuple(data), desc.device, lead, extra, batch, desc.ndim, below_keys, named
     )
 
 
@@ -206,7 +214,7 @@ def _unflatten(
 def _put_together(
     cls: type[AbstractContainer], values: Iterator[object], structure: Structure
 ) -> Node:
-    keys, data, device, lead, extra, batch, ndim, inner = structure
+    keys, data, device, lead, extra, batch, ndim, inner, names = structure
     hollow: list[str] = []
     # `zip` without `strict`, which is slower: the lengths are equal.
     if inner:
@@ -219,6 +227,8 @@ def _put_together(
         batch = tuple(shape[: len(shape) - extra]) if len(shape) > extra else ()
     if batch or device is not None:
         batch, device = _agreed(batch, device, entries.values())
+    if names and not is_compiling():
+        batch = _named(batch, names, entries[keys[lead]] if lead >= 0 else None)
     desc = describe(batch, device)
     nested = bool(inner or data)
     for key, value in entries.items():
@@ -234,6 +244,15 @@ def _put_together(
     for key, constant in data:
         entries[key] = _data(constant, desc, ndim)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
+
+
+def _named(batch: Batch, names: Names, first: object) -> Batch:
+    """Return a batch size with the names that its dimensions had."""
+    if len(batch) + 1 == len(names) and isinstance(first, Tensor):
+        mapped = torch._C._functorch.maybe_get_bdim(first)  # -1 if `vmap` does not map it
+        if 0 <= mapped < len(names):
+            names = names[:mapped] + names[mapped + 1 :]
+    return tuple(map(as_named, batch, names)) if len(batch) == len(names) else batch
 
 
 def _branches(
@@ -354,6 +373,7 @@ def _dump(structure: Structure) -> Dumped:
         "batch": [int(size) for size in structure.batch],
         "ndim": structure.ndim,
         "inner": [None if below is None else _dump(below) for below in structure.inner],
+        "names": list(structure.names),
     }
 
 
@@ -392,6 +412,7 @@ def _load(dumped: object) -> Structure:
             None if below is None else _load(below)
             for below in cast("list[object]", parts["inner"])
         ),
+        names=tuple(cast("Names", parts.get("names", ()))),
     )
 
 

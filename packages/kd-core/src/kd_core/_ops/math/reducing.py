@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.computing import SAME_SHAPE, Reduced
-from kd_core._batch.names import names_of
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.entries.renaming import renamed
@@ -99,7 +98,7 @@ def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -
 
 def _is_named(td: AbstractContainer, name: str) -> bool:
     """Return whether a string must be the name of a batch dimension; `"feature"` never is."""
-    return name != "feature" and any(names_of(td._desc.batch))
+    return name != "feature" and td._desc.named
 
 
 def feature_start(td: AbstractContainer, dim: str) -> int:

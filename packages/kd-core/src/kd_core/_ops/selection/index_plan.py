@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import names_of, resized
+from kd_core._batch.names import has_names, resized
 from kd_core._batch.shapes import (
     check_ellipsis,
     index_int,
@@ -81,7 +81,7 @@ def _with_names_of(batch: Batch, items: tuple[IndexItem, ...], shape: Batch) -> 
 
     A slice keeps its dimension, and so does a vector of rows. Several vectors make one dimension.
     """
-    if not any(names_of(batch)):
+    if not has_names(batch):
         return shape
     kept: list[int] = []  # the size of each dimension of the result, with its name
     rows: list[tuple[int, int]] = []  # where a tensor stands, and the size that it replaces
