@@ -351,6 +351,8 @@ def test_the_lists_of_a_reduction_do_not_follow_the_order_of_its_dimensions() ->
 def test_padding_has_no_value() -> None:
     td = make((2,))
     assert pad(td, [1, 2], 1.0).get_non_tensor(("n", "s")) == [None, "0", "1", None, None]
+    for value in (float("nan"), float("inf"), 0.5, 1e300):
+        assert pad(td.exclude("x"), [1, 0], value)["n", "s"] == [None, "0", "1"]
     both = pad_sequence([make((1,)), make((2,))], return_mask=True)
     assert both.get_non_tensor(("n", "s")) == [["0", None], ["0", "1"]]
     assert list(inner(both, "masks").keys(True, True)) == ["x"]
@@ -409,6 +411,18 @@ def test_it_is_traced_without_reading_it() -> None:
     other = make((3,))
     other[0] = {"n": {"s": "0"}}
     holds(compiled(other))
+
+
+def test_a_compiled_write_takes_its_values() -> None:
+    def write(td: TensorDict, new: TensorDict) -> TensorDict:
+        td.update_(new)
+        td[0] = new[1]
+        return td
+
+    compiled = torch.compile(write, fullgraph=True, backend="eager")
+    for td in (write(make((2,)), make((2,)).flip(0)), compiled(make((2,)), make((2,)).flip(0))):
+        assert td["n", "s"] == ["0", "0"]
+        assert td["x"].tolist() == [0, 0]
 
 
 def test_it_shows_its_values() -> None:

@@ -265,6 +265,10 @@ class NonTensorStack(NonTensorDataBase):
                 f"shape {shape_text(value.shape)}. Use `set` to replace the entry, or wrap the "
                 "tensor in `NonTensorData` to store it as a value."
             )
+        if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
+            start = len(self._pool)
+            self._pool.extend(value._pool)
+            return self._positions, value._positions + start
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
             values, batch = _flat(node), node._desc.batch
@@ -316,9 +320,10 @@ def _moved(node: NonTensorStack, fn: LeafFn) -> Tensor:
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:
     """Return the values with `None` for the rows that were added."""
-    moved, marked = fn(node._positions), fn(node._positions + len(node._pool))
-    added = moved == marked
-    padded = torch.where(added, len(node._pool), moved)
+    rows = node._positions.double()  # what is added may be no integer
+    moved, marked = fn(rows), fn(rows + len(node._pool))
+    added = (moved == marked) | moved.isnan()
+    padded = torch.where(added, len(node._pool), moved).long()
     return wrap_rows([*node._pool, None], padded, desc)
 
 

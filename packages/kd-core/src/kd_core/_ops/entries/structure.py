@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from kd_core import _registry
 from kd_core._batch.descriptor import describe_on
@@ -120,7 +120,7 @@ class Structure(AbstractContainer):
         """
         plain = keys_to_update is None and not (clone or non_blocking)
         if plain and isinstance(source, AbstractContainer):
-            left: list[Tensor] = [] if is_dynamo_compiling() else Targets()
+            left: list[Tensor] = Targets()
             right: list[Tensor] = []
             try:
                 self._collect_pair(cast("Entry", source), left, right, ())

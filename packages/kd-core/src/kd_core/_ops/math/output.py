@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
@@ -43,7 +43,7 @@ def written_to(out: W | None, result: W) -> W:
         raise ShapeMismatch(
             f"`out` must have batch_size {result._desc.batch}, got {out._desc.batch}."
         )
-    targets: list[Tensor] = [] if is_dynamo_compiling() else Targets()
+    targets: list[Tensor] = Targets()
     sources: list[Tensor] = []
     out._collect_pair(cast("Entry", result), targets, sources, ())
     if isinstance(targets, Targets) and targets.values:

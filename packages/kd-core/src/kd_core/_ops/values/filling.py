@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.computing import Fresh
 from kd_core._batch.descriptor import describe_on
@@ -92,7 +91,7 @@ class Filling(AbstractContainer):
             KeySetMismatch: if the keys differ.
             ShapeMismatch: if a value cannot be broadcast to its leaf.
         """
-        mine: list[Tensor] = [] if is_dynamo_compiling() else Targets()
+        mine: list[Tensor] = Targets()
         theirs: list[Tensor] = []
         self._collect_pair(cast("Entry", source), mine, theirs, ())
         leaves = len(mine)
