@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Normal
 
-from kd_core import NonTensorData, TensorDict
+from kd_core import NonTensorData, TensorClass, TensorDict
 from kd_nn import NormalParamWrapper, SupportsInteraction, TensorDictModule, TensorDictSequential
 from kd_probabilistic import (
     ProbabilisticTensorDictModule,
@@ -403,3 +403,18 @@ def test_shapes_are_inferred_without_values(kind: str) -> None:
     sample = TensorDict(loc=LOC.to("meta"), scale=SCALE)
     made = module.infer(sample)
     assert made["x"].shape == made["x_log_prob"].shape == LOC.shape
+
+
+def test_field_that_is_not_set_is_a_missing_parameter() -> None:
+    class Policy(TensorClass):
+        loc: Tensor
+        scale: Tensor | None = None
+        action: Tensor | None = None
+
+    module = ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=Normal)
+    policy = Policy(loc=torch.zeros(2), batch_size=[2])
+    with pytest.raises(KeyError, match="reads `scale`, which was not found"):
+        module(policy)
+    policy.scale = torch.ones(2)
+    assert module(policy) is policy
+    assert policy.action is not None
