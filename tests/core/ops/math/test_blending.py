@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, ShapeMismatch, TensorDict
+from kd_core import InvalidArgument, ShapeMismatch, TensorDict, lazy_stack
 
 COUNTS = [2, 12]
 
@@ -108,3 +108,13 @@ def test_clamp_takes_a_number_beside_a_container() -> None:
     assert td.clamp(torch.tensor([3, 3, 3]), 4)["b"].tolist() == [[3], [4], [4]]
     assert td.clamp_(0, high)["a"].tolist() == [0, 0.5, 1]
     assert td["b"].tolist() == [[2], [2], [2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_limits_of_two_kinds_widen_rows_of_a_stack_as_the_stack(dtype: torch.dtype) -> None:
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    high = TensorDict({"a": torch.arange(1, 4).to(dtype)}, [3])
+    for each in (td, lazy_stack(td.unbind(0))):
+        clamped = each.clamp(2**40, high)["a"]
+        assert clamped.dtype is dtype
+        assert clamped.tolist() == [1, 2, 3]

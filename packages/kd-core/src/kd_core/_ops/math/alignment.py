@@ -69,7 +69,12 @@ def lift_scalars(
     if not scalars:
         return []
     alone = [_alone(td, operand, inside=False) for operand in operands]
-    lifted = [position for position in scalars if any(each[position] for each in alone)]
+    in_stack = isinstance(td, Composite)
+    lifted = [
+        position
+        for position in scalars
+        if any(each[position] for each in alone) or (in_stack and _are_mixed(columns, position))
+    ]
     for position in lifted:
         leaves[position] = leaves[position].unsqueeze(0)
         for flags, column in zip(alone, cast("Sequence[list[object]]", columns), strict=True):
@@ -77,6 +82,12 @@ def lift_scalars(
             if isinstance(value, Tensor) and not flags[position]:
                 column[position] = value.unsqueeze(0)
     return lifted
+
+
+def _are_mixed(columns: Sequence[Sequence[object]], position: int) -> bool:
+    """Return whether a leaf has a number and a tensor beside it; torch takes both for numbers."""
+    values = [column[position] for column in columns if column[position] is not None]
+    return len({isinstance(value, Tensor) for value in values}) > 1
 
 
 def lower_scalars(results: list[Tensor], lifted: list[int]) -> list[Tensor]:
