@@ -162,7 +162,7 @@ class MemberStorage(TensorDictBase, Composite):
             except InvalidArgument:
                 if self._desc.ndim == 1 or not holds_row_values(taken):
                     raise
-            writes = []  # the value of a row is no view: write the rows of all members below
+            writes = []  # the value of a row is not a view: all rows are written below
         if picked is not None and alone:
             for member in self._picked(picked):
                 copy = member.clone()
