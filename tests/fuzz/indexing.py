@@ -238,6 +238,9 @@ def assigned(leaf: Tensor, index: object, value: object, ndim: int) -> None:
     parts = index if isinstance(index, tuple) else (index,)
     rows = torch.zeros(leaf.shape[:ndim])
     indexed(rows, index)  # refuses what is no index of the batch
+    if leaf.dtype is torch.uint64 and isinstance(value, int) and value < 0:
+        # torch 2.15 refuses it here as a number, but neither as a tensor nor in `fill_`.
+        value = torch.tensor(value)
     if any(part is Ellipsis for part in parts):
         leaf[(*parts, *(slice(None),) * extra)] = value  # type: ignore[assignment]  # any
     else:
