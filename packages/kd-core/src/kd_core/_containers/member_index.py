@@ -71,8 +71,7 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
     if all(isinstance(item, slice) and item == _ALL for item in inner):
         inner = ()
     simple = which is advanced[0] if advanced else True
-    dim = sum(map(_width, before))
-    return Picked(rows, inner, dim, not advanced, simple)
+    return Picked(rows, inner, sum(map(_width, before)), not advanced, simple)
 
 
 def _parted(

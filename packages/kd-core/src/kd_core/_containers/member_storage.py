@@ -184,9 +184,7 @@ class MemberStorage(TensorDictBase, Composite):
         members = self._picked(picked)
         if picked.inner:
             members = [member[picked.inner] for member in members]
-        if isinstance(picked.rows, int):
-            return members[0]
-        return self._of(members, picked.dim)
+        return members[0] if isinstance(picked.rows, int) else self._of(members, picked.dim)
 
     def _picked(self, picked: Picked) -> list[TensorDictBase]:
         rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows

@@ -30,15 +30,15 @@ from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
 from kd_core._protocol.validation import values_of_rows
 
-_is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
-_inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
-
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
+
+_is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
+_inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
 
 _SPARE: Final = 64
 """How many unused values a pool may hold beyond three times its rows before it is compacted."""
