@@ -128,3 +128,121 @@ def test_casts_and_arithmetic_keep_the_layout() -> None:
     assert (td * 2)["a"].is_nested
     td["b"] = jagged()
     assert td[1:]["b"].is_nested
+
+
+def ragged_rows(draw: Random, gaps: bool) -> tuple[Tensor, list[Tensor]]:
+    """Draw a nested tensor, perhaps with values between its rows, and its rows."""
+    rows = [torch.randn(draw.randint(1, 4), 2) for _ in LENGTHS]
+    offsets, parts, end = list[int](), list[Tensor](), 0
+    for row in rows:
+        between = torch.randn(draw.randint(0, 2) if gaps else 0, 2)
+        offsets.append(end + len(between))
+        end += len(between) + len(row)
+        parts += [between, row]
+    ends = torch.tensor([*offsets, end])
+    lengths = torch.tensor([len(row) for row in rows]) if gaps else None
+    return torch.nested.nested_tensor_from_jagged(torch.cat(parts), ends, lengths), rows
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize(
+    ("name", "of_row"),
+    [
+        ("sum", torch.sum),
+        ("mean", torch.mean),
+        ("prod", torch.prod),
+        ("amax", torch.amax),
+        ("std", torch.std),
+        ("nansum", torch.nansum),
+        ("norm", torch.linalg.vector_norm),
+        ("logsumexp", lambda row: torch.logsumexp(row, 0)),
+    ],
+)
+def test_rows_are_reduced_one_by_one(
+    name: str, of_row: Callable[[Tensor], Tensor], gaps: bool
+) -> None:
+    leaf, rows = ragged_rows(Random(name), gaps)
+    dense = torch.randn(4, 3)
+    td = TensorDict({"n": {"a": leaf}, "d": dense}, [4])
+    flat = [row.reshape(-1) for row in rows]
+    each = getattr(td, name)("feature")
+    torch.testing.assert_close(each["n", "a"], torch.stack([of_row(row) for row in flat]))
+    torch.testing.assert_close(each["d"], torch.stack([of_row(row) for row in dense]))
+    assert getattr(td, name)("feature", keepdim=True)["n", "a"].shape == (4, 1, 1)
+    torch.testing.assert_close(getattr(td, name)()["n", "a"], of_row(torch.cat(flat)))
+    both = [torch.cat([row, more]) for row, more in zip(flat, dense, strict=True)]
+    wanted = torch.stack([of_row(row) for row in both])
+    torch.testing.assert_close(getattr(td, name)("feature", reduce=True), wanted)
+    alone = getattr(TensorDict({"a": leaf}), name)("feature")
+    torch.testing.assert_close(alone["a"], of_row(torch.cat(flat)))
+    with pytest.raises(InvalidValue, match=r"entry `\('n', 'a'\)` is ragged: .* `to_padded_tens"):
+        getattr(td, name)(0)
+
+
+def test_rows_have_quantiles_and_softmax() -> None:
+    leaf, rows = ragged_rows(Random(0), True)
+    td = TensorDict({"a": leaf}, [4])
+    at = torch.tensor([0.1, 0.9])
+    found = td.quantile([0.1, 0.9], "feature")["a"]
+    wanted = [torch.quantile(row.reshape(-1), at) for row in rows]
+    torch.testing.assert_close(found, torch.stack(wanted, -1))
+    for got, row in zip(td.softmax("feature")["a"].unbind(), rows, strict=True):
+        torch.testing.assert_close(got, row.reshape(-1).softmax(0).reshape(row.shape))
+    assert td[:0].quantile([0.1, 0.9], "feature")["a"].shape == (2, 0)
+    assert td[:0].softmax("feature")["a"].shape[0] == 0
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "max", "min", "softmax"])
+def test_the_batch_dimension_of_ragged_rows_is_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match="entry `a` is ragged"):
+        getattr(make(), name)(0)
+
+
+def test_a_row_without_elements_has_no_maximum() -> None:
+    td = make().select("a")
+    assert td.sum("feature")["a"].tolist() == [0, 3, 0, 3]
+    with pytest.raises(InvalidValue, match=r"entry `a` cannot be reduced row by row.*Remove rows"):
+        td.amax("feature")
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_rows_are_chosen_by_a_condition(gaps: bool) -> None:
+    (leaf, rows), (more, others) = ragged_rows(Random(1), gaps), ragged_rows(Random(2), not gaps)
+    td, other = TensorDict({"a": leaf}, [4]), TensorDict({"a": more}, [4])
+    per_row = torch.tensor([5.0, 6.0, 7.0, 8.0])
+    numbered = [torch.full_like(row, 5.0 + number) for number, row in enumerate(rows)]
+    halves = [torch.full_like(row, 0.5) for row in rows]
+    cases: list[tuple[TensorDict | Tensor | float, list[Tensor]]] = [
+        (other, others),
+        (per_row, numbered),
+        (0.5, halves),
+        (torch.tensor(0.5), halves),
+    ]
+    for condition in (torch.tensor([True, False, False, True]), torch.tensor([False])):
+        for value, elsewhere in cases:
+            found = td.where(condition, value)["a"].unbind()
+            for got, mine, its, chosen in zip(
+                found, rows, elsewhere, condition.expand(4), strict=True
+            ):
+                assert torch.equal(got, mine if chosen else its)
+
+
+def test_chosen_rows_share_offsets_and_carry_gradients() -> None:
+    values = torch.arange(6.0, requires_grad=True)
+    leaf = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 5, 6]))
+    td = TensorDict({"a": leaf, "b": leaf * 2}, [4])
+    found = td.where(torch.tensor([True, False, True, False]), td * 3)
+    (found["a"] + found["b"]).values().sum().backward()  # type: ignore[no-untyped-call]  # by torch
+    assert values.grad is not None
+    assert values.grad.tolist() == [3, 3, 9, 9, 9, 9]
+
+
+def test_ragged_rows_are_not_chosen_beside_dense_ones() -> None:
+    td, dense = make().select("a"), TensorDict({"a": torch.zeros(4, 3)}, [4])
+    condition = torch.tensor([True, False, True, False])
+    for left, right in ((td, dense), (dense, td)):
+        with pytest.raises(InvalidValue, match="entry `a` must be ragged in both containers"):
+            left.where(condition, right)
+    padded = td.where(condition, TensorDict({"b": jagged()}, [4]), pad=0.0)
+    assert [row.sum().item() for row in padded["a"].unbind()] == [0, 0, 0, 0]
+    assert [row.sum().item() for row in padded["b"].unbind()] == [0, 3, 0, 3]

@@ -107,6 +107,74 @@ def _shared_offsets(leaf: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     return made
 
 
+def is_ragged(leaf: Tensor) -> bool:
+    """Return whether a leaf has rows of different lengths, which are reduced one by one."""
+    return leaf.is_nested and leaf.layout is torch.jagged and not is_dynamo_compiling()
+
+
+def flat_values(leaf: Tensor) -> Tensor:
+    """Return all elements as a vector; of a nested tensor those of its rows."""
+    return _values(_without_gaps(leaf)).reshape(-1) if is_ragged(leaf) else leaf.reshape(-1)
+
+
+def reduced_rows(leaves: Sequence[Tensor], fn: LeafFn) -> Tensor:
+    """Apply a reduction of a vector to the elements of each row of all leaves; rows come last."""
+    every = [_without_gaps(leaf) if is_ragged(leaf) else leaf for leaf in leaves]
+    if not every[0].shape[0]:
+        dtype = torch.cat([flat_values(leaf)[:0] for leaf in every])
+        return fn(dtype.new_ones(1)).unsqueeze(-1)[..., :0]
+    rows = zip(*[leaf.unbind() for leaf in every], strict=True)
+    return torch.stack([fn(torch.cat([part.reshape(-1) for part in row])) for row in rows], -1)
+
+
+def mapped_rows(leaf: Tensor, fn: LeafFn, together: bool = False) -> Tensor:
+    """Apply a function of a vector, which keeps its shape, to each row, or to all together."""
+    leaf = _without_gaps(leaf)
+    dim, values = _ragged_dim(leaf), _values(leaf)
+    rows = [values] if together or not leaf.shape[0] else leaf.unbind()
+    made = [fn(row.reshape(-1)).reshape(row.shape) for row in rows]
+    return _jagged(torch.cat(made, dim), _offsets(leaf), dim)
+
+
+def chosen_rows(leaf: Tensor, mask: Tensor, other: Tensor | float) -> Tensor:
+    """Return the rows of a nested tensor where a mask is true, and those of another elsewhere.
+
+    Args:
+        leaf: the nested tensor.
+        mask: one boolean for each row, or for all.
+        other: a nested tensor of as many rows, a tensor of one value for each row, or one value.
+    """
+    leaf = _without_gaps(leaf)
+    mask = mask.to(leaf.device).expand(leaf.shape[0])
+    if isinstance(other, Tensor) and other.is_nested:
+        other = _without_gaps(other)
+        if _offsets(other) is not _offsets(leaf):
+            numbers = _numbers(leaf)
+            both = joined_rows([leaf, other])
+            return _taken(both, torch.where(mask, numbers, numbers + leaf.shape[0]))
+        other = _values(other)
+    elif isinstance(other, Tensor) and other.ndim:
+        other = _beside_values(leaf, other.to(leaf.device).expand(leaf.shape[0]))
+    chosen = torch.where(_beside_values(leaf, mask), _values(leaf), other)
+    return _jagged(chosen, _offsets(leaf), _ragged_dim(leaf))
+
+
+def _beside_values(leaf: Tensor, rows: Tensor) -> Tensor:
+    """Return one value for each row, repeated to be broadcast over the values of the rows."""
+    dim, values = _ragged_dim(leaf), _values(leaf)
+    repeated = torch.repeat_interleave(rows, row_lengths(leaf))
+    return repeated.reshape([-1 if axis == dim else 1 for axis in range(values.ndim)])
+
+
+def _without_gaps(leaf: Tensor) -> Tensor:
+    """Return a nested tensor whose values are those of its rows, and no others."""
+    offsets = _offsets(leaf)
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    whole = lengths is None and int(offsets[0]) == 0
+    whole = whole and int(offsets[-1]) == _values(leaf).shape[_ragged_dim(leaf)]
+    return leaf if whole else _taken(leaf, _numbers(leaf))
+
+
 def joined_rows(leaves: Sequence[Tensor]) -> Tensor:
     """Concatenate nested tensors of the jagged layout along their rows."""
     dim = _ragged_dim(leaves[0])

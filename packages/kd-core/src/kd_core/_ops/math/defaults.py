@@ -168,7 +168,7 @@ class _Join:
         if not isinstance(default, Tensor):
             # Of the dtype to which the number is promoted beside the leaf, as a number would be.
             dtype = _promoted(leaf.dtype, cast("complex", default))
-            default = leaf.new_full((), cast("float", default), dtype=dtype)
+            default = torch.full((), cast("float", default), dtype=dtype, device=leaf.device)
         elif default.device != leaf.device:
             default = default.to(leaf.device)
         return self.fn(default, leaf) if on_the_right else self.fn(leaf, default)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._batch.computing import SAME_SHAPE
 from kd_core._errors import InvalidArgument
-from kd_core._ops.math.reducing import batch_dims_of, reduced, without
+from kd_core._ops.math.reducing import along_batch, batch_dims_of, reduced, without
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -163,12 +163,12 @@ class Extrema(AbstractContainer):
             tensor([1., 2., 3.])
         """
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumsum(leaf, axis), SAME_SHAPE)
+        return self._map_each(along_batch(self, lambda leaf: leaf.cumsum(axis)), SAME_SHAPE)
 
     def cumprod(self, dim: int | str) -> Self:
         """Return the cumulative products along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(lambda leaf: torch.cumprod(leaf, axis), SAME_SHAPE)
+        return self._map_each(along_batch(self, lambda leaf: leaf.cumprod(axis)), SAME_SHAPE)
 
     @overload
     def cummax(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
@@ -189,7 +189,7 @@ class Extrema(AbstractContainer):
             (tensor([1, 3, 3]), tensor([0, 1, 1]))
         """
         (axis,) = batch_dims_of(self, dim)
-        found = _pairs(self, lambda leaf: torch.cummax(leaf, axis), SAME_SHAPE)
+        found = _pairs(self, along_batch(self, lambda leaf: torch.cummax(leaf, axis)), SAME_SHAPE)
         return found if return_indices else found.values
 
     @overload
@@ -199,7 +199,7 @@ class Extrema(AbstractContainer):
     def cummin(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
         (axis,) = batch_dims_of(self, dim)
-        found = _pairs(self, lambda leaf: torch.cummin(leaf, axis), SAME_SHAPE)
+        found = _pairs(self, along_batch(self, lambda leaf: torch.cummin(leaf, axis)), SAME_SHAPE)
         return found if return_indices else found.values
 
 
@@ -221,7 +221,8 @@ def _extreme(
             "Use `amin` or `amax` for several dimensions, for features, or for all leaves together."
         )
     (axis,) = batch_dims_of(td, dim)
-    found = _pairs(td, lambda leaf: along(leaf, axis, keepdim), without((axis,), keepdim))
+    extreme = along_batch(td, lambda leaf: along(leaf, axis, keepdim))
+    found = _pairs(td, extreme, without((axis,), keepdim))
     return found if return_indices else found.values
 
 

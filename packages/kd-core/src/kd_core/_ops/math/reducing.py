@@ -16,12 +16,15 @@ from torch import Tensor
 from kd_core._batch.computing import SAME_SHAPE, Reduced
 from kd_core._batch.shapes import sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._leaves.nested import flat_values, is_ragged, reduced_rows
 from kd_core._ops.entries.renaming import renamed
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, name_in
 
 if TYPE_CHECKING:
     from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._types import LeafFn
 
+R = TypeVar("R")
 W = TypeVar("W", bound=AbstractContainer)
 SomeDim: TypeAlias = "int | str | Sequence[int | str]"
 """Batch dimensions or their names, or `"feature"` for all trailing dimensions."""
@@ -56,16 +59,41 @@ def reduced(
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
-        return td._map_each(fn, Reduced(first=0))
+        return td._map_each(over_everything(td, fn), Reduced(first=0))
     if isinstance(dim, str) and not _is_named(td, dim):
         ndim = feature_start(td, dim)
         over = Reduced(first=ndim)
-        return td._map_each(lambda leaf: _over_features(leaf, fn, ndim, keepdim), over)
+        return td._map_each(lambda leaf: _over_features(td, leaf, fn, ndim, keepdim), over)
     if not keepdim and isinstance(dim, (int, str)):
         axis = wrap_dim(dim, td._desc.batch)
-        return td._map_each(lambda leaf: fn(leaf, axis), Reduced((axis,)))
+        return td._map_each(along_batch(td, lambda leaf: fn(leaf, axis)), Reduced((axis,)))
     dims = batch_dims_of(td, dim)
-    return td._map_each(lambda leaf: fn(leaf, dims, keepdim=keepdim), without(dims, keepdim))
+    along = along_batch(td, lambda leaf: fn(leaf, dims, keepdim=keepdim))
+    return td._map_each(along, without(dims, keepdim))
+
+
+def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
+    """Return a function of a whole leaf that takes the rows of a nested tensor as one vector."""
+    if getattr(td, "_nested", True) is False:
+        return fn
+    return lambda leaf: fn(flat_values(leaf) if is_ragged(leaf) else leaf)
+
+
+def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
+    """Return a function along batch dimensions that refuses a nested tensor and names it."""
+    if getattr(td, "_nested", True) is False:
+        return fn
+
+    def along(leaf: Tensor) -> R:
+        if is_ragged(leaf):
+            raise InvalidValue(
+                f"{name_in(td, leaf)} is ragged: rows of different lengths cannot be combined "
+                'along the batch dimension. Pass `dim="feature"` to reduce each row, or call '
+                "`to_padded_tensor` first."
+            )
+        return fn(leaf)
+
+    return along
 
 
 def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn) -> W:
@@ -116,13 +144,45 @@ def without(dims: tuple[int, ...], keepdim: bool) -> Reduced:
     return Reduced(dims, keepdim)
 
 
-def _over_features(leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool) -> Tensor:
+def _over_features(
+    td: AbstractContainer, leaf: Tensor, fn: _Reduce, ndim: int, keepdim: bool
+) -> Tensor:
     """Reduce the trailing dimensions; a leaf without them counts as one feature."""
+    if is_ragged(leaf):
+        return reduced_features(td, [leaf], lambda row: fn(row, (0,)), keepdim)
     flat = leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim)
     result = fn(flat, (ndim,))
     if not keepdim:
         return result
     return result.reshape((*leaf.shape[:ndim], *(1,) * (leaf.ndim - ndim)))
+
+
+def reduced_features(
+    td: AbstractContainer, leaves: Sequence[Tensor], fn: LeafFn, keepdim: bool = False
+) -> Tensor:
+    """Reduce the elements of each row, or of all rows where there is no batch dimension.
+
+    Args:
+        td: the container, for messages.
+        leaves: tensors that are reduced together, nested ones among them.
+        fn: a reduction of a vector.
+        keepdim: keep the reduced dimensions of the first leaf with size 1.
+
+    Raises:
+        InvalidValue: if torch cannot reduce a row, as one without elements.
+    """
+    ndim = td._desc.ndim
+    try:
+        if ndim:
+            result = reduced_rows(leaves, fn)
+        else:
+            result = fn(torch.cat(list(map(flat_values, leaves))))
+    except (IndexError, RuntimeError) as error:
+        raise InvalidValue(
+            f"{name_in(td, leaves[0])} cannot be reduced row by row: {str(error).rstrip('.')}. "
+            "Remove rows without elements, or call `to_padded_tensor` first."
+        ) from error
+    return result.reshape((*result.shape, *(1,) * (leaves[0].ndim - ndim))) if keepdim else result
 
 
 def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
@@ -142,13 +202,15 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
             "`reduce=True` requires at least one tensor, got a container without tensors."
         )
     if everything:
-        return fn(torch.cat([leaf.reshape(-1) for leaf in leaves]))
+        return fn(torch.cat(list(map(flat_values, leaves))))
     if not isinstance(dim, str) or keepdim:
         raise InvalidArgument(
             "`reduce=True` cannot be combined with batch dimensions or `keepdim`. Leave `dim` out, "
             'or pass `dim="feature"` and reduce the batch dimensions of the result.'
         )
     ndim = feature_start(td, dim)
+    if any(map(is_ragged, leaves)):
+        return reduced_features(td, leaves, lambda row: fn(row, (0,)))
     flat = [leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim) for leaf in leaves]
     return fn(torch.cat(flat, ndim), (ndim,))
 

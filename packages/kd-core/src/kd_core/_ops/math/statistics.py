@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.computing import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
+from kd_core._leaves.nested import is_ragged, mapped_rows
 from kd_core._ops.entries.renaming import renamed
-from kd_core._ops.math.reducing import batch_dims_of, feature_start, reduced
+from kd_core._ops.math.reducing import (
+    along_batch,
+    batch_dims_of,
+    over_everything,
+    reduced,
+    reduced_features,
+)
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -95,28 +102,30 @@ class Statistics(AbstractContainer):
         result = _with_lead(self, fn, dim, keepdim, lead)
         return result if key_transform is None else renamed(result, key_transform)
 
-    def softmax(self, dim: int | Literal["feature"], dtype: torch.dtype | None = None) -> Self:
+    def softmax(self, dim: int | str, dtype: torch.dtype | None = None) -> Self:
         """Return the softmax along a batch dimension or over the features: `torch.softmax`.
 
         Args:
-            dim: a batch dimension, or `"feature"` for all trailing dimensions together.
+            dim: a batch dimension or its name, or `"feature"` for all trailing dimensions together.
             dtype: the dtype to which leaves are cast first.
         """
         return _along(self, partial(torch.softmax, dtype=dtype), dim)
 
-    def log_softmax(self, dim: int | Literal["feature"], dtype: torch.dtype | None = None) -> Self:
+    def log_softmax(self, dim: int | str, dtype: torch.dtype | None = None) -> Self:
         """Return the logarithm of `softmax`: `torch.log_softmax`."""
         return _along(self, partial(torch.log_softmax, dtype=dtype), dim)
 
 
-def _along(td: S, fn: partial[Tensor], dim: object) -> S:
+def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
     """Apply a function that keeps shapes along one dimension."""
-    if not isinstance(dim, str):
-        (axis,) = batch_dims_of(td, cast("int", dim))
-        return td._map_each(lambda leaf: fn(leaf, axis), SAME_SHAPE)
-    ndim = feature_start(td, dim)
+    if dim != "feature":
+        (axis,) = batch_dims_of(td, dim)
+        return td._map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
+    ndim = td._desc.ndim
 
     def over_features(leaf: Tensor) -> Tensor:
+        if is_ragged(leaf):
+            return mapped_rows(leaf, lambda row: fn(row, 0), together=not ndim)
         if leaf.ndim == ndim:
             return fn(leaf.unsqueeze(-1), ndim).squeeze(-1)
         return fn(leaf.flatten(ndim), ndim).reshape(leaf.shape)
@@ -151,17 +160,19 @@ def _with_lead(td: S, fn: partial[Tensor], dim: Dim, keepdim: bool, lead: Batch)
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
-        return td._map_each(fn, Reduced(first=0, lead=lead))
-    if isinstance(dim, str):
-        ndim = feature_start(td, dim)
-        return td._map_each(_over_features(fn, ndim, keepdim), Reduced(first=ndim, lead=lead))
+        return td._map_each(over_everything(td, fn), Reduced(first=0, lead=lead))
+    if dim == "feature":
+        ndim = td._desc.ndim
+        return td._map_each(_over_features(td, fn, ndim, keepdim), Reduced(first=ndim, lead=lead))
     dims = batch_dims_of(td, dim)
     over = Reduced(dims, keepdim, lead=lead)
-    return td._map_each(lambda leaf: fn(leaf, dims, keepdim), over)
+    return td._map_each(along_batch(td, lambda leaf: fn(leaf, dims, keepdim)), over)
 
 
-def _over_features(fn: partial[Tensor], ndim: int, keepdim: bool) -> LeafFn:
+def _over_features(td: AbstractContainer, fn: partial[Tensor], ndim: int, keepdim: bool) -> LeafFn:
     def over(leaf: Tensor) -> Tensor:
+        if is_ragged(leaf):
+            return reduced_features(td, [leaf], lambda row: fn(row, 0), keepdim)
         if leaf.ndim == ndim:
             return fn(leaf.unsqueeze(-1), (ndim,))
         return fn(leaf, tuple(range(ndim, leaf.ndim)), keepdim)

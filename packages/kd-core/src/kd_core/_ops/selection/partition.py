@@ -20,13 +20,14 @@ from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.computing import SAME_SHAPE
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, shape_text
+from kd_core._leaves.nested import chosen_rows, is_ragged
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.output import written_to
 from kd_core._ops.selection.rows import Selection, beside, check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import AbstractContainer, map_by
+from kd_core._protocol.primitives import AbstractContainer, map_by, name_in
 
 if TYPE_CHECKING:
     from typing import Self
@@ -242,6 +243,17 @@ def _selected(
     """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
     batch = td._desc.batch
     chosen = _spread(check_mask(condition), batch, "a condition")
+
+    def pick(leaf: Tensor, new: Tensor | float) -> Tensor:
+        if is_ragged(leaf):
+            return _ragged_rows(td, leaf, condition, new)
+        if isinstance(new, Tensor):
+            if is_ragged(new):
+                return _ragged_rows(cast("W", other), new, ~condition, leaf)
+            if leaf.ndim < new.ndim:  # padding
+                return torch.where(chosen(new), leaf, new)
+        return torch.where(chosen(leaf), leaf, new)
+
     if isinstance(other, AbstractContainer):
         if other._desc.batch != batch:
             raise ShapeMismatch(
@@ -249,17 +261,27 @@ def _selected(
                 "`where`."
             )
         if pad is not None:
-
-            def select(leaf: Tensor, new: Tensor) -> Tensor:
-                return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
-
-            return binary_with_default(td, other, Selection(select), pad, by_member=False)
-        choose = Selection(lambda leaf, new: torch.where(chosen(leaf), leaf, new))
-        return td._zip_each(cast("Entry", other), choose)
+            return binary_with_default(td, other, Selection(pick), pad, by_member=False)
+        return td._zip_each(cast("Entry", other), Selection(pick))
     if not isinstance(other, Tensor) or not other.ndim:
-        return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, other), SAME_SHAPE)
+        return td._map_each(lambda leaf: pick(leaf, other), SAME_SHAPE)
     new = _spread(other, batch, "a tensor")
-    return td._map_each(lambda leaf: torch.where(chosen(leaf), leaf, new(leaf)), SAME_SHAPE)
+    return td._map_each(
+        lambda leaf: pick(leaf, other if is_ragged(leaf) else new(leaf)), SAME_SHAPE
+    )
+
+
+def _ragged_rows(
+    td: AbstractContainer, leaf: Tensor, condition: Tensor, other: Tensor | float
+) -> Tensor:
+    """Return the rows of a nested tensor where a condition is true, and others elsewhere."""
+    if isinstance(other, Tensor) and other.ndim > 1 and not is_ragged(other):
+        raise InvalidValue(
+            f"{name_in(td, leaf)} must be ragged in both containers or in none, got shapes "
+            f"{shape_text(leaf.shape)} and {shape_text(other.shape)}. Call `to_padded_tensor` "
+            "first."
+        )
+    return chosen_rows(leaf, condition, other)
 
 
 class PartsPlan(NamedTuple):
