@@ -9,6 +9,7 @@ from tests.fuzz import (
     converting,
     describing,
     filling,
+    functional,
     indexing,
     moving,
     naming,
@@ -26,7 +27,7 @@ from torch import Tensor
 from kd_core import TensorDictBase, torch_functions
 
 MODULES = (
-    *(calculating, combining, converting, describing, filling, indexing),
+    *(calculating, combining, converting, describing, filling, functional, indexing),
     *(moving, naming, rearranging, reducing, restructuring, writing),
 )
 CALLS = 4
@@ -58,7 +59,12 @@ LEFT_OUT = {
     "__init_subclass__": "makes classes",
     "__subclasshook__": "answers `issubclass`",
 }
-RANDOM = {"torch.rand_like", "torch.randn_like", "torch.randint_like"}
+RANDOM = {
+    "torch.nn.functional.dropout",
+    "torch.rand_like",
+    "torch.randn_like",
+    "torch.randint_like",
+}
 ALIASES = {"torch.concat", "torch.concatenate"}
 
 

@@ -66,6 +66,7 @@ from kd_core._public import publish as _publish
 from kd_core._repr import get_printoptions as get_printoptions
 from kd_core._repr import set_printoptions as set_printoptions
 from kd_core._torch import data_loading as _data_loading
+from kd_core._torch import functional as _functional
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree
 from kd_core._torch.functions import torch_functions as torch_functions

@@ -78,7 +78,7 @@ def as_tensor(other: Operand) -> AbstractContainer | Tensor:
     """Return an operand as a tensor or container; a number becomes a 0-d tensor."""
     if isinstance(other, (AbstractContainer, Tensor)):
         return other
-    return torch.as_tensor(_as_operand(other))
+    return torch.as_tensor(as_operand(other))
 
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
@@ -122,7 +122,7 @@ def binary(
         except RuntimeError as error:
             _explain_pairs(td, other, error)
             raise
-    operand = _as_operand(other)
+    operand = as_operand(other)
     leaves = leaves_of(td)
     if isinstance(operand, Tensor):
         if operand.ndim == 0 and _keeps_batch(td):
@@ -168,7 +168,7 @@ def binary_(
         check_batches(td._desc.batch, other._desc.batch)
     else:
         td._collect(leaves)
-        operand = _as_operand(other)
+        operand = as_operand(other)
         if isinstance(operand, Tensor):
             operand = as_it_was(operand, leaves)
         if not isinstance(operand, Tensor) or (not operand.ndim and _keeps_batch(td)):
@@ -287,7 +287,7 @@ def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], li
             td._collect_pair(cast("Entry", operand), [], column, ())
             check_batches(td._desc.batch, operand._desc.batch)
         elif operand is not None:
-            value = _as_operand(operand)
+            value = as_operand(operand)
             if isinstance(value, Tensor) and value.ndim:
                 column = padded(td, value, leaves)
             else:
@@ -471,7 +471,7 @@ def _is_array(value: object) -> bool:
     return type(value).__module__ == "numpy" and hasattr(value, "dtype")
 
 
-def _as_operand(value: object) -> Tensor | complex:
+def as_operand(value: object) -> Tensor | complex:
     """Return a number or a tensor.
 
     Raises:

@@ -1,0 +1,180 @@
+"""Functions of `torch.nn.functional` that treat each element alone: activations and losses.
+
+An activation maps each leaf. A loss combines leaves of the same key; without a reduction the result
+has the batch size of the operands, else each leaf is one number and the batch size is ().
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kd_core._batch.computing import SAME_SHAPE, Reduced
+from kd_core._batch.shapes import broadcasts_to
+from kd_core._entry import Entry
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text
+from kd_core._keys import Path, format_key
+from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
+from kd_core._protocol import overrides
+from kd_core._protocol.primitives import AbstractContainer
+
+ACTIVATIONS: Final = (
+    "celu dropout elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 "
+    "selu silu softplus softsign threshold"
+)
+LOSSES: Final = (
+    "binary_cross_entropy binary_cross_entropy_with_logits gaussian_nll_loss hinge_embedding_loss "
+    "huber_loss kl_div l1_loss mse_loss poisson_nll_loss smooth_l1_loss soft_margin_loss"
+)
+OPERANDS: Final = ("input", "target", "var", "weight", "pos_weight")
+"""The parameters of losses that are tensors, or containers of them."""
+
+
+def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
+    """Convert an activation of torch to a function of containers."""
+
+    def activated(
+        input: AbstractContainer, *args: object, inplace: bool = False, **options: object
+    ) -> object:
+        if inplace:
+            name = overrides.name_of(fn)
+            raise InvalidArgument(
+                f"`inplace=True` is not supported for containers. Write `td.apply_({name})`."
+            )
+        return input._map_each(lambda leaf: fn(leaf, *args, **options))
+
+    return activated
+
+
+def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
+    """Convert a loss of torch to a function of containers."""
+    signature = inspect.signature(fn)
+
+    def of_leaves(*args: object, **named: object) -> object:
+        given = dict(signature.bind(*args, **named).arguments)
+        legacy = [name for name in ("size_average", "reduce") if given.get(name) is not None]
+        if legacy:
+            raise InvalidArgument(
+                f"`{legacy[0]}` is not supported for containers. Pass "
+                '`reduction="none"`, `"mean"` or `"sum"`.'
+            )
+        operands = {name: given.pop(name) for name in OPERANDS if given.get(name) is not None}
+        classes = operands.get("pos_weight")
+        if isinstance(classes, Tensor) and classes.ndim:
+            raise InvalidArgument(
+                "`pos_weight` must be a container of one tensor for each entry, or one number: it "
+                "belongs to trailing dimensions, and those of entries differ."
+            )
+        nodes = [each for each in operands.values() if isinstance(each, AbstractContainer)]
+        td = next((each for each in nodes if each._desc.batch), nodes[0])
+        leaves = stacked_leaves(td)
+        columns = [column_of(td, leaves, operand) for operand in operands.values()]
+        results: list[Tensor] = []
+        for row in zip(*columns, strict=True):
+            try:
+                results.append(fn(**dict(zip(operands, row, strict=True)), **given))
+            except (RuntimeError, ValueError) as error:
+                name, key = overrides.name_of(fn), list(paths_of(td, ()))[len(results)]
+                text = f"`{name}` of entry {format_key(key)} failed: {error}"
+                raise InvalidValue(text) from error
+        alone = given.get("reduction") != "none"
+        if not alone:
+            check_batch(td, results)
+        found = iter(results)
+        return td._map_each(lambda leaf: next(found), Reduced(first=0) if alone else SAME_SHAPE)
+
+    return of_leaves
+
+
+def stacked_leaves(td: AbstractContainer) -> list[Tensor]:
+    """Return all leaves, those of a lazy stack with the stacked dimension."""
+    leaves: list[Tensor] = []
+
+    def note(leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return leaf
+
+    td._map_each(note, SAME_SHAPE)
+    return leaves
+
+
+def column_of(td: AbstractContainer, leaves: list[Tensor], operand: object) -> Sequence[Tensor]:
+    """Return the value of an operand for each leaf; a tensor is broadcast over the batch.
+
+    Raises:
+        InvalidArgument: if the operand is not a number, a tensor or a container.
+        KeySetMismatch: if the keys of a container differ.
+        ShapeMismatch: if the batch size of a container, or the shape of a tensor, does not fit.
+    """
+    batch = td._desc.batch
+    if operand is td:
+        return leaves
+    if isinstance(operand, AbstractContainer):
+        check_batches(batch, operand._desc.batch)
+        beside = stacked_leaves(td._zip_each(cast("Entry", operand), lambda mine, theirs: theirs))
+        return beside if operand._desc.batch else broadcast(beside, leaves)
+    value = as_operand(operand)
+    if not isinstance(value, Tensor):
+        return [torch.full_like(leaf, cast("float", value)) for leaf in leaves]
+    beside = pad_to_leaves(value, leaves, batch) if value.ndim else [value] * len(leaves)
+    return broadcast(beside, leaves)
+
+
+def broadcast(beside: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Expand operands to the shape of their leaf, as losses expect, where they can be."""
+    return [
+        each.expand(leaf.shape) if broadcasts_to(each.shape, leaf.shape) else each
+        for each, leaf in zip(beside, leaves, strict=True)
+    ]
+
+
+def check_batch(td: AbstractContainer, results: list[Tensor]) -> None:
+    """Refuse results that do not start with the batch size."""
+    batch = td._desc.batch
+    for key, result in zip(paths_of(td, ()), results, strict=True):
+        if tuple(result.shape[: len(batch)]) != batch:
+            raise ShapeMismatch(
+                f"the loss of entry {format_key(key)} must have a shape that starts with "
+                f"batch_size {shape_text(batch)}, got {shape_text(result.shape)}."
+            )
+
+
+def paths_of(td: AbstractContainer, path: Path) -> Iterator[Path]:
+    """Yield the path of each leaf, in the order of `stacked_leaves`."""
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            yield from paths_of(value, (*path, key))
+        elif isinstance(value, Tensor):
+            yield (*path, key)
+
+
+def softmax(name: str) -> Callable[..., object]:
+    """Return `torch.nn.functional.softmax` or `log_softmax` of containers: the method."""
+
+    def along(
+        input: AbstractContainer,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> object:
+        if dim is None:
+            raise InvalidArgument(f"`{name}` of a container requires `dim`, a batch dimension.")
+        return getattr(input, name)(dim, dtype)
+
+    return along
+
+
+for _name in ACTIVATIONS.split():
+    _function = getattr(functional, _name)
+    overrides.FUNCTIONS[_function] = activation(_function)
+for _name in LOSSES.split():
+    _function = getattr(functional, _name)
+    overrides.FUNCTIONS[_function] = loss(_function)
+for _name in ("softmax", "log_softmax"):
+    overrides.FUNCTIONS[getattr(functional, _name)] = softmax(_name)
+overrides.FUNCTIONS[torch.relu] = activation(torch.relu)
