@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict
+from kd_core import KeyNotFound, TensorDict
 
 
 class Shared(nn.Module):
@@ -103,6 +103,19 @@ def test_blocks_nest_and_one_scope_may_be_entered_twice() -> None:
             assert net(x) == 2
         assert net(x).item() == 1
     assert net.weight is original
+
+
+def test_a_scope_that_is_never_entered_warns() -> None:
+    net = nn.Linear(2, 1)
+    ones = TensorDict({"weight": torch.ones(1, 2)})
+    with pytest.warns(UserWarning, match=r"does nothing outside a `with` statement. .*update_"):
+        ones.to_module(net)
+    scope = ones.to_module(net)  # entered later: no warning, which would be an error
+    with scope:
+        assert net.weight is ones["weight"]
+    del scope
+    with pytest.raises(KeyNotFound), TensorDict({"wight": torch.ones(1, 2)}).to_module(net):
+        pass
 
 
 def test_a_part_of_the_parameters_may_be_given() -> None:

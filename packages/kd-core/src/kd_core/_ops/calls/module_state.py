@@ -17,6 +17,7 @@ thread that wants to borrow it gets an error.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -115,15 +116,15 @@ def as_module(container: Node) -> Node:
 class ModuleScope:
     """Exchanges the parameters of a module on entry and restores them on exit."""
 
-    __slots__ = ("_borrowed", "_entries", "_module", "_undo")
+    __slots__ = ("_borrowed", "_entered", "_entries", "_module", "_undo")
 
     def __init__(self, entries: Entries, module: nn.Module) -> None:
-        self._entries, self._module = entries, module
+        self._entries, self._module, self._entered = entries, module, False
         self._undo: list[Callable[[], None]] = []
         self._borrowed: list[tuple[_Loan, Taken]] = []
 
     def __enter__(self) -> None:
-        module = self._module
+        module, self._entered = self._module, True
         if is_compiling():
             self._undo.append(_exchange_traced(self._entries, module))
             return
@@ -162,6 +163,15 @@ class ModuleScope:
         loan.stack.pop()
         _restore(taken)
         loan.lock.release()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_entered", True):
+            warnings.warn(
+                "`to_module` does nothing outside a `with` statement. Write `with "
+                "td.to_module(module): ...`, or `type(td).from_module(module).update_(td)` to copy "
+                "values into the parameters.",
+                stacklevel=2,
+            )
 
 
 class _Loan:

@@ -26,6 +26,9 @@ class Modules(AbstractContainer):
             KeyNotFound: on entry, if an entry matches nothing in the module.
             ModuleBusy: on entry, if another thread is in a context of the module.
 
+        Warns:
+            UserWarning: if the context is dropped before it was entered: nothing was exchanged.
+
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
