@@ -156,11 +156,12 @@ class TensorDictBase(
         """
         return cast("TensorDictBase", dense_copy(self, retain_none))
 
-    def to_lazystack(self, dim: int = 0) -> TensorDictBase:
+    def to_lazystack(self, dim: int | str = 0) -> TensorDictBase:
         """Return a lazy stack of the rows along a batch dimension; the members are views.
 
         Args:
-            dim: the batch dimension; that of the stack for a lazy stack, which is returned itself.
+            dim: the batch dimension, or its name; that of the stack for a lazy stack, which is
+                returned itself.
 
         Example:
             >>> import torch

@@ -19,6 +19,9 @@ DeviceLike: TypeAlias = "torch.device | str | int"
 BatchSize: TypeAlias = "Sequence[int] | int"
 """Leading dimensions shared by all entries of a container."""
 
+Dims: TypeAlias = "int | str | Sequence[int | str]"
+"""One batch dimension or several, by number or by name."""
+
 IndexItem: TypeAlias = "int | slice | EllipsisType | Tensor | Sequence[int] | Sequence[bool] | None"
 Index: TypeAlias = "IndexItem | tuple[IndexItem, ...]"
 """What indexes the batch dimensions: as on a tensor of shape `batch_size`."""

@@ -362,3 +362,39 @@ def test_vmap_removes_the_name_of_the_mapped_dimension() -> None:
     torch.vmap(step, in_dims=1)(td)
     torch.vmap(torch.vmap(step), in_dims=1)(td)
     assert seen == [["env"], ["time"], []]
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        (lambda td, *dims: td.permute(dims[1], dims[0]), ["env", "time"]),
+        (lambda td, *dims: td.permute(dims=dims[::-1]), ["env", "time"]),
+        (lambda td, *dims: td.movedim(dims[0], dims[1]), ["env", "time"]),
+        (lambda td, *dims: td.movedim(list(dims), [1, 0]), ["env", "time"]),
+        (lambda td, *dims: td.swapaxes(*dims), ["env", "time"]),
+        (lambda td, *dims: td.rot90(1, dims), ["env", "time"]),
+        (lambda td, *dims: td.flip(dims), ["time", "env"]),
+        (lambda td, *dims: td.flip(dims[1]), ["time", "env"]),
+        (lambda td, *dims: td.roll(1, dims[1]), ["time", "env"]),
+        (lambda td, *dims: td.roll((1, 2), dims), ["time", "env"]),
+        (lambda td, *dims: td.flatten(*dims), [None]),
+        (lambda td, *dims: td.unflatten(dims[1], (3, 1)), ["time", None, None]),
+        (lambda td, *dims: td[:1, :1].squeeze(dims), []),
+        (lambda td, *dims: td.repeat_interleave(2, dims[1]), ["time", "env"]),
+        (lambda td, *dims: td.quantile([0.1, 0.2], dims[1]), [None, "time"]),
+        (lambda td, *dims: td.log_softmax(dims[0]), ["time", "env"]),
+        (lambda td, *dims: td.to_lazystack(dims[1]), ["time", "env"]),
+        (lambda td, *dims: cat([td, td], dims[1]), ["time", "env"]),
+        (lambda td, *dims: td.map(lambda part: part + 1, dims[1], chunksize=2), ["time", "env"]),
+    ],
+)
+def test_a_name_stands_for_its_dimension(
+    change: Callable[..., TensorDictBase], want: Names
+) -> None:
+    td = make().exclude("s")
+    by_name, by_number = change(td, "time", "env"), change(td, 0, 1)
+    assert by_name.names == by_number.names == want
+    assert torch.equal(by_name["a"], by_number["a"])
+    with pytest.raises(OutOfRange, match="no batch dimension is named `tim`"):
+        change(td, "tim", "tim")
+    assert td.size("env") == 3

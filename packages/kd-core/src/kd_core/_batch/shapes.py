@@ -283,6 +283,19 @@ def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:
     )
 
 
+def numbered(dims: object, batch: Batch) -> object:
+    """Return dimensions with numbers in place of names, in tuples and lists too.
+
+    Raises:
+        OutOfRange: if no dimension has a name.
+    """
+    if isinstance(dims, str):
+        return named_dim(dims, batch)
+    if isinstance(dims, (tuple, list)):
+        return tuple([numbered(each, batch) for each in dims])
+    return dims
+
+
 def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:
     """Return dimensions counted from the front, each at most once.
 

@@ -10,7 +10,7 @@ import torch
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.shapes import wrap_dim
-from kd_core._combine.joining import Join, combined, concatenated_shape, dims_of
+from kd_core._combine.joining import Join, combined, concatenated_shape, dims_of, first_of
 from kd_core._protocol.composite import Composite
 
 C = TypeVar("C", bound=TensorDictBase)
@@ -19,13 +19,13 @@ C = TypeVar("C", bound=TensorDictBase)
 _cat_tensors = torch.cat
 
 
-def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
+def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Concatenate containers along a batch dimension; `torch.cat` calls this function too.
 
     Args:
         tensors: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
             stacks of the same stacked dimension are joined member by member.
-        dim: the batch dimension along which they are concatenated.
+        dim: the batch dimension along which they are concatenated, or its name.
         out: a container into whose leaves the result is written.
 
     Raises:
@@ -39,6 +39,8 @@ def cat(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
         >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
         torch.Size([5])
     """
+    if isinstance(dim, str):
+        dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
     how = _concatenating(dims_of(tensors, "cat"), dim)
     joined = _members_joined(tensors, how) if out is None else None
     return combined(tensors, how, out) if joined is None else cast(C, joined)

@@ -47,7 +47,7 @@ class Parallel(AbstractContainer):
     def map(
         self,
         fn: Callable[[Self], R],
-        dim: int = 0,
+        dim: int | str = 0,
         num_workers: int = 0,
         *,
         out: Self | None = None,
@@ -66,7 +66,7 @@ class Parallel(AbstractContainer):
         Args:
             fn: called with each part; returns a container or a tensor with the rows of the part, or
                 `None` for all parts. It must be picklable, unless processes are forked.
-            dim: the batch dimension that is cut.
+            dim: the batch dimension that is cut, or its name.
             num_workers: the number of processes; 0: all calls happen in this process.
             out: a container into whose leaves the result is written.
             chunksize: the rows of a part; 0: one row without the dimension, results are stacked.
@@ -104,7 +104,7 @@ class Parallel(AbstractContainer):
     def map_iter(
         self,
         fn: Callable[[Self], R],
-        dim: int = 0,
+        dim: int | str = 0,
         num_workers: int = 0,
         *,
         shuffle: bool = False,
@@ -122,7 +122,7 @@ class Parallel(AbstractContainer):
 
         Args:
             fn: called with each part; returns anything.
-            dim: the batch dimension that is cut.
+            dim: the batch dimension that is cut, or its name.
             num_workers: the number of processes; 0: all calls happen in this process.
             shuffle: take the rows in random order.
             chunksize: the rows of a part; 0: one row without the dimension.
@@ -145,7 +145,7 @@ class Parallel(AbstractContainer):
         call = _Call(fn, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method)
         order = None
         if shuffle:
-            rows = self._desc.batch[wrap_dim(dim, self._desc.ndim)]
+            rows = self._desc.batch[wrap_dim(dim, self._desc.batch)]
             order = torch.randperm(rows, generator=generator)
         cut = _Cut(self, dim, num_workers, chunksize, num_chunks, order)
         parts = iter(cut) if index_with_generator else iter(list(cut))
@@ -158,7 +158,7 @@ class _Cut:
     def __init__(
         self,
         td: AbstractContainer,
-        dim: int,
+        dim: int | str,
         workers: int,
         chunksize: int | None,
         num_chunks: int | None,
@@ -167,7 +167,7 @@ class _Cut:
         if chunksize is not None and num_chunks is not None:
             raise InvalidArgument("expected `chunksize` or `num_chunks`, got both.")
         self.td, self.order = td, order
-        self.at = wrap_dim(dim, td._desc.ndim)
+        self.at = wrap_dim(dim, td._desc.batch)
         rows = td._desc.batch[self.at]
         self.single = chunksize is not None and as_int(chunksize) == 0
         if chunksize is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.computing import SAME_SHAPE, Reduced
-from kd_core._batch.shapes import sizes_of, wrap_dim
+from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._leaves.nested import flat_values, is_ragged, reduced_rows
 from kd_core._ops.entries.renaming import renamed
@@ -112,10 +112,8 @@ def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -
         InvalidValue: if there are none, or one is given twice.
     """
     batch = td._desc.batch
-    named = [dim] if isinstance(dim, str) else dim
-    if isinstance(named, (tuple, list)):
-        named = [wrap_dim(each, batch) if isinstance(each, str) else each for each in named]
-    dims = tuple([wrap_dim(each, batch) for each in sizes_of([cast("int", named)])])
+    given = sizes_of([cast("int", numbered(dim, batch))])
+    dims = tuple([wrap_dim(each, batch) for each in given])
     if not dims or len(set(dims)) < len(dims):
         raise InvalidValue(
             f"`dim` must be one or more distinct dimensions, got {dim}. Leave `dim` out to reduce "

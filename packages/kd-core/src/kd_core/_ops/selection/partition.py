@@ -156,7 +156,7 @@ class Partition(AbstractContainer):
         result = map_by((how[0], new, _leading_sizes(new, len(batch))), self)
         return become(self, result, "gather in place") if inplace else written_to(out, result)
 
-    def scatter(self, dim: int, index: Tensor, src: AbstractContainer | float) -> Self:
+    def scatter(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
         """Return a copy with rows written at the given numbers, as `torch.scatter` does.
 
         Args:

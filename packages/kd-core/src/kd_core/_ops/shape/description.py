@@ -50,9 +50,9 @@ class Description(AbstractContainer):
         """The batch size."""
         return self._desc.size
 
-    def size(self, dim: int | None = None) -> torch.Size | int:
+    def size(self, dim: int | str | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dimensions."""
-        return self.batch_size if dim is None else self._desc.size[wrap_dim(dim, self._desc.ndim)]
+        return self.batch_size if dim is None else self._desc.size[wrap_dim(dim, self._desc.batch)]
 
     @property
     def batch_dims(self) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kd_core._batch.caching import Plan, cached, plan
-from kd_core._batch.shapes import as_int, sizes_of, wrap_dims
+from kd_core._batch.shapes import as_int
 from kd_core._errors import InvalidValue, OutOfRange
 from kd_core._ops.scopes.undoing import moved
-from kd_core._ops.shape.shape_plans import expand_plan, flip_plan
+from kd_core._ops.shape.shape_plans import distinct_dims, expand_plan, flip_plan
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Dimensions(AbstractContainer):
         _check_ndim(self, 1, "flipud")
         return moved(flip_plan(self._desc.batch, (0,)), self)
 
-    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
+    def rot90(self, k: int = 1, dims: Sequence[int | str] = (0, 1)) -> Self:
         """Return the batch rotated by 90 degrees in a plane of two dimensions; a copy, as in torch.
 
         Args:
@@ -108,9 +108,9 @@ def _atleast(batch: Batch, ndim: int) -> Plan:
 
 
 @cached
-def _rot90(batch: Batch, k: int, dims: tuple[int, ...]) -> Plan:
+def _rot90(batch: Batch, k: int, dims: tuple[int | str, ...]) -> Plan:
     turns = as_int(k) % 4
-    plane = wrap_dims(sizes_of([dims]), len(batch))
+    plane = distinct_dims(dims, batch)
     if len(plane) != 2:
         raise InvalidValue(f"`dims` of `rot90` must be two dimensions, got {dims}.")
     new = list(batch)

@@ -87,10 +87,14 @@ def densified(container: Ragged, layout: torch.layout) -> Node:
     return _registry.make_dense(entries, container._desc.unlocked())
 
 
-def as_stack(container: AbstractContainer, dim: int) -> Node:
+def as_stack(container: AbstractContainer, dim: int | str) -> Node:
     """Return a lazy stack of the rows along a batch dimension."""
-    at = wrap_dim(dim, container._desc.ndim)
+    at = wrap_dim(dim, container._desc.batch)
     if isinstance(container, Composite) and container._dim == at:
         return cast("Node", container)
     rows = [container._map_each(*_row(at, row)) for row in range(container._desc.batch[at])]
-    return _registry.lazy_stack(rows, at)
+    stack = _registry.lazy_stack(rows, at)
+    if container._desc.named:
+        desc = stack._desc.with_batch(container._desc.batch)
+        cast("AbstractContainer", stack)._describe(desc)
+    return stack

@@ -7,7 +7,7 @@ separate arguments, -1 for a single trailing dimension, and `x[None]` for `x.uns
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -18,6 +18,7 @@ from kd_core._batch.shapes import (
     as_int,
     expanded,
     infer_sizes,
+    numbered,
     numel,
     one_per_dim,
     sizes_of,
@@ -27,9 +28,14 @@ from kd_core._batch.shapes import (
 from kd_core._errors import InvalidValue, ShapeMismatch
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, LeafFn
+    from kd_core._types import Batch, Dims, LeafFn
 
 Sizes: TypeAlias = tuple[int | Sequence[int], ...]
+
+
+def distinct_dims(dims: Dims, batch: Batch) -> Batch:
+    """Return one dimension, or several, by number or name, counted from the front."""
+    return wrap_dims(sizes_of([cast("int", numbered(dims, batch))]), len(batch))
 
 
 @cached
@@ -60,7 +66,7 @@ def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
 
 
 @cached
-def flatten_plan(batch: Batch, start_dim: int, end_dim: int) -> Plan:
+def flatten_plan(batch: Batch, start_dim: int | str, end_dim: int | str) -> Plan:
     if not batch:
         return unsqueeze_plan(batch, 0)
     start, end = wrap_dim(start_dim, batch), wrap_dim(end_dim, batch)
@@ -74,7 +80,7 @@ def flatten_plan(batch: Batch, start_dim: int, end_dim: int) -> Plan:
 
 
 @cached
-def unflatten_plan(batch: Batch, dim: int, sizes: Sequence[int]) -> Plan:
+def unflatten_plan(batch: Batch, dim: int | str, sizes: Sequence[int]) -> Plan:
     at = wrap_dim(dim, batch)
     what = f"dimension {at} of batch_size {batch}"
     new = (*batch[:at], *infer_sizes(sizes_of([sizes]), batch[at], what), *batch[at + 1 :])
@@ -82,11 +88,9 @@ def unflatten_plan(batch: Batch, dim: int, sizes: Sequence[int]) -> Plan:
 
 
 @cached
-def squeeze_plan(batch: Batch, dim: int | str | Sequence[int] | None) -> Plan:
+def squeeze_plan(batch: Batch, dim: Dims | None) -> Plan:
     ndim = len(batch)
-    if isinstance(dim, str):
-        dim = wrap_dim(dim, batch)
-    dims = range(ndim) if dim is None else wrap_dims(sizes_of([dim]), ndim)
+    dims = range(ndim) if dim is None else distinct_dims(dim, batch)
     dropped = tuple(i for i in dims if batch[i] == 1)
     new = tuple(size for i, size in enumerate(batch) if i not in dropped)
     if dropped == (0,):
@@ -104,8 +108,8 @@ def unsqueeze_plan(batch: Batch, dim: int) -> Plan:
 
 
 @cached
-def permute_plan(batch: Batch, dims: Sizes) -> Plan:
-    given = one_per_dim(dims, batch, "permute")
+def permute_plan(batch: Batch, dims: tuple[Dims, ...]) -> Plan:
+    given = one_per_dim(cast("Sizes", numbered(dims, batch)), batch, "permute")
     order = wrap_dims(given, len(batch))
     if len(order) != len(batch):
         raise InvalidValue(
@@ -136,12 +140,9 @@ def transpose_plan(batch: Batch, dim0: int | str, dim1: int | str) -> Plan:
 
 
 @cached
-def movedim_plan(
-    batch: Batch, source: int | Sequence[int], destination: int | Sequence[int]
-) -> Plan:
+def movedim_plan(batch: Batch, source: Dims, destination: Dims) -> Plan:
     ndim = len(batch)
-    sources = wrap_dims(sizes_of([source]), ndim)
-    targets = wrap_dims(sizes_of([destination]), ndim)
+    sources, targets = distinct_dims(source, batch), distinct_dims(destination, batch)
     if len(sources) != len(targets):
         raise InvalidValue(
             f"`movedim` expected as many destinations as sources, got {source} and {destination}."
@@ -180,7 +181,7 @@ def repeat_plan(batch: Batch, counts: Batch) -> Plan:
 
 
 def repeat_interleave_plan(
-    batch: Batch, repeats: int | Tensor, dim: int, output_size: int | None
+    batch: Batch, repeats: int | Tensor, dim: int | str, output_size: int | None
 ) -> Plan:
     at = wrap_dim(dim, batch)
     if not isinstance(repeats, Tensor) or not repeats.ndim:
@@ -214,17 +215,16 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
 
 
 @cached
-def roll_plan(batch: Batch, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Plan:
-    by = sizes_of([shifts])
-    along = tuple(
-        wrap_dim(dim, batch) for dim in sizes_of([dims])
-    )  # for a repeated one torch adds the shifts
+def roll_plan(batch: Batch, shifts: int | Sequence[int], dims: Dims) -> Plan:
+    by, given = sizes_of([shifts]), sizes_of([cast("int", numbered(dims, batch))])
+    along = tuple(wrap_dim(dim, batch) for dim in given)  # of one given twice torch adds the shifts
     if len(by) != len(along):
         raise InvalidValue(f"`roll` expected one shift for each dimension, got {by} and {along}.")
     return plan(batch, lambda leaf: leaf.roll(by, along), batch)
 
 
 @cached
-def flip_plan(batch: Batch, dims: Sizes) -> Plan:
-    along = wrap_dims(one_per_dim(dims, batch, "flip"), len(batch))
+def flip_plan(batch: Batch, dims: tuple[Dims, ...]) -> Plan:
+    given = cast("Sizes", numbered(dims, batch))
+    along = wrap_dims(one_per_dim(given, batch, "flip"), len(batch))
     return plan(batch, lambda leaf: leaf.flip(along), batch)

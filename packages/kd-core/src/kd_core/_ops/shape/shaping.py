@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._ops.shape.shape_plans import Sizes
-    from kd_core._types import Batch
+    from kd_core._types import Batch, Dims
 
+T = TypeVar("T")
 W = TypeVar("W", bound=AbstractContainer)
 
 
@@ -108,7 +109,9 @@ class Shape(AbstractContainer):
         """Reshape the batch dimensions to the shape of another container or tensor."""
         return self.reshape(_shape_like(other))
 
-    def flatten(self, start_dim: int = 0, end_dim: int = -1, *, inplace: bool = False) -> Self:
+    def flatten(
+        self, start_dim: int | str = 0, end_dim: int | str = -1, *, inplace: bool = False
+    ) -> Self:
         """Merge neighbouring batch dimensions into one.
 
         Args:
@@ -129,7 +132,7 @@ class Shape(AbstractContainer):
         return become(self, result, "flatten in place") if inplace else result
 
     def unflatten(
-        self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False
+        self, dim: int | str, unflattened_size: Sequence[int], *, inplace: bool = False
     ) -> Self:
         """Split one batch dimension into several; the inverse of `flatten`.
 
@@ -147,7 +150,7 @@ class Shape(AbstractContainer):
         result = moved(unflatten_plan(self._desc.batch, dim, unflattened_size), self)
         return become(self, result, "unflatten in place") if inplace else result
 
-    def squeeze(self, dim: int | str | Sequence[int] | None = None) -> Self:
+    def squeeze(self, dim: Dims | None = None) -> Self:
         """Remove batch dimensions of size 1.
 
         Args:
@@ -169,7 +172,7 @@ class Shape(AbstractContainer):
         """
         return moved(unsqueeze_plan(self._desc.batch, dim), self)
 
-    def permute(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
+    def permute(self, *args: Dims, dims: Sequence[int | str] | None = None) -> Self:
         """Reorder the batch dimensions.
 
         Args:
@@ -191,7 +194,7 @@ class Shape(AbstractContainer):
         """Exchange two batch dimensions."""
         return moved(transpose_plan(self._desc.batch, dim0, dim1), self)
 
-    def swapaxes(self, axis0: int, axis1: int) -> Self:
+    def swapaxes(self, axis0: int | str, axis1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
         return self.transpose(axis0, axis1)
 
@@ -199,7 +202,7 @@ class Shape(AbstractContainer):
         """Exchange two batch dimensions; another name of `transpose`."""
         return self.transpose(dim0, dim1)
 
-    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+    def movedim(self, source: Dims, destination: Dims) -> Self:
         """Move batch dimensions to other positions, the rest keeping their order.
 
         Args:
@@ -211,7 +214,7 @@ class Shape(AbstractContainer):
         """
         return moved(movedim_plan(self._desc.batch, source, destination), self)
 
-    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+    def moveaxis(self, source: Dims, destination: Dims) -> Self:
         """Move batch dimensions; another name of `movedim`."""
         return self.movedim(source, destination)
 
@@ -269,7 +272,7 @@ class Shape(AbstractContainer):
     def repeat_interleave(
         self,
         repeats: int | Tensor,
-        dim: int | None = None,
+        dim: int | str | None = None,
         *,
         output_size: int | None = None,
         inplace: bool = False,
@@ -297,7 +300,7 @@ class Shape(AbstractContainer):
     def roll(
         self,
         shifts: int | Sequence[int],
-        dims: int | Sequence[int] | None = None,
+        dims: Dims | None = None,
         *,
         inplace: bool = False,
     ) -> Self:
@@ -315,12 +318,12 @@ class Shape(AbstractContainer):
             result = moved(roll_plan(self._desc.batch, shifts, along), self)
         return become(self, result, "roll in place") if inplace else result
 
-    def flip(self, *dims: int | Sequence[int]) -> Self:
+    def flip(self, *dims: Dims) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
         return moved(flip_plan(self._desc.batch, dims), self)
 
 
-def _sizes_or(given: Sizes, named: Sequence[int] | None, name: str) -> Sizes:
+def _sizes_or(given: tuple[T, ...], named: T | None, name: str) -> tuple[T, ...]:
     """Return sizes or dimensions passed by position or by the keyword of torch."""
     if named is None:
         return given
