@@ -150,16 +150,7 @@ class AbstractContainer:
 
     def _store(self, path: tuple[str, ...], value: object) -> None:
         """Store a value at a path and create missing containers; nothing changes if it fails."""
-        level: AbstractContainer = self
-        depth = 0
-        for part in path[:-1]:
-            child = level._entries.get(part)
-            if child is None:
-                break
-            if not isinstance(child, AbstractContainer):
-                raise walk_error(path, depth + 1, child)
-            level = child
-            depth += 1
+        level, depth = lowest_level(self, path)
         desc = level._desc
         if desc.frozen:
             level._check_unlocked(f"set {format_key(path)}")
@@ -301,6 +292,21 @@ def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object
     """Return the checked writes that store a value in the entry at a path, which must exist."""
     check_has(container, path)
     return level_at(container, path[:-1])._writes(path[-1], value, path)
+
+
+def lowest_level(
+    container: AbstractContainer, path: tuple[str, ...]
+) -> tuple[AbstractContainer, int]:
+    """Return the lowest container that is there on the way to an entry, and its depth."""
+    level, depth = container, 0
+    for part in path[:-1]:
+        child = level._entries.get(part)
+        if child is None:
+            break
+        if not isinstance(child, AbstractContainer):
+            raise walk_error(path, depth + 1, child)
+        level, depth = child, depth + 1
+    return level, depth
 
 
 def check_has(container: AbstractContainer, path: tuple[str, ...]) -> None:

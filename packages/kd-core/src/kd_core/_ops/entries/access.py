@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, wrong_type
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.loops import all_fit, find_entry, has_entry, walk_error
+from kd_core._leaves.loops import all_fit, find_entry, has_entry
 from kd_core._leaves.views import (
     ALL_LEAVES,
     LeafItems,
@@ -21,7 +21,13 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import write_all
-from kd_core._protocol.primitives import AbstractContainer, check_has, level_at, writes_at
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    check_has,
+    level_at,
+    lowest_level,
+    writes_at,
+)
 from kd_core._types import NO_DEFAULT, NoDefault
 
 if TYPE_CHECKING:
@@ -397,14 +403,7 @@ def _stage(
 
     Returns the lowest container that is there, the rest of the path, and the entry.
     """
-    level, depth = container, 0
-    for part in path[:-1]:
-        child = level._entries.get(part)
-        if child is None:
-            break
-        if not isinstance(child, AbstractContainer):
-            raise walk_error(path, depth + 1, child)
-        level, depth = child, depth + 1
+    level, depth = lowest_level(container, path)
     level._check_unlocked(f"set {format_key(path)}")
     return level, path[depth:], level._as_entry(path[-1], value, path[:-1])
 
