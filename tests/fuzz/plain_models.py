@@ -172,7 +172,9 @@ class Needs:
                     self.effects.add(place)
                 made = {key: {key: frozenset([place])} for key in step.visible()}
             for key, entries in made.items():
-                if graph.tolerant:
+                if graph.tolerant:  # the old value stays if the step does not run
+                    inside = [old for old in scope if holds(key, old) and old != key]
+                    scope.update({old: scope[old] | sources(entries, old) for old in inside})
                     scope[key] = sources(scope, key).union(*entries.values())
                     continue
                 for old in [old for old in scope if holds(key, old)]:
