@@ -26,7 +26,7 @@ from tests.fuzz.plan_events import EVENTS, INTERNAL, KEYS, World, a_graph, align
 from torch import Tensor, nn
 
 from kd_core import TensorDict
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import InputMissing, TensorDictModule, TensorDictSequential
 
 
 class Call:
@@ -109,11 +109,19 @@ def check(world: World, rng: random.Random, form: str, model: Any = None) -> boo
         runner = call.plainly()
     except Exception as error:
         refused = error
+    # A part that is overwritten before its container is read may be computed or not.
+    exact = not any(("n",) in leaf.reads + leaf.writes for leaf in every_leaf(world.graph))
     if refused is None:
-        got = call.keyed(model or world.model())
+        try:
+            got = call.keyed(model or world.model())
+        except InputMissing:
+            if exact or form != "container":
+                raise
+            call.unchanged()
+            align(world)
+            return False
         compare(call, got, call.state)
-        # A part that is overwritten before its container is read may be computed or not.
-        if not any(("n",) in leaf.reads + leaf.writes for leaf in every_leaf(world.graph)):
+        if exact:
             assert sorted(world.seen) == sorted(world.expected + ["counter"] * runner.seen)
             for mine, twin in world.pairs():
                 agree(list(mine.buffers()), list(twin.buffers()))

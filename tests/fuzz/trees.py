@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias, cast
 
 from tests.fuzz.checking import ITSELF, Refusal
-from tests.fuzz.data import Data
+from tests.fuzz.data import Batch, Data
 from tests.fuzz.subjects import Plain
 from torch import Tensor
 
@@ -41,18 +41,23 @@ def level_of(tree: Plain, path: Path, make: bool = False) -> Plain:
 
 def put(tree: Plain, path: Path, value: Entry) -> None:
     level = level_of(tree, path, make=True)
-    shape = (
-        value.batch
-        if isinstance(value, Plain)
-        else tuple(value.shape)
-        if isinstance(value, Tensor)
-        else level.batch
-    )
-    if shape[: len(level.batch)] != level.batch:
+    level.entries[path[-1]] = fitted(value, level.batch)
+
+
+def fitted(value: Entry, batch: Batch) -> Entry:
+    """Return a value as an entry of a batch; a container with fewer dimensions gets all of them."""
+    if isinstance(value, Data) and value.rows is None:
+        return value
+    if isinstance(value, Plain):
+        if value.batch == batch[: len(value.batch)]:
+            entries = {key: fitted(entry, batch) for key, entry in value.entries.items()}
+            return Plain(batch, entries)
+        shape = value.batch
+    else:
+        shape = tuple((value if isinstance(value, Tensor) else value.of_rows(())).shape)
+    if shape[: len(batch)] != batch:
         raise Refusal("the batch size does not fit")
-    if isinstance(value, Plain) and len(shape) < len(level.batch):
-        raise Refusal("the batch size does not fit")
-    level.entries[path[-1]] = value
+    return value
 
 
 def take_out(tree: Plain, path: Path) -> Entry:
