@@ -4,7 +4,7 @@ import torch
 
 from kd_core import TensorDict
 from kd_core._batch.descriptor import Descriptor
-from kd_core._entry import Entry
+from kd_core._nodes.entry import Entry
 
 X = torch.zeros(2)
 

@@ -34,6 +34,8 @@ from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
+from kd_core._display.printing import get_printoptions as get_printoptions
+from kd_core._display.printing import set_printoptions as set_printoptions
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import InvalidArgument as InvalidArgument
 from kd_core._errors import InvalidKey as InvalidKey
@@ -61,10 +63,8 @@ from kd_core._leaves.questions import is_bool as is_bool
 from kd_core._leaves.questions import is_floating as is_floating
 from kd_core._leaves.questions import is_inexact as is_inexact
 from kd_core._leaves.questions import is_integer as is_integer
+from kd_core._naming.publishing import publish as _publish
 from kd_core._ops.calls.module_state import ModuleBusy as ModuleBusy
-from kd_core._public import publish as _publish
-from kd_core._repr import get_printoptions as get_printoptions
-from kd_core._repr import set_printoptions as set_printoptions
 from kd_core._torch import data_loading as _data_loading
 from kd_core._torch import functional as _functional
 from kd_core._torch import pickling as _pickling

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
-from kd_core._decided.lookup import instance_getattr
-from kd_core._html import html_of_node
+from kd_core._display.html import html_of_node
+from kd_core._display.printing import describe_node
+from kd_core._naming.left_out import instance_getattr
+from kd_core._nodes import registry
 from kd_core._ops.calls.apply import Apply
 from kd_core._ops.calls.modules import Modules
 from kd_core._ops.calls.parallel import Parallel
@@ -54,7 +55,6 @@ from kd_core._ops.values.inventory import Inventory
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
 from kd_core._protocol import overrides
-from kd_core._repr import describe_node
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
@@ -118,7 +118,7 @@ class TensorDictBase(
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        _registry.new_kind(cls)
+        registry.new_kind(cls)
 
     if not TYPE_CHECKING:
         # Hidden from type checkers, so that they report a misspelt method.

@@ -14,11 +14,11 @@ from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
 from kd_core._containers.tensordict import make_dense as make_dense
-from kd_core._entry import Entry as Entry
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
 from kd_core._leaves.packing import restore_leaf as restore_leaf
-from kd_core._public import publish as publish
-from kd_core._registry import register as register
+from kd_core._naming.publishing import publish as publish
+from kd_core._nodes.entry import Entry as Entry
+from kd_core._nodes.registry import register as register
 
 publish(__name__)

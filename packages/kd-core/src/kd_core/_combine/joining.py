@@ -47,8 +47,8 @@ from kd_core._leaves.writes import check_write, write_all
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry, Memo
     from kd_core._leaves.writes import Write
+    from kd_core._nodes.entry import Entries, Entry, Memo
     from kd_core._types import Batch
 
     Path: TypeAlias = tuple[str, ...]

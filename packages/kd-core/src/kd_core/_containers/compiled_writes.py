@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from torch.compiler import is_dynamo_compiling
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
 
 
 class Owner(Protocol):

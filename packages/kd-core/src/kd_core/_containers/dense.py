@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 D = TypeVar("D", bound="Dense")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, Union, cast, get_args, get_origin, get_
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidValue, listed
 from kd_core._keys import format_key
+from kd_core._nodes import registry
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -64,7 +64,7 @@ def converted(
     if "checked" in options and "autocast" not in options:
         _check(cls, key, value, hint)
     if "nocast" in options:
-        return value if _is_stored(value) else _registry.wrap_data(value, desc)
+        return value if _is_stored(value) else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
     return _cast(cls, key, value, hint, desc) if "autocast" in options else value
@@ -93,7 +93,7 @@ def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) ->
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
     for kind in _PLAIN:
         if hint is kind:
-            return _registry.wrap_data(_plain(cls, key, value, kind), desc)
+            return registry.wrap_data(_plain(cls, key, value, kind), desc)
     if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
         build = getattr(hint, "from_dict")  # noqa: B009  # asked above
         return (

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._batch.names import checked_names, names_of, with_names
 from kd_core._batch.shapes import batch_of, wrap_dim
@@ -31,6 +30,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.writes import write_all
+from kd_core._nodes import registry
 from kd_core._ops.math.operands import blend
 from kd_core._ops.math.output import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
@@ -41,7 +41,7 @@ from kd_core._types import NO_DEFAULT
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import AnyKey, Entry, Source
+    from kd_core._nodes.entry import AnyKey, Entry, Source
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 
 
@@ -365,7 +365,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
         if below is None:
             return None
         batch = (*desc.batch[:dim], size, *desc.batch[dim:])
-        joined[key] = cast("Entry", _registry.make_dense(below, desc.with_batch(batch)))
+        joined[key] = cast("Entry", registry.make_dense(below, desc.with_batch(batch)))
     return joined
 
 
@@ -459,5 +459,5 @@ def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int = 0) -> TensorDi
     return LazyStackedTensorDict(*td_list, stack_dim=dim).contiguous()
 
 
-_registry.register("lazy_stack", lazy_stack)
-_registry.register("maybe_dense_stack", maybe_dense_stack)
+registry.register("lazy_stack", lazy_stack)
+registry.register("maybe_dense_stack", maybe_dense_stack)

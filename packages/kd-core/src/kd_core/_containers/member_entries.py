@@ -20,7 +20,7 @@ from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._containers.non_tensor import NonTensorDataBase
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._protocol.composite import Composite
 
 

@@ -19,7 +19,7 @@ from kd_core._leaves.loops import common_batch, has_entry
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import NestedKey
 
 

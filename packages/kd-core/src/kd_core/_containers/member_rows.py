@@ -16,7 +16,7 @@ from kd_core._keys import format_key
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._protocol.primitives import AbstractContainer
 
     Path = tuple[str, ...]

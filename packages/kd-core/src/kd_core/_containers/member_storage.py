@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
@@ -25,10 +24,11 @@ from kd_core._containers.member_writes import (
     rows_to_write,
     stage_rows,
 )
-from kd_core._entry import is_row_data
 from kd_core._errors import InvalidArgument, ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite, index_of
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NO_DEFAULT
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry, Memo, PartsMemo
     from kd_core._leaves.writes import Write
+    from kd_core._nodes.entry import Entry, Memo, PartsMemo
     from kd_core._types import BatchFn, LeafFn, PartsFn
 
 
@@ -93,7 +93,7 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # The annotated kind, not the actual class: a result of stacked entries is dense.
-        return cast("Self", _registry.make_dense(entries, desc))
+        return cast("Self", registry.make_dense(entries, desc))
 
     def _check_unlocked(self, action: str) -> None:
         super()._check_unlocked(action)
@@ -279,7 +279,7 @@ def _row_without_batch(
             entries[key] = cast("Entry", _row_without_batch(kind, value, dim, row, count))
     if all(map(operator.is_, entries.values(), other._entries.values())):
         return other
-    return cast("AbstractContainer", _registry.make_dense(entries, describe((), None)))
+    return cast("AbstractContainer", registry.make_dense(entries, describe((), None)))
 
 
 def _selected_row(key: str, value: Tensor, rank: int, dim: int, row: int, count: int) -> Tensor:

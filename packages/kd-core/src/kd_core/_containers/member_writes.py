@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
-from kd_core._entry import is_row_data
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
 from kd_core._leaves.writes import Write, as_source, unknown_below, writable_source
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node
 
     Path = tuple[str, ...]
 
@@ -63,7 +63,7 @@ def _values_of_members(
         first = cast("Node", entries[0])._desc
         batch = (*first.batch[: stack._dim], len(entries), *first.batch[stack._dim :])
         rows = values_of_rows(value, batch, format_key(path))
-        value = _registry.wrap_list(rows, describe(batch, first.device))
+        value = registry.wrap_list(rows, describe(batch, first.device))
     if is_row_data(value):
         return stack._rows_of_operand(value)
     return [value] * len(entries)

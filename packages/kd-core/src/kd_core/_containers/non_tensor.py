@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.computing import Fresh, Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._decided.lookup import instance_getattr
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
+from kd_core._naming.left_out import instance_getattr
+from kd_core._nodes import registry
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
 
-    from kd_core._entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
@@ -181,7 +181,7 @@ class NonTensorData(NonTensorDataBase):
 
     def _spread(self, desc: Descriptor) -> Node:
         """Return the value once for each row of a batch."""
-        return _registry.wrap_rows([self.data], torch.zeros((), dtype=torch.int64), desc)
+        return registry.wrap_rows([self.data], torch.zeros((), dtype=torch.int64), desc)
 
     def _under(self, desc: Descriptor) -> Self:
         """Return the value under another batch size that an operation made of the present one."""
@@ -312,4 +312,4 @@ def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
     return isinstance(value, NonTensorDataBase)
 
 
-_registry.register("wrap_data", wrap_data)
+registry.register("wrap_data", wrap_data)

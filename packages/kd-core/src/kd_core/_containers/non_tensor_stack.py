@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core import _registry
 from kd_core._batch.computing import Fresh, Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of, wrap_dim
@@ -28,13 +27,14 @@ from kd_core._errors import InvalidArgument, ShapeMismatch, batch_does_not_fit, 
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
+from kd_core._nodes import registry
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 _is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
@@ -451,5 +451,5 @@ def _wrap_list(values: list[object], desc: Descriptor) -> Node:
     return wrap_rows(values, _count(len(values)).reshape(desc.batch), desc)
 
 
-_registry.register("wrap_rows", wrap_rows)
-_registry.register("wrap_list", _wrap_list)
+registry.register("wrap_rows", wrap_rows)
+registry.register("wrap_list", _wrap_list)

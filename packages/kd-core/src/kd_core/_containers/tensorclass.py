@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar, cast, datac
 
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.field_options import checked_options, converted, converts
 from kd_core._containers.tensordict import fill
-from kd_core._decided.lookup import explain_attribute
 from kd_core._errors import InvalidArgument, InvalidValue, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
+from kd_core._naming.left_out import explain_attribute
+from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import BatchSize, DeviceLike
 
     class _BatchSize:
@@ -350,7 +350,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             cls._more_keys and entries.keys() >= cls._fields.keys()
         ):
             return super()._like(entries, desc)
-        return cast("Self", _registry.make_dense(entries, desc))  # fewer fields: another kind
+        return cast("Self", registry.make_dense(entries, desc))  # fewer fields: another kind
 
 
 def _built(cls: type[D], given: dict[str, object], desc: Descriptor) -> D:

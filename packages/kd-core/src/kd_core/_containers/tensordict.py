@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
+from kd_core._nodes import registry
 from kd_core._ops.calls import module_state
 from kd_core._ops.formats.building import build
 from kd_core._ops.shape.dimension_names import named
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._base import TensorDictBase
-    from kd_core._entry import AnyKey, Entry, Node, Source
+    from kd_core._nodes.entry import AnyKey, Entry, Node, Source
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
 
@@ -369,7 +369,7 @@ def _mapping_of(source: object) -> Mapping[str, object]:
     if isinstance(source, AbstractContainer):
         return source._entries
     if is_foreign(source):
-        return cast("AbstractContainer", _registry.foreign_node(source))._entries
+        return cast("AbstractContainer", registry.foreign_node(source))._entries
     if isinstance(source, Mapping):
         return source
     remedy = "Wrap a single tensor as `{'key': tensor}`."
@@ -401,5 +401,5 @@ def _merged(source: object, entries: dict[str, object]) -> dict[str, object]:
     return {**old, **entries}
 
 
-_registry.register("make_dense", make_dense)
-_registry.register("nest_mapping", _nest_mapping)
+registry.register("make_dense", make_dense)
+registry.register("nest_mapping", _nest_mapping)

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.descriptor import describe
-from kd_core._entry import is_row_data
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import values_of_rows
 
@@ -124,12 +124,12 @@ def rebuilt(layout: Plain, read: Callable[[Path], Tensor]) -> Tree:
         desc = levels[level]
         if rows:
             values = values_of_rows(value, desc.batch, format_key(tuple(path)))
-            content[level][path[-1]] = _registry.wrap_list(values, desc)
+            content[level][path[-1]] = registry.wrap_list(values, desc)
         else:
-            content[level][path[-1]] = _registry.wrap_data(value, desc)
+            content[level][path[-1]] = registry.wrap_data(value, desc)
     for path in sorted(levels, key=len, reverse=True):
         if path:
-            node = _registry.nest_mapping(content[path], levels[path], path)
+            node = registry.nest_mapping(content[path], levels[path], path)
             content[path[:-1]][path[-1]] = node
     return {**content[()]}
 

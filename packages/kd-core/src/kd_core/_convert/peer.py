@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.descriptor import describe_on
 from kd_core._convert.optional import load
-from kd_core._entry import is_row_data
 from kd_core._errors import wrong_type
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import is_foreign, values_of_rows
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node
 
     Foreign: TypeAlias = Any
 
@@ -45,17 +45,17 @@ def node_of(value: Foreign) -> Node:
     desc = describe_on(tuple(value.batch_size), value.device)
     if _ROWS in kinds:
         rows = values_of_rows(_plain_list(value.tolist()), desc.batch, "the data")
-        return _registry.wrap_list(rows, desc)
+        return registry.wrap_list(rows, desc)
     if kinds & {_DATA, "NonTensorData"}:
-        return _registry.wrap_data(value.data, desc)
+        return registry.wrap_data(value.data, desc)
     if _LAZY in kinds:
         members = [node_of(member) for member in value.tensordicts]
-        return _registry.lazy_stack(members, value.stack_dim)
+        return registry.lazy_stack(members, value.stack_dim)
     entries: dict[str, Entry] = {
         str(key): entry if isinstance(entry, Tensor) else node_of(entry)
         for key, entry in value.items()
     }
-    return _registry.make_dense(entries, desc)
+    return registry.make_dense(entries, desc)
 
 
 def _plain_list(values: object) -> object:
@@ -93,4 +93,4 @@ def _rows(library: Foreign, values: object, desc: Descriptor, dims: int) -> Fore
     return library.NonTensorStack(*inner, stack_dim=0)
 
 
-_registry.register("foreign_node", node_of)
+registry.register("foreign_node", node_of)

@@ -9,10 +9,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.descriptor import describe
-from kd_core._entry import Entry, Node
 from kd_core._errors import InvalidValue
+from kd_core._nodes import registry
+from kd_core._nodes.entry import Entry, Node
 
 _OPEN: Final = re.compile(r"\s*(\w+)\(\s*fields=\{\s*")
 _KEY: Final = re.compile(r"\s*(.*?): (?=\w+\()", re.DOTALL)
@@ -55,7 +55,7 @@ def _container(text: str, at: int) -> tuple[Node, int]:
                 raise _unreadable(text, at)
             at += 1
     desc = describe(_sizes(closed[1]))
-    return _registry.nest_mapping(entries, desc, ()), closed.end()
+    return registry.nest_mapping(entries, desc, ()), closed.end()
 
 
 def _entry(text: str, at: int) -> tuple[Entry, int]:
@@ -71,7 +71,7 @@ def _entry(text: str, at: int) -> tuple[Entry, int]:
         value = ast.literal_eval(data[1])
     except (ValueError, SyntaxError):
         raise _unreadable(text, at) from None
-    return _registry.wrap_data(value, describe(())), data.end()
+    return registry.wrap_data(value, describe(())), data.end()
 
 
 def _zeros(sizes: str, dtype: str, text: str, at: int) -> Tensor:

@@ -29,7 +29,7 @@ from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import overlap_refusal, refusal
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries
+    from kd_core._nodes.entry import Entries
 
 Column: TypeAlias = Sequence[object]
 """The values of one operand, one for each leaf: all tensors, or the same number repeated."""

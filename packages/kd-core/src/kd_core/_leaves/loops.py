@@ -30,7 +30,7 @@ from kd_core._leaves.nested import moved_parts, moved_rows
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entries, Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entries, Entry, Memo, Node, PartsMemo
     from kd_core._types import BatchFn, LeafFn, PartsFn
 
 MANY: Final = 24

@@ -15,7 +15,7 @@ from kd_core._keys import is_key, path_of
 from kd_core._leaves.loops import has_entry, kinds_of
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry, Node
+    from kd_core._nodes.entry import Entries, Entry, Node
     from kd_core._types import NestedKey
 
     IsLeaf = Callable[[type], bool] | None

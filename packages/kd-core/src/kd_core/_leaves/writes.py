@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.shapes import broadcasts_to
-from kd_core._entry import is_row_data
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -28,9 +27,10 @@ from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies, shares_storage
 from kd_core._leaves.loops import same_data, unwrapped
+from kd_core._nodes.entry import is_row_data
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry, Node
+    from kd_core._nodes.entry import Entries, Entry, Node
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """The path of a leaf, or a function that finds it; called for messages only."""

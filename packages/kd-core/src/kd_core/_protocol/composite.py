@@ -21,8 +21,8 @@ from kd_core._types import NO_DEFAULT
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry
     from kd_core._leaves.writes import Write
+    from kd_core._nodes.entry import Entry
     from kd_core._types import LeafFn
 
 

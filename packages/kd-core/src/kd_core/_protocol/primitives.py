@@ -28,9 +28,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.descriptor import LOCKED_BY_USER
-from kd_core._entry import is_row_data
 from kd_core._errors import Locked, locked, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
@@ -47,6 +45,8 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.writes import writable_source
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
     from kd_core._batch.caching import Plan
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry, Memo, Node, PartsMemo
     from kd_core._leaves.writes import Write
+    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 
@@ -159,7 +159,7 @@ class AbstractContainer:
             return
         entry = as_entry(path[-1], value, desc, path[:-1])
         for part in reversed(path[depth + 1 :]):
-            entry = _registry.make_dense({part: entry}, desc)
+            entry = registry.make_dense({part: entry}, desc)
         refuse_cycle(path[depth], cast("Node", entry), cast("Node", level), path[:depth])
         level._set_entry(path[depth], entry)
 

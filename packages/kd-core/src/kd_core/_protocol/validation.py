@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import _registry
-from kd_core._entry import is_node
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -29,10 +27,12 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.loops import leaf_fits
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_node
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node
     from kd_core._types import Batch, NestedKey
 
 _NUMBERS = (bool, int, float, complex)
@@ -53,15 +53,15 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
     if type(value) is not dict and is_node(value):
         return _node_as_entry(key, value, desc, path)
     if is_foreign(value):
-        return _node_as_entry(key, _registry.foreign_node(value), desc, path)
+        return _node_as_entry(key, registry.foreign_node(value), desc, path)
     if type(value) is dict or isinstance(value, Mapping):
         return mapping_as_entry(key, value, desc, path)
     converted = _as_tensor(key, value, path)
     if converted is None:
         rows = _rows_of(value) if desc.batch else None
         if rows is None:
-            return _registry.wrap_data(value, desc)
-        return _registry.wrap_list(
+            return registry.wrap_data(value, desc)
+        return registry.wrap_list(
             values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), desc
         )
     return _tensor_as_entry(key, converted, desc, path)
@@ -88,7 +88,7 @@ def mapping_as_entry(
     if len(path) >= MAX_DEPTH:
         raise too_deep(path)
     try:
-        return _registry.nest_mapping(value, desc, (*path, key))
+        return registry.nest_mapping(value, desc, (*path, key))
     except RecursionError:
         if path:
             raise

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from kd_core._batch.computing import SAME_SHAPE, Reduced
 from kd_core._batch.shapes import broadcasts_to
-from kd_core._entry import Entry
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text
 from kd_core._keys import Path, format_key
+from kd_core._nodes.entry import Entry
 from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
 from kd_core._protocol import overrides
 from kd_core._protocol.primitives import AbstractContainer

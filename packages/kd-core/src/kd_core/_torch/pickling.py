@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import torch
 
-from kd_core import _registry
 from kd_core._batch.descriptor import restore_descriptor
 from kd_core._batch.names import NamedSize
 from kd_core._containers.dense import restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
 from kd_core._containers.non_tensor_stack import restore_rows
+from kd_core._nodes import registry
 
 
 def _allow(cls: type) -> None:
@@ -43,4 +43,4 @@ torch.serialization.add_safe_globals(
         MetaData,
     ]
 )
-_registry.on_new_kind(_allow)
+registry.on_new_kind(_allow)

@@ -29,14 +29,14 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
-from kd_core import _registry
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
-from kd_core._entry import is_node
 from kd_core._errors import InvalidValue
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_node
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._torch.vmap_dims import check_mapped_dims
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from kd_core._batch.names import Names
-    from kd_core._entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node
     from kd_core._types import Batch
 
     Dumped: TypeAlias = dict[str, object]
@@ -331,7 +331,7 @@ def _kind_of(
     cls: type[AbstractContainer], entries: dict[str, Entry], desc: Descriptor, nested: bool
 ) -> Node:
     if not issubclass(cls, Dense):
-        return _registry.make_dense(entries, desc)
+        return registry.make_dense(entries, desc)
     new = object.__new__(cls)
     new._nested = nested
     new._entries = entries
@@ -430,4 +430,4 @@ def _register(cls: type) -> None:
     )
 
 
-_registry.on_new_kind(_register)
+registry.on_new_kind(_register)

@@ -23,7 +23,7 @@ from kd_core._types import NO_DEFAULT
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entries, Entry
+    from kd_core._nodes.entry import Entries, Entry
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
     Path: TypeAlias = tuple[str, ...]

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.rnn import RNNBase
 
-from kd_core import _registry
 from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidArgument, KdError, KeyNotFound, MissingDependency, listed
 from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
+from kd_core._nodes import registry
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry, Node
+    from kd_core._nodes.entry import Entries, Entry, Node
 
     Store: TypeAlias = dict[str, Tensor | None]
     Names: TypeAlias = list[str]
@@ -80,7 +80,7 @@ def module_entries(
             inner = module_entries(child, memo, keep_empty)
             if not inner and not keep_empty:
                 continue
-            node = _registry.make_dense(inner, describe(()), bool(child._modules))
+            node = registry.make_dense(inner, describe(()), bool(child._modules))
             memo[id(child)] = node
         entries[name if name.__class__ is str else plain_str(name)] = node
     return entries
@@ -95,7 +95,7 @@ def state_entries(module: nn.Module) -> dict[str, Entry]:
         for part in above:
             level = cast("dict[str, object]", level.setdefault(part, {}))
         level[last] = value
-    return dict(cast("Entries", entries_of(_registry.nest_mapping(tree, describe(()), ()))))
+    return dict(cast("Entries", entries_of(registry.nest_mapping(tree, describe(()), ()))))
 
 
 def as_module(container: Node) -> Node:
@@ -104,7 +104,7 @@ def as_module(container: Node) -> Node:
     Raises:
         MissingDependency: if the package that has the class of it is not imported.
     """
-    make: Callable[[Node], Node] | None = getattr(_registry, "params_of", None)
+    make: Callable[[Node], Node] | None = getattr(registry, "params_of", None)
     if make is None:
         raise MissingDependency(
             "`as_module=True` requires kd-nn, whose `TensorDictParams` it returns. Install it with "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, wrong_type
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import all_fit, find_entry, has_entry
@@ -21,6 +20,7 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import write_all
+from kd_core._nodes import registry
 from kd_core._protocol.primitives import (
     AbstractContainer,
     check_has,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import NestedKey
 
     D = TypeVar("D")
@@ -261,7 +261,7 @@ class Access(AbstractContainer):
         if hasattr(value, "_constant"):  # a wrapper
             self._store(path_of(key), value)
         else:
-            self._store(path_of(key), _registry.wrap_data(value, self._desc.unlocked()))
+            self._store(path_of(key), registry.wrap_data(value, self._desc.unlocked()))
         return self
 
     def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> object:

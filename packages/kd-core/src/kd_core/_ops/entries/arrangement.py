@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._errors import InvalidArgument, KeyCollision, wrong_type
 from kd_core._keys import Path, format_key, path_of
 from kd_core._leaves.loops import find_entry
+from kd_core._nodes import registry
 from kd_core._ops.entries.renaming import renamed
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._ops.entries.renaming import KeyFn
     from kd_core._types import NestedKey
 
@@ -51,7 +51,7 @@ class Arrangement(AbstractContainer):
             >>> list(TensorDict().create_nested(("a", "b")).keys(True))
             ['a', ('a', 'b')]
         """
-        self._store(path_of(key), _registry.make_dense({}, self._desc.unlocked()))
+        self._store(path_of(key), registry.make_dense({}, self._desc.unlocked()))
         return self
 
     def filter_empty_(self) -> Self:
@@ -234,7 +234,7 @@ def _dense(td: AbstractContainer) -> AbstractContainer:
     """Return a plain copy, because the fields of a tensor class cannot be removed."""
     if isinstance(td, Composite):
         return td._by_member(_dense)
-    made = _registry.make_dense(dict(td._shallow()._entries), td._desc.unlocked())
+    made = registry.make_dense(dict(td._shallow()._entries), td._desc.unlocked())
     return cast(AbstractContainer, made)
 
 

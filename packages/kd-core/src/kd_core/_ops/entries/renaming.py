@@ -11,7 +11,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
 
 W = TypeVar("W", bound=AbstractContainer)
 KeyFn: TypeAlias = Callable[[str], str]

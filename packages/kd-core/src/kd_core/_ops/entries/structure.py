@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core import _registry
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, copy_pairs
+from kd_core._nodes import registry
 from kd_core._ops.entries.updating import (
     Update,
     commit_all,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import AnyKey, Entries, Entry, Source
+    from kd_core._nodes.entry import AnyKey, Entries, Entry, Source
     from kd_core._ops.entries.updating import IsLeaf, Staged
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
@@ -168,7 +168,7 @@ class Structure(AbstractContainer):
         """
         kept = self._selected(keys, self if strict else None, ())
         if as_tensordict and not inplace:
-            return cast("Self", _registry.make_dense(dict(kept._entries), kept._desc))
+            return cast("Self", registry.make_dense(dict(kept._entries), kept._desc))
         return self._replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -359,7 +359,7 @@ def _unflattened(
             below[name] = {rest: value}
     for name, inner in below.items():
         nested = _unflattened(inner, separator, prefix + name + separator, desc)
-        level[name] = _registry.make_dense(nested, desc)
+        level[name] = registry.make_dense(nested, desc)
     return level
 
 

@@ -20,7 +20,7 @@ from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import spread_keys
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
 
 Staged: TypeAlias = "list[Callable[[], None]]"
 IsLeaf: TypeAlias = Callable[[type], bool]

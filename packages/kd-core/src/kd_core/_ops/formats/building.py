@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._errors import InvalidArgument
+from kd_core._nodes import registry
 from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -68,5 +68,5 @@ def stack_rows(rows: list[C], lazy: bool | None) -> C:
     """Stack containers along a new first dimension; `lazy` as in `from_list`."""
     if lazy is False:
         return cast("C", torch.stack(cast("list[Tensor]", rows)))
-    stack = _registry.lazy_stack if lazy else _registry.maybe_dense_stack
+    stack = registry.lazy_stack if lazy else registry.maybe_dense_stack
     return cast("C", stack(rows))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.shapes import batch_of
 from kd_core._convert.listing import list_of
 from kd_core._errors import (
@@ -23,13 +22,14 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, write_all
+from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entries, Entry
+    from kd_core._nodes.entry import Entries, Entry
 
     Path = tuple[str, ...]
 
@@ -340,10 +340,10 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     if MEMBERS in state:
         states = cast("list[Mapping[str, object]]", state[MEMBERS])
         rows = [_restored(td, each) for each in states]
-        return _registry.lazy_stack(rows, cast("int", state[STACK_DIM]))
+        return registry.lazy_stack(rows, cast("int", state[STACK_DIM]))
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
     content = {
         key: _restored(td, value) if isinstance(value, Mapping) and BATCH_SIZE in value else value
         for key, value in _content(state).items()
     }
-    return _registry.nest_mapping(content, td._desc.with_batch(batch), ())
+    return registry.nest_mapping(content, td._desc.with_batch(batch), ())

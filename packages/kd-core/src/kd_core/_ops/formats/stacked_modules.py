@@ -16,7 +16,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Node
+    from kd_core._nodes.entry import Node
 
 
 class StackedModules(AbstractContainer):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
 
 
 class Autograd(AbstractContainer):

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core import _registry
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
+from kd_core._nodes import registry
 from kd_core._ops.math.operands import binary, check_batches
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry
+    from kd_core._nodes.entry import Entries, Entry
     from kd_core._types import Batch
 
 W = TypeVar("W", bound=AbstractContainer)
@@ -156,7 +156,7 @@ class _Join:
             return cast("Entry", entry._like(found, entry._desc.unlocked()))
         if not getattr(self.fn, "selects_rows", False) or getattr(entry, "_of_batch", False):
             return entry._shallow()
-        none = _registry.wrap_data(None, entry._desc)
+        none = registry.wrap_data(None, entry._desc)
         pair = (none, entry) if on_the_right else (entry, none)
         return pair[0]._zip_each(pair[1], self.fn)
 

@@ -53,7 +53,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import Batch
 
 W = TypeVar("W", bound=AbstractContainer)

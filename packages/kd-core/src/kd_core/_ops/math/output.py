@@ -15,7 +15,7 @@ from kd_core._leaves.writes import Targets, Write, check_write, write_all
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
 
 W = TypeVar("W", bound=AbstractContainer)
 

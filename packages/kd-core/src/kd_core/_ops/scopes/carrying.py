@@ -19,7 +19,7 @@ from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._ops.scopes.undoing import Origin, Undo
 
 

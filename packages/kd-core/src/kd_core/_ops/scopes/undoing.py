@@ -21,7 +21,7 @@ from kd_core._protocol.primitives import AbstractContainer, lock, map_by, unlock
 
 if TYPE_CHECKING:
     from kd_core._batch.caching import Plan
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import Batch
 
 W = TypeVar("W", bound=AbstractContainer)

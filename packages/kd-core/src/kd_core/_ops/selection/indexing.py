@@ -19,7 +19,6 @@ from kd_core._batch.shapes import (
     broadcasts_to,
     index_int,
 )
-from kd_core._entry import is_row_data
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -39,6 +38,7 @@ from kd_core._leaves.writes import (
     unknown_below,
     write_all,
 )
+from kd_core._nodes.entry import is_row_data
 from kd_core._ops.entries.updating import narrowed_items, source_items
 from kd_core._ops.selection.index_plan import (
     beyond,
@@ -55,7 +55,7 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import AnyKey, Entry, Source
+    from kd_core._nodes.entry import AnyKey, Entry, Source
     from kd_core._types import Batch, Index, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]

@@ -32,7 +32,7 @@ from kd_core._protocol.primitives import AbstractContainer, map_by, name_in
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 T = TypeVar("T")

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._batch.shapes import wrap_dim
 from kd_core._errors import KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry
 from kd_core._leaves.nested import padded_leaf, row_mask
+from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node
     from kd_core._types import BatchFn, LeafFn, NestedKey
 
 
@@ -84,7 +84,7 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
 def densified(container: Ragged, layout: torch.layout) -> Node:
     """Return a dense container in which entries that cannot be stacked are nested tensors."""
     entries = {key: container._dense_entry(key, layout) for key in container._entries}
-    return _registry.make_dense(entries, container._desc.unlocked())
+    return registry.make_dense(entries, container._desc.unlocked())
 
 
 def as_stack(container: AbstractContainer, dim: int | str) -> Node:
@@ -93,7 +93,7 @@ def as_stack(container: AbstractContainer, dim: int | str) -> Node:
     if isinstance(container, Composite) and container._dim == at:
         return cast("Node", container)
     rows = [container._map_each(*_row(at, row)) for row in range(container._desc.batch[at])]
-    stack = _registry.lazy_stack(rows, at)
+    stack = registry.lazy_stack(rows, at)
     if container._desc.named:
         desc = stack._desc.with_batch(container._desc.batch)
         cast("AbstractContainer", stack)._describe(desc)

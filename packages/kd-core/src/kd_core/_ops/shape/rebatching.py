@@ -15,7 +15,7 @@ from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import NestedKey
 
 W = TypeVar("W", bound=AbstractContainer)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core import _registry
 from kd_core._compat import clone_all
 from kd_core._convert.listing import dict_of
+from kd_core._nodes import registry
 from kd_core._ops.math.operands import unary
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node
 
 
 class Copying(AbstractContainer):
@@ -82,4 +82,4 @@ def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
             entries[key] = dense_copy(value, retain_none)
         elif retain_none or value._item() is not None:
             entries[key] = value._shallow()
-    return _registry.make_dense(entries, td._desc.unlocked())
+    return registry.make_dense(entries, td._desc.unlocked())

@@ -23,7 +23,7 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import DeviceLike, NestedKey
 
 F = TypeVar("F", bound=AbstractContainer)

@@ -17,7 +17,7 @@ from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._ops.math.operands import CastFilter
     from kd_core._types import DeviceLike
 

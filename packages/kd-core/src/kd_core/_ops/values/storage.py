@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from kd_core._entry import Entry
+    from kd_core._nodes.entry import Entry
     from kd_core._types import DeviceLike
 
 W = TypeVar("W", bound=AbstractContainer)

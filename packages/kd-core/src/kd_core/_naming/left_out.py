@@ -1,6 +1,6 @@
 """Errors for names that are left out on purpose: the reason, and what to write instead.
 
-The texts are those of `names.toml` beside this file, which also makes the page "Coming from
+The texts are those of `left_out.toml` beside this file, which also makes the page "Coming from
 tensordict". It is read when the first name is not found, never by an import.
 """
 
@@ -31,7 +31,7 @@ def decided() -> dict[str, Rows]:
     """Return all rows: for each area, names and their `reason` and `instead`."""
     import tomllib
 
-    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("left_out.toml").read_text(encoding="utf-8")
     areas: dict[str, Rows] = tomllib.loads(text)
     return areas
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from types import FunctionType, MethodType
 
-from kd_core._decided.lookup import attribute_lookup
+from kd_core._naming.left_out import attribute_lookup
 
 
 def publish(package: str) -> None:

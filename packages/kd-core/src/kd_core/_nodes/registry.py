@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._entry import Node
+    from kd_core._nodes.entry import Node
 
 make_dense: Callable[..., Node]
 """Wrap checked entries in the dense container; set by `_tensordict`."""

@@ -15,7 +15,7 @@ from kd_core._errors import KdError
 from kd_core._leaves.loops import entries_of
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Node
+    from kd_core._nodes.entry import Entries, Node
 
 MOST_KEYS: Final = 200
 LONGEST_VALUE: Final = 80

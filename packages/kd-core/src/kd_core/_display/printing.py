@@ -12,7 +12,7 @@ from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, listed, wro
 from kd_core._leaves.loops import entries_of
 
 if TYPE_CHECKING:
-    from kd_core._entry import Entries, Entry, Node
+    from kd_core._nodes.entry import Entries, Entry, Node
 
 INDENT = "    "
 
