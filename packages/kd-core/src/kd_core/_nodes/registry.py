@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Node
 
 make_dense: Callable[..., Node]
-"""Wrap checked entries in the dense container; set by `_tensordict`."""
+"""Wrap checked entries in the dense container; set by `_containers.tensordict`."""
 
 nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node]
-"""Build a nested dense container from a mapping; set by `_tensordict`."""
+"""Build a nested dense container from a mapping; set by `_containers.tensordict`."""
 
 wrap_data: Callable[[object, Descriptor], Node]
-"""Wrap non-tensor data; set by `_non_tensor`."""
+"""Wrap non-tensor data; set by `_containers.non_tensor`."""
 
 wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
-"""Wrap values and the position of each row's value; set by `_non_tensor_stack`."""
+"""Wrap values and the position of each row's value; set by `_containers.non_tensor_stack`."""
 
 wrap_list: Callable[[list[object], Descriptor], Node]
-"""Wrap the values of all rows, in one list; set by `_non_tensor_stack`."""
+"""Wrap the values of all rows, in one list; set by `_containers.non_tensor_stack`."""
 
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict; set by `_convert.peer`."""
 
 lazy_stack: Callable[..., Node]
-"""Stack containers lazily along a dimension; set by `_lazy_stack`."""
+"""Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""
 
 maybe_dense_stack: Callable[..., Node]
-"""Stack containers densely if they fit, else lazily; set by `_lazy_stack`."""
+"""Stack containers densely if they fit, else lazily; set by `_containers.lazy_stack`."""
 
 params_of: Callable[[Node], Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
