@@ -150,8 +150,13 @@ def flat(value: object, head: Key = ()) -> dict[Key, object]:
 
 @dataclass
 class Needs:
-    """Where values come from: each call, and the calls that it needs."""
+    """Where values come from: each call, and the calls that it needs.
 
+    Attributes:
+        parts: Whether a reader of a container needs also the parts that were replaced since.
+    """
+
+    parts: bool = False
     needs: dict[Place, frozenset[Place]] = field(default_factory=dict)
     effects: set[Place] = field(default_factory=set)
 
@@ -177,9 +182,13 @@ class Needs:
                     scope.update({old: scope[old] | sources(entries, old) for old in inside})
                     scope[key] = sources(scope, key).union(*entries.values())
                     continue
+                replaced = (*key[:-1], f"{key[-1]} before")
+                before = sources(scope, key) | scope.get(replaced, frozenset())
                 for old in [old for old in scope if holds(key, old)]:
                     del scope[old]
                 scope.update(entries)
+                if self.parts and len(key) > 1:
+                    scope[replaced] = before
 
     def closure(self, wanted: frozenset[Place]) -> set[Place]:
         """Return the calls that must be made."""
@@ -206,9 +215,9 @@ def sources(scope: Scope, key: Key) -> frozenset[Place]:
     return frozenset[Place]().union(*part(scope, key).values())
 
 
-def needed_calls(graph: Graph) -> set[Place]:
-    """Return the places of the steps that must run."""
-    found, scope = Needs(), Scope()
+def needed_calls(graph: Graph, parts: bool = False) -> set[Place]:
+    """Return the places of the steps that must run; see `Needs.parts`."""
+    found, scope = Needs(parts), Scope()
     found.walk(graph, scope, (), frozenset())
     return found.closure(
         frozenset[Place]().union(*(sources(scope, key) for key in graph.visible()))
