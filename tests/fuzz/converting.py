@@ -6,6 +6,7 @@ import dataclasses
 import math
 import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -180,7 +181,13 @@ def record(name: str, value: object) -> object:
     if not isinstance(value, dict):
         return value
     parts = {key: record(key, part) for key, part in value.items()}
-    return dataclasses.make_dataclass(name.title(), [*parts])(**parts)
+    return record_class(name.title(), *parts)(**parts)
+
+
+@lru_cache(64)
+def record_class(name: str, *fields: str) -> type:
+    """Return a dataclass; Python keeps bytes of each class that `isinstance` is asked about."""
+    return dataclasses.make_dataclass(name, fields)
 
 
 BACK: dict[str, Callable[[TensorDictBase], object]] = {
