@@ -230,7 +230,7 @@ class NonTensorData(NonTensorDataBase):
     ) -> None:
         super()._collect_pair(other, mine, theirs, path)
         if isinstance(mine, Targets) and not self._is_same(other):
-            mine.values.append((self, cast("NonTensorDataBase", other), path))
+            mine.add_values(self, other, path)
 
     def _is_same(self, other: Entry) -> bool:
         return isinstance(other, NonTensorData) and same_data(self.data, other.data)

@@ -218,7 +218,7 @@ class NonTensorStack(NonTensorDataBase):
     ) -> None:
         super()._collect_pair(other, mine, theirs, path)
         if isinstance(mine, Targets):
-            mine.values.append((self, cast("NonTensorDataBase", other), path))
+            mine.add_values(self, other, path)
 
     def _zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
-from kd_core._leaves.foreach import PLAIN, is_inference, needs_grad, run_copies, shares_storage
+from kd_core._leaves.foreach import PLAIN, needs_grad, run_copies, shares_storage
 from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._nodes.entry import is_row_data
 
@@ -39,30 +39,49 @@ INCOMPLETE: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Dtypes that torch writes at some indices only."""
 
 
+Values: TypeAlias = "tuple[Node, object, tuple[str, ...]]"
+"""An entry that holds values of rows, what is written to it, and its path."""
+
+
 class Targets(list[Tensor]):
     """The leaves of a container that is written, and its entries that hold values of rows.
 
+    It has no `__init__`, which every write in place would pay for: "update_" in the benchmarks.
+
     Attributes:
-        values: each such entry, the one that is written to it, and its path.
+        values: the entries that hold values of rows.
+        rows: how many of the tensors, the last ones, stand for such values.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: list[tuple[Node, object, tuple[str, ...]]] = []
+    values: Sequence[Values] = ()
+    rows = 0
 
-    def add_rows(self, sources: list[Tensor]) -> None:
-        """Append the rows of values to the targets, and those that are written to the sources.
+    def add_values(self, entry: Node, value: object, path: tuple[str, ...]) -> None:
+        """Note an entry that holds values of rows, what is written to it, and its path."""
+        self.values = [*self.values, (entry, value, path)]
 
-        Raises:
-            InvalidArgument: if one value of a whole batch would be written by another one.
-        """
-        for entry, value, path in self.values:
-            if not is_row_data(entry):
-                check_same_data(entry, value, path)
-                continue
-            positions, rows = entry._encode(value, entry._desc.batch, path)
-            self.append(positions)
-            sources.append(rows.expand(positions.shape))
+
+def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
+    """Return what is written where a container takes the values of another, and the sources.
+
+    Values of rows are added to the pool of their entry; tensors that stand for them come last.
+
+    Raises:
+        KeySetMismatch: if the keys differ.
+        InvalidArgument: if one value of a whole batch would be written by another one.
+    """
+    targets = Targets()
+    sources: list[Tensor] = []
+    target._collect_pair(source, targets, sources, ())
+    for entry, value, path in targets.values:
+        if not is_row_data(entry):
+            check_same_data(entry, value, path)
+            continue
+        positions, rows = entry._encode(value, entry._desc.batch, path)
+        targets.append(positions)
+        sources.append(rows.expand(positions.shape))
+        targets.rows += 1
+    return targets, sources
 
 
 Write: TypeAlias = tuple[Tensor, Tensor, Where]
@@ -219,10 +238,8 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     """
     recording, compiling = torch.is_grad_enabled(), is_compiling()
     singly = False
-    if not compiling and any(map(is_inference, targets)):
-        return False
     for target, source in zip(targets, sources):  # noqa: B905  # of equal length
-        if target.shape != source.shape:
+        if target.shape != source.shape or (not compiling and target.is_inference()):
             return False
         if target.__class__ is not Tensor or source.__class__ is not Tensor:
             singly = singly or not PLAIN.issuperset((type(target), type(source)))

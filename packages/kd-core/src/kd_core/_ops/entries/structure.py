@@ -16,7 +16,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
-from kd_core._leaves.writes import Targets, copy_pairs
+from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
 from kd_core._nodes import registry
 from kd_core._ops.entries.updating import (
     Update,
@@ -120,15 +120,11 @@ class Structure(AbstractContainer):
         """
         plain = keys_to_update is None and not (clone or non_blocking)
         if plain and isinstance(source, AbstractContainer):
-            left: list[Tensor] = Targets()
-            right: list[Tensor] = []
             try:
-                self._collect_pair(cast("Entry", source), left, right, ())
+                targets, sources = collect_writes(self, source)
             except KeySetMismatch:  # a source may have fewer keys: entry by entry below
-                left = []
-            if isinstance(left, Targets) and left.values:
-                left.add_rows(right)
-            if left and copy_pairs(left, right):
+                targets, sources = Targets(), []
+            if targets and copy_pairs(targets, sources):
                 return self
         items = source_items(source, "update_")
         only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from torch.compiler import is_compiling
 from kd_core._errors import InvalidArgument, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
-from kd_core._leaves.writes import Targets, Write, check_write, write_all
+from kd_core._leaves.writes import Write, check_write, collect_writes, write_all
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entry
+    pass
 
 W = TypeVar("W", bound=AbstractContainer)
 
@@ -43,13 +43,8 @@ def written_to(out: W | None, result: W) -> W:
         raise ShapeMismatch(
             f"`out` must have batch_size {result._desc.batch}, got {out._desc.batch}."
         )
-    targets: list[Tensor] = Targets()
-    sources: list[Tensor] = []
-    out._collect_pair(cast("Entry", result), targets, sources, ())
-    if isinstance(targets, Targets) and targets.values:
-        targets.add_rows(sources)
     writes: list[Write] = []
-    for target, source in zip(targets, sources, strict=True):
+    for target, source in zip(*collect_writes(out, result), strict=True):
         where = finder(out._entries, target)
         if not is_compiling():
             _check(where, target, source)

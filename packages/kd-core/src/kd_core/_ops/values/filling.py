@@ -14,7 +14,7 @@ from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
-from kd_core._leaves.writes import Targets, check_write, copy_over, copy_pairs
+from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs
 from kd_core._ops.math.operands import binary_, blend, unary_
 from kd_core._ops.selection.rows import check_mask
 from kd_core._protocol.composite import Composite
@@ -23,7 +23,6 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._nodes.entry import Entry
     from kd_core._types import DeviceLike, NestedKey
 
 F = TypeVar("F", bound=AbstractContainer)
@@ -91,13 +90,9 @@ class Filling(AbstractContainer):
             KeySetMismatch: if the keys differ.
             ShapeMismatch: if a value cannot be broadcast to its leaf.
         """
-        mine: list[Tensor] = Targets()
-        theirs: list[Tensor] = []
-        self._collect_pair(cast("Entry", source), mine, theirs, ())
-        leaves = len(mine)
-        if isinstance(mine, Targets) and mine.values:
-            mine.add_rows(theirs)
+        mine, theirs = collect_writes(self, source)
         if non_blocking or not copy_pairs(mine, theirs):
+            leaves = len(mine) - mine.rows
             for target, rows in zip(mine[leaves:], theirs[leaves:], strict=True):
                 check_write(target, rows, ())
             binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
