@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from kd_export._errors import DtypeMismatch, ExportError
 from kd_export._running.backend import Direct, Runner, require
 from kd_export._schema.beside import mapped
+from kd_export._schema.json_values import Number
 from kd_export._schema.onnx_file import (
     check_external,
     companion,
@@ -23,7 +24,7 @@ from kd_export._schema.onnx_file import (
     schema_field,
     weights_digest,
 )
-from kd_export._schema.schema import Entry, Number, Schema, check_fit
+from kd_export._schema.schema import Entry, Schema, check_fit
 from kd_export._schema.shapes import completed, described
 from kd_export._schema.vectors import Drawn
 from kd_export._schema.wire import unused_name

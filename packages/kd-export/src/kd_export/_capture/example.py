@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from kd_core import KdError, is_tensor_collection
 from kd_export._capture.signature import Example, Word
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, NotExportable, nearest, quoted
-from kd_export._schema.schema import Number, Schema
+from kd_export._schema.json_values import Number
+from kd_export._schema.schema import Schema
 from kd_export._schema.wire import as_key, unnest, wire_key, wire_name
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from kd_export._errors import BackendMissing, quoted
-from kd_export._schema.schema import Entry, Number, Schema
+from kd_export._schema.json_values import Number
+from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.vectors import Drawn
 
 if TYPE_CHECKING:

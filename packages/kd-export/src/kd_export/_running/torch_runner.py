@@ -17,7 +17,8 @@ from torch.export.graph_signature import InputKind
 from kd_export._errors import DtypeMismatch
 from kd_export._running.backend import Direct
 from kd_export._running.straight_line import StraightLine
-from kd_export._schema.schema import Entry, Number, Schema
+from kd_export._schema.json_values import Number
+from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.vectors import Drawn
 
 CHUNK = 1 << 24

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kd_export._schema.schema import Entry, Json, Number, Schema, Vector
+from kd_export._schema.json_values import Json, Number
+from kd_export._schema.schema import Entry, Schema, Vector
 from kd_export._schema.vectors import distance, magnitude, tolerance
 from kd_export._tables import Row, html_table, plain_table
 

@@ -21,6 +21,18 @@ from kd_export._errors import (
     nearest,
     quoted,
 )
+from kd_export._schema.json_values import (
+    Json,
+    Number,
+    as_dict,
+    as_dtype,
+    as_finite,
+    as_int,
+    as_list,
+    as_number,
+    as_size,
+    as_str,
+)
 from kd_export._schema.wire import as_key, wire_key, wire_name
 from kd_export._tables import Row, html_table, plain_table
 
@@ -29,18 +41,9 @@ VERSION = 1
 RANDOM = "random"
 """The mode of programs that draw random numbers: their stored tests have no numbers."""
 
-_DTYPES = """
-bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex32
-complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu
-"""
 _MOST_DIMS = 64
-_LARGEST_SIZE = 1 << 62
-_LARGEST_NUMBER = 1 << 64
 _MOST_VECTORS = 1000
 _MOST_PARTS = 200_000
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-Number = bool | int | float
-
 
 ENTRY_HEADER = ("", "key", "wire name", "dtype and shape")
 
@@ -242,14 +245,14 @@ class Schema:
         schema = cls(
             inputs=_entries(data["inputs"]),
             outputs=_entries(data["outputs"]),
-            axes={name: _axis(item) for name, item in _dict(data["axes"]).items()},
-            batch_dims=_int(data["batch_dims"]),
-            mode=None if data["mode"] is None else _str(data["mode"]),
-            metadata=_dict(data["metadata"]),
-            versions={name: _str(item) for name, item in _dict(data["versions"]).items()},
-            weights=_str(data["weights"]),
-            vectors=tuple(_vector(item) for item in _list(data["vectors"])),
-            state={n: _str(item) for n, item in _dict(data.get("state", {})).items()},
+            axes={name: _axis(item) for name, item in as_dict(data["axes"]).items()},
+            batch_dims=as_int(data["batch_dims"]),
+            mode=None if data["mode"] is None else as_str(data["mode"]),
+            metadata=as_dict(data["metadata"]),
+            versions={name: as_str(item) for name, item in as_dict(data["versions"]).items()},
+            weights=as_str(data["weights"]),
+            vectors=tuple(_vector(item) for item in as_list(data["vectors"])),
+            state={n: as_str(item) for n, item in as_dict(data.get("state", {})).items()},
         )
         if len(schema.vectors) > _MOST_VECTORS:
             raise ValueError(f"{len(schema.vectors)} stored tests")
@@ -383,15 +386,15 @@ def _number_data(number: Number) -> Json:
 
 
 def _entry(item: Json) -> Entry:
-    data = _dict(item)
-    low, high = _list(data["range"]) if "range" in data else (None, None)
+    data = as_dict(item)
+    low, high = as_list(data["range"]) if "range" in data else (None, None)
     entry = Entry(
-        key=tuple(_str(part) for part in _list(data["key"])),
-        name=_str(data["name"]),
-        dtype=_dtype(data["dtype"]),
+        key=tuple(as_str(part) for part in as_list(data["key"])),
+        name=as_str(data["name"]),
+        dtype=as_dtype(data["dtype"]),
         shape=_shape(data["shape"]),
-        low=None if low is None else _finite(low),
-        high=None if high is None else _finite(high),
+        low=None if low is None else as_finite(low),
+        high=None if high is None else as_finite(high),
     )
     if not entry.key or data["wire"] != entry.wire:
         raise ValueError(f"the key {entry.key} has the wire name {data['wire']!r}")
@@ -399,7 +402,7 @@ def _entry(item: Json) -> Entry:
 
 
 def _entries(items: Json) -> tuple[Entry, ...]:
-    entries = tuple(_entry(item) for item in _list(items))
+    entries = tuple(_entry(item) for item in as_list(items))
     for names in ([entry.wire for entry in entries], [entry.name for entry in entries]):
         if len(set(names)) < len(names):
             raise ValueError(f"two entries have one name: {names}")
@@ -407,79 +410,28 @@ def _entries(items: Json) -> tuple[Entry, ...]:
 
 
 def _shape(item: Json) -> tuple[int | str, ...]:
-    sizes = _list(item)
+    sizes = as_list(item)
     if len(sizes) > _MOST_DIMS:
         raise ValueError(f"a shape of {len(sizes)} dimensions")
-    return tuple(size if isinstance(size, str) else _size(size) for size in sizes)
+    return tuple(size if isinstance(size, str) else as_size(size) for size in sizes)
 
 
 def _vector(item: Json) -> Vector:
-    data = _dict(item)
+    data = as_dict(item)
     return Vector(
-        sizes={name: _size(size) for name, size in _dict(data["sizes"]).items()},
-        seed=_int(data["seed"]),
+        sizes={name: as_size(size) for name, size in as_dict(data["sizes"]).items()},
+        seed=as_int(data["seed"]),
         outputs=_numbers(data["outputs"]),
         inputs=_numbers(data.get("inputs", {})),
     )
 
 
 def _numbers(item: Json) -> dict[str, tuple[Number, ...]]:
-    return {name: tuple(map(_number, _list(numbers))) for name, numbers in _dict(item).items()}
+    return {
+        name: tuple(map(as_number, as_list(numbers))) for name, numbers in as_dict(item).items()
+    }
 
 
 def _axis(item: Json) -> Axis:
-    data = _dict(item)
-    return Axis(_size(data["min"]), None if data["max"] is None else _size(data["max"]))
-
-
-def _number(item: Json) -> Number:
-    if isinstance(item, str):
-        return float(item)
-    if isinstance(item, float) or (isinstance(item, int) and abs(item) < _LARGEST_NUMBER):
-        return item
-    raise TypeError(f"expected a number, got {brief(item)}")
-
-
-def _finite(item: Json) -> Number:
-    number = _number(item)
-    if math.isfinite(number):
-        return number
-    raise ValueError(f"expected a finite number, got {number}")
-
-
-def _size(item: Json) -> int:
-    size = _int(item)
-    if 0 <= size <= _LARGEST_SIZE:
-        return size
-    raise ValueError(f"expected a size, got {size}")
-
-
-def _int(item: Json) -> int:
-    if type(item) is int:
-        return item
-    raise TypeError(f"expected an integer, got {brief(item)}")
-
-
-def _str(item: Json) -> str:
-    if isinstance(item, str):
-        return item
-    raise TypeError(f"expected a string, got {brief(item)}")
-
-
-def _dtype(item: Json) -> str:
-    name = _str(item)
-    if name in _DTYPES.split():
-        return name
-    raise ValueError(f"expected a dtype, got {brief(name)}")
-
-
-def _list(item: Json) -> list[Json]:
-    if isinstance(item, list):
-        return item
-    raise TypeError(f"expected a list, got {brief(item)}")
-
-
-def _dict(item: Json) -> dict[str, Json]:
-    if isinstance(item, dict):
-        return item
-    raise TypeError(f"expected an object, got {brief(item)}")
+    data = as_dict(item)
+    return Axis(as_size(data["min"]), None if data["max"] is None else as_size(data["max"]))

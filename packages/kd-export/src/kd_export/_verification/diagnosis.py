@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass
 
 from kd_export._errors import ExportError
-from kd_export._schema.schema import Json
+from kd_export._schema.json_values import Json
 from kd_export._tables import Row, html_table, plain_table
 
 _HEADER = ("format", "verdict", "what there is to say")

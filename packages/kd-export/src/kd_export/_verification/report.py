@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kd_export._schema.schema import Json
+from kd_export._schema.json_values import Json
 from kd_export._tables import Row, html_table, plain_table
 
 HEADER = ("output", "sizes", "largest difference", "verdict")

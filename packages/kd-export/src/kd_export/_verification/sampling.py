@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kd_export._running.torch_runner import numbers_of
-from kd_export._schema.schema import Entry, Number, Schema, Vector
+from kd_export._schema.json_values import Number
+from kd_export._schema.schema import Entry, Schema, Vector
 from kd_export._schema.shapes import axis_sizes
 from kd_export._schema.vectors import MOST_STORED
 

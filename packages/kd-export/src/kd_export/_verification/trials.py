@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kd_export._errors import VerifyError
-from kd_export._schema.schema import RANDOM, Axis, Number, Schema, Vector
+from kd_export._schema.json_values import Number
+from kd_export._schema.schema import RANDOM, Axis, Schema, Vector
 from kd_export._schema.shapes import axis_sizes
 from kd_export._schema.vectors import draw, positions
 
