@@ -71,11 +71,13 @@ class AotiBackend:
         import torch
         from torch._inductor import aoti_compile_and_package
 
+        from kd_export._running.recurrent import mended_layers
+
         # The archive must not have the second suffix: torch compares the first.
         with tempfile.TemporaryDirectory() as folder:
             package = Path(folder) / "model.pt2"
             try:
-                with warnings.catch_warnings(), torch.no_grad(), _quiet():
+                with warnings.catch_warnings(), torch.no_grad(), _quiet(), mended_layers():
                     warnings.simplefilter("ignore")
                     aoti_compile_and_package(program, package_path=str(package))
             except Exception as error:

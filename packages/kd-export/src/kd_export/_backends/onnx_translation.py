@@ -23,6 +23,7 @@ from torch.export import ExportedProgram
 
 from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
+from kd_export._running.recurrent import mended_layers
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.wire import unused_name
 
@@ -35,7 +36,7 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     """
     _refuse_complex(schema)
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad(), mended_layers():
             # Without names: older versions take a name that a weight has too for that weight.
             result = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:

@@ -28,6 +28,7 @@ from kd_export._capture.fixups import mend
 from kd_export._capture.reference import Reference, frozen_modes
 from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._errors import ExportError, Key, Specialized
+from kd_export._running.recurrent import mended_layers
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
 from kd_export._schema.state import Name as Next
@@ -111,7 +112,7 @@ def _captured(
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
     dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), _quiet(), mended_layers():
         warnings.simplefilter("ignore")
         if strict:  # dynamo cannot follow what a module caches on its first call
             flat.run([tensor.clone() for tensor in tensors.values()])
