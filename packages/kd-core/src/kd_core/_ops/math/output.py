@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import Write, check_write, collect_writes, write_all
 from kd_core._protocol.primitives import AbstractContainer
-
-if TYPE_CHECKING:
-    pass
 
 W = TypeVar("W", bound=AbstractContainer)
 
