@@ -102,6 +102,15 @@ def test_a_value_that_one_leaf_cannot_hold_is_written_to_none(
     assert td["a"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_number_beyond_the_range_of_one_leaf_is_written_to_none(rows: int) -> None:
+    leaves = {"a": torch.ones(rows), "b": torch.ones(rows, dtype=torch.float16)}
+    td = TensorDict(leaves, [rows])
+    with pytest.raises(InvalidValue, match=r"`b` of torch.float16 .*overflow"):
+        td.fill_(2**40)
+    assert td["a"].tolist() == [1] * rows
+
+
 @pytest.mark.parametrize("last", ["expanded", "parameter"])
 def test_a_mask_is_written_to_all_leaves_or_none(last: str) -> None:
     leaf = torch.ones(1).expand(2) if last == "expanded" else nn.Parameter(torch.ones(2))

@@ -1,8 +1,8 @@
 """In-place functions of all leaves: checked before the first write.
 
-The state of each leaf is checked, and the function is tried on one element of each kind of leaf and
-operand, to find out whether torch accepts their dtypes. Leaves of one floating point dtype that
-record no gradients need neither (the fast path).
+The state of each leaf is checked, and the function is tried on an element or two of each kind of
+leaf and operand, to find out whether torch accepts their dtypes. Leaves of one floating point dtype
+that record no gradients need neither (the fast path).
 """
 
 from __future__ import annotations
@@ -218,17 +218,20 @@ def _are_usual(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
 def _rehearse(
     entries: Entries, leaves: list[Tensor], fn: Callable[..., object], columns: Sequence[Column]
 ) -> None:
-    """Call a function with one element in place of each kind of leaf and operand."""
+    """Call a function with one or two elements in place of each kind of leaf and operand."""
     divides = getattr(fn, "func", fn) in _DIVIDES
     seen: set[tuple[object, ...]] = set()
     for leaf, *operands in zip(leaves, *columns, strict=True):
         integers = divides and not (leaf.is_floating_point() or leaf.is_complex())
-        kind = (leaf.layout, *[_kind(value, integers) for value in (leaf, *operands)])
+        single = leaf.numel() == 1  # only then does `fill_` take a number out of range
+        kind = (leaf.layout, single, *[_kind(value, integers) for value in (leaf, *operands)])
         if kind in seen:
             continue
         seen.add(kind)
         if _is_strided(leaf):
-            values = [_stand_in(leaf), *[_stand_in(operand, integers) for operand in operands]]
+            one = cast("Tensor", _stand_in(leaf))
+            target = one if single else one.repeat(2)
+            values = [target, *[_stand_in(operand, integers) for operand in operands]]
         else:  # one element cannot represent it
             values = [leaf.detach().clone(), *operands]
         try:
