@@ -59,6 +59,18 @@ def test_output_that_does_not_fit_leaves_the_container() -> None:
         assert list(td.keys()) == ["x"]
 
 
+def test_output_that_a_later_step_replaces_must_fit_too() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.sum, ["x"], ["y"]),
+        TensorDictModule(torch.neg, ["x"], ["y"]),
+        partial_tolerant=True,
+    )
+    for _ in range(3):
+        with pytest.raises(ValueError, match="`y`") as caught:
+            model(TensorDict({"x": X}, [2]))
+        assert caught.value.__notes__[0].startswith("In step 0")
+
+
 def test_a_step_that_has_a_plan_of_its_own_is_freed_without_the_cycle_collector() -> None:
     gc.disable()
     try:

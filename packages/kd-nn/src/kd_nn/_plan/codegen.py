@@ -76,6 +76,7 @@ class Calls:
         self.checks_batch = False
         self._holders: dict[Path, str] = {}
         self._dying = last_reads(program)
+        self._stored = last_writes(program)
         self._moved: set[int] = set()
 
     def container_function(self, inplace: Inplace) -> Callable[..., object]:
@@ -198,8 +199,8 @@ class Calls:
         self._moved = read.difference(slot for _, slot in self.program.inputs)
         if self._moved:
             text.add(1, "_device = _like.device")
-        outputs = {slot for _, slot in self.program.outputs}
-        self.checks_batch = any(not outputs.issuperset(_made(call)) for call in self.program.calls)
+        made = {(slot, idx) for idx, call in enumerate(self.program.calls) for slot in call.writes}
+        self.checks_batch = any(slot is not None for slot, _ in made - self._stored)
         if self.checks_batch:
             text.add(1, "_batch = _like.batch_size", "_rank = _len(_batch)")
 
@@ -221,24 +222,25 @@ class Calls:
             right = f"{self.step(idx)}.forward_values({values})"
             text.add(depth, f"{left}= {right}" if left else right)
         if self.program.is_sequence:
-            self._write_fits(depth, call)
+            self._write_fits(depth, idx)
         for slot in self._dying[idx]:
             text.add(depth, f"_v{slot} = None")
         if discards:
             text.add(depth, "_o = None")
 
-    def _write_fits(self, depth: int, call: Call) -> None:
+    def _write_fits(self, depth: int, idx: int) -> None:
         """Write that outputs are what a container would hold, as when steps are interpreted.
 
-        Plain tensors that become visible are checked when they are stored; those that do not, here.
-        Those that a later step reads are moved here to the device of the container.
+        Plain tensors that become visible are checked when they are stored; those that do not, or
+        that a later step may replace, here. Those that a later step reads are moved here to the
+        device of the container.
         """
-        visible = {slot for _, slot in self.program.outputs}
+        call = self.program.calls[idx]
         for key, slot in zip(keyed(call.step).out_keys_source, call.writes, strict=True):
             if slot is None:
                 continue
             test = f"_v{slot}.__class__ is not _Tensor"
-            if slot not in visible and self.checks_batch:
+            if (slot, idx) not in self._stored and self.checks_batch:
                 test += f" or _v{slot}.shape[:_rank] != _batch"
             if slot in self._moved:
                 test += f" or _device is not None and _v{slot}.device != _device"
@@ -280,8 +282,10 @@ class Calls:
         text.add(2, "_note(_error, _step, _locals())", "raise")
 
 
-def _made(call: Call) -> set[int]:
-    return {slot for slot in call.writes if slot is not None}
+def last_writes(program: Program) -> set[tuple[int | None, int]]:
+    """Return each slot that becomes visible, with the last call that writes it."""
+    last = {slot: idx for idx, call in enumerate(program.calls) for slot in call.writes}
+    return {(slot, last[slot]) for _, slot in program.outputs if slot in last}
 
 
 def last_reads(program: Program) -> list[list[int]]:
