@@ -6,21 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.export.models import Keyed, case
+from tests.export.models import Do, Keyed, case
 from torch import Tensor, nn
 
 import kd_export
 from kd_core import TensorDict
 from kd_export import DtypeMismatch, ExportError, KeyMismatch, Session, ShapeMismatch
+from kd_export._capture.initial import resolve_initial
+from kd_export._schema.state import resolve_state
 
 STATE = {("state", "h"): ("next", "h")}
+FIRST = torch.tensor([0.5, 0.0, -1.0, 0.25, 1 / 3])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("artefacts")
     model = case("gru")
-    program = kd_export.export(model.module, model.example, state=STATE)
+    program = kd_export.export(model.module, model.example, state=STATE, initial={"state.h": FIRST})
     program.save(path / "gru.pt2")
     program.save(path / "gru.onnx")
     return path
@@ -36,7 +39,7 @@ X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
 def test_fifty_steps_with_resets_are_those_of_the_module(gru: Session) -> None:
     net, source = case("gru").module.eval().net, random.Random(0)
-    state = torch.zeros(4, 5)
+    state = FIRST.expand(4, 5)
     torch.manual_seed(0)
     for _ in range(50):
         x = torch.randn(4, 3)
@@ -47,7 +50,7 @@ def test_fifty_steps_with_resets_are_those_of_the_module(gru: Session) -> None:
         torch.testing.assert_close(found["next.h"], state, atol=1e-5, rtol=1e-5)
         done = torch.tensor([source.random() < 0.3 for _ in range(4)])
         gru.reset(done)
-        state = torch.where(done[:, None], 0.0, state)
+        state = torch.where(done[:, None], FIRST, state)
 
 
 class Memory(nn.Module):
@@ -150,7 +153,8 @@ def test_a_state_that_would_fill_the_memory_is_refused(folder: Path) -> None:
 def test_schema_and_file_tell_the_state(folder: Path) -> None:
     schema = kd_export.inspect(folder / "gru.onnx")
     assert schema.state == {"state.h": "next.h"}
-    assert "float32 (batch, 5), then `next.h`" in repr(schema)
+    assert schema.initial == {"state.h": tuple(FIRST.tolist())}
+    assert "float32 (batch, 5), from given numbers, then `next.h`" in repr(schema)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +167,58 @@ def test_schema_and_file_tell_the_state(folder: Path) -> None:
     ],
 )
 def test_wrong_pairs_name_the_key(
-    state: dict[object, object], error: type[ExportError], message: str
+    folder: Path, state: dict[object, object], error: type[ExportError], message: str
 ) -> None:
-    model = case("gru")
     with pytest.raises(error, match=message):
-        kd_export.export(model.module, model.example, state=state)
+        resolve_state(kd_export.inspect(folder / "gru.onnx"), state)
+
+
+@pytest.mark.parametrize(
+    ("initial", "error", "message"),
+    [
+        ({"hh": 1.0}, KeyMismatch, "input `hh` not found"),
+        ({"x": 1.0}, KeyMismatch, "`initial` names `x`, which is not carried"),
+        ({"state.h": 1.0, ("state", "h"): 2.0}, KeyMismatch, "which it names before"),
+        ({"state.h": torch.ones(2, 5)}, ShapeMismatch, r"\(2, 5\), which does not .* to \(1, 5\)"),
+        (
+            {"state.h": torch.ones(5, dtype=torch.float64)},
+            DtypeMismatch,
+            "cannot be a torch.float64",
+        ),
+        ({"state.h": "0.5"}, DtypeMismatch, "cannot be a str"),
+        ({"state.h": 1j}, DtypeMismatch, "cannot be a complex"),
+    ],
+)
+def test_a_wrong_start_names_the_key(
+    folder: Path, initial: dict[object, object], error: type[ExportError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        resolve_initial(kd_export.inspect(folder / "gru.onnx"), initial)
+
+
+def test_a_state_without_dimensions_has_no_rows() -> None:
+    module = Keyed(Do(lambda x, n: (x * n, n + 1)), ["x", "n"], ["y", "next"])
+    example = {"x": torch.ones(2, 1), "n": torch.tensor(3)}
+    session = kd_export.export(module, example, state={"n": "next"}, initial={"n": 7})._session()
+    assert [session.step({"x": torch.ones(1, 1)})["y"].item() for _ in range(3)] == [7, 8, 9]
+    with pytest.raises(ShapeMismatch, match="expected a mask of 0 rows for the state `n`, got 1"):
+        session.reset([True])
+    session.reset()
+    assert session.step({"x": torch.ones(1, 1)})["next"].item() == 8
+
+
+def test_a_start_may_differ_by_row_where_the_rows_are_fixed() -> None:
+    first = torch.arange(4.0)[:, None]
+    module = Keyed(Do(lambda x, h: h + x), ["x", "h"], ["new"])
+    example, x = {"x": torch.ones(4, 1), "h": torch.zeros(4, 1)}, {"x": torch.ones(4, 1)}
+    session = kd_export.export(
+        module, example, dynamic=None, state={"h": "new"}, initial={"h": first}
+    )._session()
+    assert torch.equal(session.step(x)["new"], first + 1)
+    session.reset([False, True, True, False])
+    assert session.step(x)["new"].flatten().tolist() == [2, 2, 3, 5]
+    session.reset()
+    assert torch.equal(session.step(x)["new"], first + 1)
 
 
 def test_a_step_must_take_something() -> None:

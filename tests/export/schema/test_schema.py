@@ -24,7 +24,14 @@ SCHEMA = Schema(
 
 
 H = Entry(("h",), "h", "float32", ("batch", 2))
-RECURRENT = replace(SCHEMA, inputs=(H, *SCHEMA.inputs), outputs=(H,), state={"h": "h"}, vectors=())
+RECURRENT = replace(
+    SCHEMA,
+    inputs=(H, *SCHEMA.inputs),
+    outputs=(H,),
+    state={"h": "h"},
+    initial={"h": (0.5, -math.inf)},
+    vectors=(),
+)
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, RECURRENT])
@@ -35,6 +42,15 @@ def test_json_round_trip(schema: Schema) -> None:
 @pytest.mark.parametrize("state", [{"x": "h"}, {"h": "x"}, {"in.x": "h"}, {"h": 1}, ["h"]])
 def test_damaged_state_is_refused(state: object) -> None:
     data = RECURRENT.to_data() | {"state": state}
+    with pytest.raises(ExportError, match="the schema is damaged"):
+        Schema.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "initial", [{"in.x": [1, 2, 3]}, {"h": [1]}, {"h": "12"}, {"h": [1, "one"]}, {"z": []}, [1, 2]]
+)
+def test_damaged_start_of_a_state_is_refused(initial: object) -> None:
+    data = RECURRENT.to_data() | {"initial": initial}
     with pytest.raises(ExportError, match="the schema is damaged"):
         Schema.from_json(json.dumps(data))
 

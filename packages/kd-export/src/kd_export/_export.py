@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kd_export._capture.dynamic_shapes import Dynamic, Name
     from kd_export._capture.signature import Example, Word
+    from kd_export._schema.state import First
     from kd_export._schema.state import Name as Next
     from kd_export._verification.report import Report
 
@@ -32,6 +33,7 @@ def export(
     outputs: Sequence[object] | None = None,
     dynamic: Dynamic[Name] = "batch",
     state: Mapping[Next, object] | None = None,
+    initial: Mapping[First, object] | None = None,
     mode: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
@@ -53,6 +55,8 @@ def export(
             named dimensions by input. ``None``: all shapes are fixed.
         state: What a recurrent module carries from one step to the next: by the key of each input,
             the key of the output that is its next value. `Session.step` carries it.
+        initial: What that state starts with, and is reset to, by the key of the input: a number,
+            or a tensor that broadcasts to one row of it. By default zero.
         mode: What probabilistic parts give: ``"deterministic"``, ``"mode"``, ``"mean"``,
             ``"median"``, or ``"random"``, which also allows random operators.
         strict: Passed on to `torch.export.export`.
@@ -64,8 +68,9 @@ def export(
     Raises:
         NotExportable: The module cannot be captured, draws random numbers or keeps state.
         Specialized: A dimension that should be dynamic was frozen.
-        KeyMismatch: The example, ``inputs``, ``outputs`` or ``state`` do not fit the module.
-        ShapeMismatch: A next state has another shape than the state.
+        KeyMismatch: The example, ``inputs``, ``outputs``, ``state`` or ``initial`` do not fit the
+            module.
+        ShapeMismatch: A next state, or an initial one, has another shape than the state.
 
     Example:
         >>> import torch
@@ -86,6 +91,7 @@ def export(
         outputs=outputs,
         dynamic=dynamic,
         state=state,
+        initial=initial,
         mode=mode,
         strict=strict,
         metadata=metadata,
@@ -102,6 +108,7 @@ def save(
     outputs: Sequence[object] | None = None,
     dynamic: Dynamic[Name] = "batch",
     state: Mapping[Next, object] | None = None,
+    initial: Mapping[First, object] | None = None,
     mode: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
@@ -126,6 +133,7 @@ def save(
         outputs=outputs,
         dynamic=dynamic,
         state=state,
+        initial=initial,
         mode=mode,
         strict=strict,
         metadata=metadata,
@@ -142,6 +150,7 @@ def diagnose(
     outputs: Sequence[object] | None = None,
     dynamic: Dynamic[Name] = "batch",
     state: Mapping[Next, object] | None = None,
+    initial: Mapping[First, object] | None = None,
     mode: str | None = None,
     strict: bool = False,
 ) -> Diagnosis:
@@ -173,6 +182,7 @@ def diagnose(
             outputs=outputs,
             dynamic=dynamic,
             state=state,
+            initial=initial,
             mode=mode,
             strict=strict,
         )

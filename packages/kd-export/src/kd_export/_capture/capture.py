@@ -25,14 +25,15 @@ from kd_export._capture.dynamic_shapes import Dynamic, DynamicShapes, Name, reso
 from kd_export._capture.example import bounds, prepare, read_example
 from kd_export._capture.explaining import check_dynamic, explained, input_values
 from kd_export._capture.fixups import mend
+from kd_export._capture.initial import resolve_initial
 from kd_export._capture.reference import Reference, frozen_modes
 from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
+from kd_export._schema.state import First, resolve_state
 from kd_export._schema.state import Name as Next
-from kd_export._schema.state import resolve_state
 from kd_export._schema.wire import wire_name
 
 _PREFIX = "module."
@@ -47,6 +48,7 @@ def capture(
     outputs: Sequence[object] | None,
     dynamic: Dynamic[Name],
     state: Mapping[Next, object] | None,
+    initial: Mapping[First, object] | None,
     mode: str | None,
     strict: bool,
     metadata: Mapping[str, object] | None,
@@ -78,6 +80,7 @@ def capture(
         weights=digest_of(held_by(program)),
     )
     schema = replace(schema, state=resolve_state(schema, state))
+    schema = replace(schema, initial=resolve_initial(schema, initial))
     sample = given if shapes.hold(given) else tensors
     return schema, program, tuple(diagnostics), Reference(flat, mode), tuple(sample.values())
 

@@ -108,8 +108,9 @@ class Session:
     def step(self, x: Inputs) -> Inputs:
         """Run the program on its own state, and carry the state to the next step.
 
-        The state is what the program was exported with as ``state=``. It is zero in the first step,
-        and no gradient flows through it. A program without state runs as by `run`.
+        The state is what the program was exported with as ``state=``. It starts at zero, or with
+        what was given as ``initial=``, and no gradient flows through it. A program without state
+        runs as by `run`.
 
         Args:
             x: The inputs as for `run`, but for the state; what a container holds of it is ignored.
@@ -158,7 +159,7 @@ class Session:
         return cast(Inputs, found)
 
     def reset(self, mask: object = None) -> None:
-        """Set the state back to zero.
+        """Set the state back to what it starts with: zero, or ``initial=`` of the export.
 
         Args:
             mask: One bool for each row of the batch: which rows to set back. By default all, and

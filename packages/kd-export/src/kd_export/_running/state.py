@@ -1,18 +1,20 @@
 """The state of a recurrent program between its steps.
 
-It starts at zero, has the sizes of the inputs of the first step, and belongs to the session alone:
-what comes in and goes out is copied. No gradient flows from one step to the one before.
+It starts at zero or with what the schema holds, has the sizes of the inputs of the first step, and
+belongs to the session alone: what comes in and goes out is copied. No gradient flows from one step
+to the one before.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ShapeMismatch
 from kd_export._running.backend import Runner
+from kd_export._schema.json_values import Number
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.shapes import check_shape
 from kd_export._schema.vectors import MOST_NUMBERS, Drawn, concrete
@@ -22,7 +24,8 @@ class _Array(Protocol):
     shape: tuple[int, ...]
 
     def copy(self) -> object: ...
-    def __setitem__(self, index: tuple[object, ...], value: int) -> None: ...
+    def __getitem__(self, index: tuple[object, ...]) -> object: ...
+    def __setitem__(self, index: object, value: object) -> None: ...
 
 
 class Carried:
@@ -32,6 +35,11 @@ class Carried:
         self._schema = schema
         self._runner = runner
         self._entries = [entry for entry in schema.inputs if entry.wire in schema.state]
+        self._first = {
+            entry.wire: cast("_Array", runner.build(_drawn(entry, schema.initial[entry.wire])))
+            for entry in self._entries
+            if entry.wire in schema.initial
+        }
         self.arrays: dict[str, object] = {}
 
     def copies(self) -> dict[str, object]:
@@ -39,7 +47,7 @@ class Carried:
         return {wire: _copied(array) for wire, array in self.arrays.items()}
 
     def inputs(self, sizes: dict[str, tuple[int, Entry]]) -> dict[str, object]:
-        """Return the arrays to run on, zeros before the first step.
+        """Return the arrays to run on: those to start with before the first step.
 
         Raises:
             ShapeMismatch: The inputs of this step have other sizes than those before.
@@ -48,14 +56,14 @@ class Carried:
         for entry in self._entries:
             held = self.arrays.get(entry.wire)
             if held is None:
-                held = self._zeros(entry, {name: size for name, (size, _) in sizes.items()})
+                known = {name: size for name, (size, _) in sizes.items()}
+                held = self._start(entry, concrete(entry.shape, known))
             else:
                 self._check(entry, cast("_Array", held), sizes)
             found[entry.wire] = held
         return found
 
-    def _zeros(self, entry: Entry, sizes: Mapping[str, int]) -> object:
-        shape = concrete(entry.shape, sizes)
+    def _start(self, entry: Entry, shape: tuple[int, ...]) -> _Array:
         count = math.prod(shape)
         if count > MOST_NUMBERS:
             raise ShapeMismatch(
@@ -66,7 +74,11 @@ class Carried:
                 got=count,
                 hint="Give smaller batches, or carry the state yourself and call `run`.",
             )
-        return self._runner.build(Drawn(array("b", bytes(count)), shape, entry.dtype))
+        zeros = Drawn(array("b", bytes(count)), shape, entry.dtype)
+        start = cast("_Array", self._runner.build(zeros))
+        if entry.wire in self._first:
+            start[...] = self._first[entry.wire]
+        return start
 
     def _check(self, entry: Entry, held: _Array, sizes: dict[str, tuple[int, Entry]]) -> None:
         try:
@@ -87,7 +99,7 @@ class Carried:
         self.arrays = {read: _copied(written[w]) for read, w in self._schema.state.items()}
 
     def reset(self, mask: object = None) -> None:
-        """Set the state, or the rows of it that a mask selects, back to zero."""
+        """Set the state, or the rows of it that a mask selects, back to what it starts with."""
         if mask is None:
             self.arrays = {}
             return
@@ -97,24 +109,39 @@ class Carried:
             if entry.wire not in changed:
                 continue
             rows_of, dim = cast("_Array", changed[entry.wire]), self._row_dim(entry)
-            if len(rows) != rows_of.shape[dim]:
+            count = rows_of.shape[dim] if rows_of.shape else 0
+            if len(rows) != count:
                 raise ShapeMismatch(
-                    f"expected a mask of {rows_of.shape[dim]} rows for the state `{entry.wire}`, "
+                    f"expected a mask of {count} rows for the state `{entry.wire}`, "
                     f"got {len(rows)}.",
                     key=entry.key,
-                    expected=rows_of.shape[dim],
+                    expected=count,
                     got=len(rows),
                     hint="Give a value for each row of the batch, or none to reset all.",
                 )
             chosen = [row for row, flag in enumerate(rows) if flag]
-            rows_of[(*[slice(None)] * dim, chosen)] = 0
+            index = (*[slice(None)] * dim, chosen)
+            rows_of[index] = self._first_rows(entry, index)
         self.arrays = changed
+
+    def _first_rows(self, entry: Entry, index: tuple[object, ...]) -> object:
+        """Return what the rows at an index start with; those of an axis start alike."""
+        first = self._first.get(entry.wire)
+        if first is None:
+            return 0
+        return first if isinstance(entry.shape[len(index) - 1], str) else first[index]
 
     def _row_dim(self, entry: Entry) -> int:
         """Return the dimension of the batch: of the first axis that the first input has."""
         axes = [size for one in self._schema.inputs for size in one.shape if isinstance(size, str)]
         shared = [axis for axis in axes if all(axis in one.shape for one in self._entries)]
         return entry.shape.index(shared[0]) if shared else 0
+
+
+def _drawn(entry: Entry, numbers: Sequence[Number]) -> Drawn:
+    """Return the numbers that a state starts with; every axis has size 1."""
+    shape = tuple(size if isinstance(size, int) else 1 for size in entry.shape)
+    return Drawn(numbers, shape, entry.dtype)
 
 
 def _copied(array: object) -> object:

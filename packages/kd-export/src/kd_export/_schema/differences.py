@@ -107,6 +107,7 @@ def interface_differences(one: Schema, other: Schema) -> Iterator[Difference]:
     yield from _in_mappings("axis", axes, other_axes)
     yield from _in_mappings("batch dimensions", {"": one.batch_dims}, {"": other.batch_dims})
     yield from _in_mappings("next of state", one.state, other.state)
+    yield from _in_mappings("start of state", one.initial, other.initial)
     yield from _in_mappings("mode", {"": one.mode}, {"": other.mode})
 
 

@@ -151,6 +151,8 @@ class Schema:
         vectors: The stored tests.
         state: What is carried from one step to the next: the wire name of each output that is the
             next value of an input, by that input's.
+        initial: What the state starts with, if not with zeros: by the wire name of an input, the
+            numbers of its shape with axes of size 1, in row-major order.
 
     Example:
         >>> entry = Entry(("x",), "x", "float32", ("batch", 3))
@@ -174,6 +176,7 @@ class Schema:
     weights: str = ""
     vectors: tuple[Vector, ...] = ()
     state: Mapping[str, str] = field(default_factory=dict)
+    initial: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}\n{plain_table(ENTRY_HEADER, entry_rows(self))}"
@@ -196,6 +199,8 @@ class Schema:
     def to_data(self) -> dict[str, Json]:
         """Return the schema as plain data, fit for JSON."""
         state: dict[str, Json] = {"state": dict(self.state)} if self.state else {}
+        if self.initial:
+            state["initial"] = _numbers_data(self.initial)
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -253,12 +258,15 @@ class Schema:
             weights=as_str(data["weights"]),
             vectors=tuple(_vector(item) for item in as_list(data["vectors"])),
             state={n: as_str(item) for n, item in as_dict(data.get("state", {})).items()},
+            initial=_numbers(data.get("initial", {})),
         )
         if len(schema.vectors) > _MOST_VECTORS:
             raise ValueError(f"{len(schema.vectors)} stored tests")
         _check_axes(schema)
         for pair in schema.state.items():
             _check_pair(*pair, schema)
+        for wire, numbers in schema.initial.items():
+            _check_initial(wire, len(numbers), schema)
         for vector in schema.vectors:
             _check_vector(vector, schema)
         return schema
@@ -277,6 +285,13 @@ def _check_pair(read: str, written: str, schema: Schema) -> None:
     (next_one,) = [entry for entry in schema.outputs if entry.wire == written]
     if (one.dtype, one.shape) != (next_one.dtype, next_one.shape):
         raise ValueError(f"the state {brief(read)} does not fit {brief(written)}")
+
+
+def _check_initial(wire: str, count: int, schema: Schema) -> None:
+    """Check that numbers fill one row of a state."""
+    (entry,) = [entry for entry in schema.inputs if entry.wire == wire and wire in schema.state]
+    if count != math.prod(size for size in entry.shape if isinstance(size, int)):
+        raise ValueError(f"the state {brief(wire)} starts with {count} numbers")
 
 
 def _check_vector(vector: Vector, schema: Schema) -> None:
@@ -304,7 +319,8 @@ def entry_rows(schema: Schema) -> list[Row]:
     for what, entries in (("input", schema.inputs), ("output", schema.outputs)):
         for entry in entries:
             after = schema.state.get(entry.wire) if what == "input" else None
-            told = entry.describe() + ("" if after is None else f", then `{after}`")
+            start = ", from given numbers" if entry.wire in schema.initial else ""
+            told = entry.describe() + ("" if after is None else f"{start}, then `{after}`")
             key = entry.key[0] if len(entry.key) == 1 else str(entry.key)
             rows.append((what, key, entry.wire, told))
     return rows

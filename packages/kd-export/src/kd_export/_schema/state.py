@@ -9,6 +9,8 @@ from kd_export._errors import DtypeMismatch, ExportError, KeyMismatch, ShapeMism
 from kd_export._schema.schema import Entry, Schema, find_entry
 
 Name = TypeVar("Name")
+First = TypeVar("First")
+"""A name of an input in ``initial=``, which may be written otherwise than in ``state=``."""
 
 
 def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[str, str]:
