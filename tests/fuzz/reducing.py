@@ -283,12 +283,14 @@ def quantile(rng: Random, s: Subject, name: str) -> Call:
     )
 
 
-def extreme_of_all(name: str, whole: Callable[[Tensor], Tensor], each: bool) -> Call:
+def extreme_of_all(
+    name: str, whole: Callable[[Tensor], Tensor], each: bool, **given: object
+) -> Call:
     if each:
         return Call(
             name,
-            f"td.{name}()",
-            lambda td: getattr(td, name)(),
+            f"td.{name}({given})",
+            lambda td: getattr(td, name)(**given),
             lambda plain: plain.map(whole, lambda batch: ()),
         )
     return Call(
@@ -307,6 +309,8 @@ def extreme(rng: Random, s: Subject, name: str) -> Call:
         return extreme_of_all(name, whole, draw < 0.3)
     at, keepdim = dim(rng, len(s.batch)), rng.random() < 0.3
     indices = rng.random() < 0.7
+    if at is None and not (keepdim or indices):
+        return extreme_of_all(name, whole, True, dim=None, return_indices=False)
 
     def theirs(plain: Plain) -> object:
         found = along(torch.zeros(plain.batch), at, keepdim)
