@@ -117,6 +117,24 @@ def test_what_does_not_fit_is_refused_and_named() -> None:
         F.cross_entropy(td, td)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda td: F.relu(td, True),
+        lambda td: F.leaky_relu(td, 0.5, inplace=True),
+        lambda td: F.threshold(td, 0.5, value=2.0, inplace=True),
+    ],
+)
+def test_what_an_activation_in_place_advises_runs(call: Any) -> None:
+    td = make(0) - 0.5
+    expected, leaf = call(td["x"].clone()), td["x"]
+    with pytest.raises(InvalidArgument, match="`inplace=True` is not supported") as caught:
+        call(td)
+    advice = str(caught.value).partition("Write `")[2].removesuffix("`.")
+    assert eval(advice, {"td": td, "torch": torch}) is td
+    assert torch.equal(leaf, expected)
+
+
 def test_losses_are_traced_into_one_graph() -> None:
     @torch.compile(fullgraph=True, backend="eager")
     def step(td: TensorDict, target: TensorDict) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Final, cast
 
 import torch
@@ -37,14 +38,18 @@ OPERANDS: Final = ("input", "target", "var", "weight", "pos_weight")
 
 def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert an activation of torch to a function of containers."""
+    # Those that are written in C take no `inplace`.
+    names = fn.__code__.co_varnames if isinstance(fn, FunctionType) else ()
 
-    def activated(
-        input: AbstractContainer, *args: object, inplace: bool = False, **options: object
-    ) -> object:
-        if inplace:
-            name = overrides.name_of(fn)
+    def activated(input: AbstractContainer, *args: object, **options: object) -> object:
+        given = dict(zip(names[1:], args, strict=False)) | options
+        if given.pop("inplace", False):
+            call = overrides.name_of(fn)
+            if given:
+                settings = [f"{name}={value!r}" for name, value in given.items()]
+                call = f"lambda leaf: {call}(leaf, {', '.join(settings)})"
             raise InvalidArgument(
-                f"`inplace=True` is not supported for containers. Write `td.apply_({name})`."
+                f"`inplace=True` is not supported for containers. Write `td.apply_({call})`."
             )
         return input._map_each(lambda leaf: fn(leaf, *args, **options))
 
