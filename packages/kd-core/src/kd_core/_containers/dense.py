@@ -28,6 +28,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import own_bytes, packed
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ class Dense(TensorDictBase):
     _desc: Descriptor
     _entries: dict[str, Entry]
     _nested: bool
-    """Whether an entry may be other than a plain tensor; `False` enables fast paths."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -225,7 +225,7 @@ class Dense(TensorDictBase):
             return self._like(dict(self._entries), desc)
         entries = {
             key: as_entry(key, value, desc)
-            if isinstance(value, (Tensor, TensorDictBase)) or hasattr(value, "_encode")
+            if isinstance(value, (Tensor, TensorDictBase)) or is_row_data(value)
             else value._with_descriptor(desc)  # one value fits any batch size
             for key, value in self._entries.items()
         }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
+from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
@@ -109,7 +110,10 @@ def holds_row_values(target: AbstractContainer) -> bool:
     nodes = [node for node in target._below() if isinstance(node, AbstractContainer)]
     if isinstance(target, Composite):
         return any(map(holds_row_values, nodes))
-    alone = any(not getattr(entry, "_of_batch", True) for entry in target._entries.values())
+    alone = any(
+        isinstance(entry, NonTensorData) and not entry._of_batch
+        for entry in target._entries.values()
+    )
     return alone or any(map(holds_row_values, nodes))
 
 

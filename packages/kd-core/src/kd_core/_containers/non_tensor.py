@@ -20,6 +20,7 @@ from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import KeySetMismatch
 from kd_core._keys import format_key
+from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
 from kd_core._naming.left_out import instance_getattr
@@ -46,6 +47,8 @@ class NonTensorDataBase:
     __slots__ = ("_desc",)
 
     _desc: Descriptor
+    _of_batch: bool = False
+    """Whether it is one value that belongs to all rows of a batch."""
 
     if not TYPE_CHECKING:
         # Hidden from type checkers, so that they report a misspelt method.
@@ -144,7 +147,6 @@ class NonTensorData(NonTensorDataBase):
 
     data: object
     _of_batch: bool
-    """Whether the value belongs to all rows of a batch, not to one row."""
 
     def __init__(
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
@@ -221,7 +223,7 @@ class NonTensorData(NonTensorDataBase):
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         self._collect_pair(other, [], [], path)
-        if getattr(fn, "selects_rows", False) and not self._is_same(other):
+        if isinstance(fn, Selection) and not self._is_same(other):
             return cast("Self", self._spread(self._desc)._zip_each(other, fn, path))
         return self._under(self._desc)
 

@@ -25,6 +25,7 @@ from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, wrap_data
 from kd_core._errors import InvalidArgument, ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
@@ -224,7 +225,7 @@ class NonTensorStack(NonTensorDataBase):
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         self._collect_pair(other, [], [], path)
-        if not getattr(fn, "selects_rows", False):
+        if not isinstance(fn, Selection):
             return self._copy(self._desc)
         nodes: list[NonTensorDataBase] = [self, cast("NonTensorDataBase", other)]
         pool, (mine, theirs) = _pooled(nodes)

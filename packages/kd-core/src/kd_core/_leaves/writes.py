@@ -57,7 +57,7 @@ class Targets(list[Tensor]):
     rows = 0
 
     def add_values(self, entry: Node, value: object, path: tuple[str, ...]) -> None:
-        """Note an entry that holds values of rows, what is written to it, and its path."""
+        """Append an entry that holds values of rows, what is written to it, and its path."""
         self.values = [*self.values, (entry, value, path)]
 
 

@@ -72,7 +72,15 @@ def is_node(value: object) -> TypeGuard[Node]:
     return hasattr(value, "_map_each")
 
 
-class RowData(Node, Protocol):
+class Data(Node, Protocol):
+    """Non-tensor data."""
+
+    @property
+    def _of_batch(self) -> bool:
+        """Whether it is one value that belongs to all rows of a batch."""
+
+
+class RowData(Data, Protocol):
     """Non-tensor data with one value per row, which is written as its rows are."""
 
     def _encode(self, value: object, shape: Batch, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:

@@ -73,6 +73,9 @@ class AbstractContainer:
     _owns_leaves: ClassVar[bool] = True
     """Whether the container stores the tensors of `_entries` itself; a `Composite` does not."""
 
+    _nested: bool = True
+    """Whether an entry may be other than a plain tensor; `False` enables fast paths."""
+
     @property
     @abstractmethod
     def _entries(self) -> Mapping[str, Entry]:

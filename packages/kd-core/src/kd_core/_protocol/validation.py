@@ -28,7 +28,7 @@ from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.loops import leaf_fits
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node
+from kd_core._nodes.entry import is_node, is_row_data
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -145,7 +145,7 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
     ndim = desc.ndim
     batch, device = own.batch, own.device
     if batch[:ndim] != desc.batch:
-        if batch != desc.batch[: len(batch)] or hasattr(value, "_encode"):  # values of rows
+        if batch != desc.batch[: len(batch)] or is_row_data(value):  # values of rows
             raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
         batch = desc.batch  # extend it to the parent's if the leaves fit
     if desc.device is not None and device != desc.device:

@@ -17,13 +17,14 @@ from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
+from kd_core._leaves.choosing import Selection
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import binary, check_batches
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entries, Entry
+    from kd_core._nodes.entry import Data, Entries, Entry
     from kd_core._types import Batch
 
 W = TypeVar("W", bound=AbstractContainer)
@@ -113,7 +114,7 @@ class _Join:
                 f"entry {format_key(path)} must be of one kind in both containers, got a "
                 f"`{type(mine).__name__}` and a `{type(theirs).__name__}`."
             )
-        if getattr(self.fn, "selects_rows", False):
+        if isinstance(self.fn, Selection):
             return mine._zip_each(theirs, self.fn, path)
         return mine
 
@@ -154,7 +155,7 @@ class _Join:
         if isinstance(entry, AbstractContainer):
             found = {key: self._one(each, on_the_right) for key, each in entry._entries.items()}
             return cast("Entry", entry._like(found, entry._desc.unlocked()))
-        if not getattr(self.fn, "selects_rows", False) or getattr(entry, "_of_batch", False):
+        if not isinstance(self.fn, Selection) or cast("Data", entry)._of_batch:
             return entry._shallow()
         none = registry.wrap_data(None, entry._desc)
         pair = (none, entry) if on_the_right else (entry, none)

@@ -350,7 +350,7 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
 
 def _keeps_batch(td: AbstractContainer) -> bool:
     """Return whether the shapes of collected leaves start with the batch size."""
-    if getattr(td, "_nested", True) is False:  # only tensors: "math" in the benchmarks
+    if not td._nested:  # only tensors: "math" in the benchmarks
         return True
     if not td._owns_leaves:
         return False

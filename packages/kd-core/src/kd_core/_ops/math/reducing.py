@@ -74,14 +74,14 @@ def reduced(
 
 def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function of a whole leaf that takes the rows of a nested tensor as one vector."""
-    if getattr(td, "_nested", True) is False:
+    if not td._nested:
         return fn
     return lambda leaf: fn(flat_values(leaf) if is_ragged(leaf) else leaf)
 
 
 def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function along batch dimensions that refuses a nested tensor and names it."""
-    if getattr(td, "_nested", True) is False:
+    if not td._nested:
         return fn
 
     def along(leaf: Tensor) -> R:

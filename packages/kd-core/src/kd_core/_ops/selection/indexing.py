@@ -247,7 +247,7 @@ def _taken(container: W, index: object) -> W:
             pass
     fn, after = resolve(index, batch)
     ndim = desc.ndim
-    if getattr(container, "_nested", True):
+    if container._nested:
         index = for_nested(index, batch)
     try:
         return container._map_each(

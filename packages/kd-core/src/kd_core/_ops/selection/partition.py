@@ -21,10 +21,11 @@ from kd_core._batch.computing import SAME_SHAPE
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, shape_text
+from kd_core._leaves.choosing import Selection
 from kd_core._leaves.nested import chosen_rows, is_ragged
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.output import written_to
-from kd_core._ops.selection.rows import Selection, beside, check_mask, rows_where, take_rows
+from kd_core._ops.selection.rows import beside, check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer, map_by, name_in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,18 +63,3 @@ def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
     if tensor.is_cpu and leaf.is_cpu:
         return tensor
     return tensor if tensor.device == leaf.device else tensor.to(leaf.device)
-
-
-class Selection:
-    """A function of two leaves that takes each row from one of them."""
-
-    __slots__ = ("_choose",)
-
-    selects_rows = True
-    """Read by nodes with one value per row, which other functions of two leaves do not change."""
-
-    def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._choose = choose
-
-    def __call__(self, leaf: Tensor, new: Tensor) -> Tensor:
-        return self._choose(leaf, new)
