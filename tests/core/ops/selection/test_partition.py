@@ -12,11 +12,13 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeySetMismatch,
+    NonTensorData,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
     lazy_stack,
+    stack,
 )
 from kd_core.testing import assert_close
 
@@ -275,6 +277,13 @@ def test_where_pads_what_one_side_lacks() -> None:
         [1, 1, 1],
         [7, 7, 7],
     ]
+
+
+def test_where_without_dimensions_keeps_the_value_of_one_row() -> None:
+    one, other = TensorDict({"word": "a"}), TensorDict({"word": "b"})
+    for td in (one, one.where(torch.tensor(True), other), other.where(torch.tensor(False), one)):
+        assert td.get("word") == NonTensorData("a")
+        assert stack([td, td])["word"] == ["a", "a"]
 
 
 def test_where_and_gather_write_into_out() -> None:

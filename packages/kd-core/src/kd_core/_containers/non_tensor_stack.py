@@ -159,8 +159,7 @@ class NonTensorStack(NonTensorDataBase):
         """Return the entry of other positions in the pool."""
         positions = _unwrapped(positions)
         if not desc.ndim and not is_compiling():
-            row = wrap_data(_nested(positions.tolist(), self._pool), desc)
-            return cast("Self", row)
+            return cast("Self", _value_of_row(self._pool, positions, desc))
         new = object.__new__(type(self))
         new._pool, new._positions, new._desc = self._pool, positions, desc._unlocked
         if not is_compiling() and not _share(positions, self._positions):
@@ -229,7 +228,9 @@ class NonTensorStack(NonTensorDataBase):
             return self._copy(self._desc)
         nodes: list[NonTensorDataBase] = [self, cast("NonTensorDataBase", other)]
         pool, (mine, theirs) = _pooled(nodes)
-        return cast("Self", wrap_rows(pool, fn(mine, theirs), self._desc))
+        chosen = fn(mine, theirs)
+        build = wrap_rows if self._desc.ndim or is_compiling() else _value_of_row
+        return cast("Self", build(pool, chosen, self._desc))
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
         shape = self._desc.batch
@@ -350,6 +351,11 @@ def _nested(positions: object, pool: list[object]) -> object:
     if positions and not isinstance(positions[0], list):
         return [pool[position] for position in positions]
     return [_nested(inner, pool) for inner in positions]
+
+
+def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorData:
+    """Build an entry without batch dimensions, which is the value of one row."""
+    return wrap_data(_nested(positions.tolist(), pool), desc)
 
 
 def _flat(node: NonTensorStack) -> list[object]:
