@@ -246,3 +246,18 @@ def test_ragged_rows_are_not_chosen_beside_dense_ones() -> None:
     padded = td.where(condition, TensorDict({"b": jagged()}, [4]), pad=0.0)
     assert [row.sum().item() for row in padded["a"].unbind()] == [0, 0, 0, 0]
     assert [row.sum().item() for row in padded["b"].unbind()] == [0, 3, 0, 3]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("many", [1, 30])
+def test_a_plain_leaf_beside_a_ragged_one_becomes_ragged(many: int, deep: bool) -> None:
+    rows = torch.arange(4.0)[:, None]
+    mine = TensorDict({f"k{i}": rows for i in range(many)}, [4])
+    theirs = TensorDict({f"k{i}": jagged() for i in range(many)}, [4])
+    if deep:
+        mine, theirs = TensorDict({"n": mine}, [4]), TensorDict({"n": theirs}, [4])
+    for found in (mine + theirs, theirs - -mine, mine.lerp(theirs * 3, 0.5)):
+        leaf = next(iter(found.sum(dim="feature").values(True, True)))
+        assert leaf.tolist() == [2 * row * length for row, length in enumerate(LENGTHS)]
+        with pytest.raises(InvalidValue, match="is ragged"):
+            found.sum(0)

@@ -180,7 +180,7 @@ class Dense(TensorDictBase):
             return super()._zip_each(other, fn, path)
         new = object.__new__(self.__class__)
         new._entries = zip_each(self._entries, other._entries, fn, path)
-        new._nested = self._nested
+        new._nested = self._nested or other._nested  # a plain leaf beside a ragged one
         new._desc = self._desc._unlocked
         return new
 

@@ -26,6 +26,7 @@ from kd_core._batch.shapes import check_lines_up
 from kd_core._errors import DeviceMismatch, KdError, ShapeMismatch, wrong_type
 from kd_core._leaves.foreach import (
     CONSTANT_FROM,
+    PLAIN,
     Kernel,
     are_mixed,
     as_it_was,
@@ -43,6 +44,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves
+from kd_core._leaves.nested import is_ragged
 from kd_core._ops.math.alignment import (
     beside_members,
     check_members_keep_batch,
@@ -244,7 +246,7 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
     for leaf, result in zip(leaves, results, strict=True):
         if tuple(result.shape[:ndim]) != batch:
             raise _leaves_batch(td, leaf, result)
-    return td._rebuild(iter(results))
+    return _of_pairs(td, first, results)
 
 
 def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
@@ -418,7 +420,7 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     theirs: list[Tensor] = []
     td._collect_pair(cast("Entry", other), mine, theirs, ())
     if stays and desc.ndim:
-        return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
+        return _of_pairs(td, other, run_pairs(mine, theirs, fn, kernel))
     check_batches(desc.batch, second.batch)
     if not _keeps_batch(td):
         return _combine_pairs(td, other, mine, theirs, fn, kernel)
@@ -426,6 +428,15 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     for leaf, result in zip(mine, results, strict=True):
         if tuple(result.shape[: desc.ndim]) != desc.batch:
             raise _leaves_batch(td, leaf, result)
+    return _of_pairs(td, other, results)
+
+
+def _of_pairs(td: W, other: object, results: list[Tensor]) -> W:
+    """Return the results for pairs of leaves as a container; they are ragged where `other` is."""
+    mixed = isinstance(other, AbstractContainer) and other._nested and _keeps_batch(td)
+    if mixed and not PLAIN.issuperset(map(type, results)) and any(map(is_ragged, results)):
+        found = iter(results)
+        return td._zip_each(cast("Entry", other), lambda leaf, beside: next(found))
     return td._rebuild(iter(results))
 
 
