@@ -37,6 +37,7 @@ from kd_core._containers.tensordict import TensorDict as TensorDict
 from kd_core._display.printing import get_printoptions as get_printoptions
 from kd_core._display.printing import set_printoptions as set_printoptions
 from kd_core._errors import DeviceMismatch as DeviceMismatch
+from kd_core._errors import FormatError as FormatError
 from kd_core._errors import InvalidArgument as InvalidArgument
 from kd_core._errors import InvalidKey as InvalidKey
 from kd_core._errors import InvalidValue as InvalidValue

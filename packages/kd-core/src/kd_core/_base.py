@@ -23,6 +23,7 @@ from kd_core._ops.entries.structure import Structure
 from kd_core._ops.formats.conversion import Conversion
 from kd_core._ops.formats.files import Formats
 from kd_core._ops.formats.objects import Objects
+from kd_core._ops.formats.saving import Saving
 from kd_core._ops.formats.stacked_modules import StackedModules
 from kd_core._ops.math.autograd import Autograd
 from kd_core._ops.math.blending import Blending
@@ -99,6 +100,7 @@ class TensorDictBase(
     Objects,
     StackedModules,
     Formats,
+    Saving,
     Naming,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.

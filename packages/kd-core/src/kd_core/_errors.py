@@ -9,6 +9,7 @@
     +-- DeviceMismatch       (ValueError, RuntimeError)    tensors on different devices
     +-- InvalidValue         (ValueError, RuntimeError)    an argument of the right type, but with a
     |                                                      dtype, size or value that does not fit
+    +-- FormatError          (ValueError, RuntimeError)    a damaged file, or of another format
     +-- Locked               (RuntimeError, ValueError)    a change of a locked container
     +-- InvalidArgument      (TypeError)                   an argument of the wrong type
     +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
@@ -78,6 +79,10 @@ class UnknownField(KdError, AttributeError, TypeError):
 
 class OutOfRange(KdError, IndexError):
     """An index or a dimension that is out of range."""
+
+
+class FormatError(KdError, ValueError, RuntimeError):
+    """A file that is damaged, or is not of the format that is expected."""
 
 
 class Locked(KdError, RuntimeError, ValueError):

@@ -302,6 +302,18 @@ def wrap_data(data: object, desc: Descriptor) -> NonTensorData:
     return node
 
 
+def _state_of_data(node: NonTensorData) -> tuple[bool, bool]:
+    return node._always_of_batch(), node._of_batch
+
+
+def _restore_data(
+    data: object, desc: Descriptor, always_of_batch: bool, of_batch: bool
+) -> NonTensorData:
+    node: NonTensorData = object.__new__(MetaData if always_of_batch else NonTensorData)
+    node.data, node._desc, node._of_batch = data, desc._unlocked, of_batch
+    return node
+
+
 def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
     """Return whether a value is the wrapper of a non-tensor entry.
 
@@ -315,3 +327,5 @@ def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
 
 
 registry.register("wrap_data", wrap_data)
+registry.register("state_of_data", _state_of_data)
+registry.register("restore_data", _restore_data)

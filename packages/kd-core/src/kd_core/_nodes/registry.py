@@ -29,6 +29,13 @@ wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
 wrap_list: Callable[[list[object], Descriptor], Node]
 """Wrap the values of all rows, in one list; set by `_containers.non_tensor_stack`."""
 
+state_of_data: Callable[[Node], tuple[bool, bool]]
+"""Return whether non-tensor data is `MetaData`, and whether it belongs to a whole batch; set by
+`_containers.non_tensor`."""
+
+restore_data: Callable[[object, Descriptor, bool, bool], Node]
+"""Wrap non-tensor data of that state; set by `_containers.non_tensor`."""
+
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict; set by `_convert.peer`."""
 

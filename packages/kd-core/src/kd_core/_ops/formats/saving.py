@@ -1,0 +1,90 @@
+"""Saving a container to a file or a directory, and loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from kd_core._protocol.primitives import AbstractContainer, lock
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._types import DeviceLike, NestedKey
+
+PathLike: TypeAlias = "str | Path"
+
+
+class Saving(AbstractContainer):
+    """Saving and loading."""
+
+    __slots__ = ()
+
+    def save(self, path: PathLike) -> None:
+        """Write the container to a directory, or to one file if the name ends in `.safetensors`.
+
+        What is there is replaced: other processes, and this one after a crash, read either the old
+        content or the new one. Keys may be any strings. Data that is not a tensor is kept if it is
+        made of strings, numbers, bytes, lists, tuples, dicts and `None`, or of types that are
+        registered with `kd_core.store`. Gradients, and whether they are required, are not kept.
+
+        Args:
+            path: the directory, which is created if it does not exist, or the file.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            OSError: if writing fails; the old content stays.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.arange(3), "n": {"b/c": "word"}}, [3])
+            >>> td.save("model.kd")
+            >>> TensorDict.load("model.kd")["n", "b/c"]
+            'word'
+        """
+        from kd_core._store.forms import save
+
+        save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: PathLike,
+        *,
+        device: DeviceLike | None = None,
+        verify: str = "fast",
+        keys: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Return the container that `save` wrote.
+
+        Tensors are read when they are used: they are views of the file in memory, and writes to
+        them stay in this process. The container is locked.
+
+        Args:
+            path: the directory or the file.
+            device: where the tensors are moved; `None`: the CPU.
+            verify: `"fast"`: compare sizes, headers and the digest of the manifest; `"full"`: read
+                everything and compare the checksums too.
+            keys: the keys to load; `None`: all.
+
+        Raises:
+            FormatError: if the file is damaged, or is not of this format.
+            KeyNotFound: if one of `keys` does not exist.
+            OSError: if there is nothing at the path, or reading fails.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.ones(2), "b": torch.zeros(2)}).save("td.safetensors")
+            >>> TensorDict.load("td.safetensors", keys=["a"], verify="full")["a"]
+            tensor([1., 1.])
+        """
+        from kd_core._store.forms import load
+
+        found = load(path, verify, keys)
+        if device is not None:
+            found = found.to(device)  # type: ignore[attr-defined]  # of a concern
+        return cast("Self", lock(found))

@@ -1,0 +1,20 @@
+"""Containers in files: what is loaded is exactly what was saved.
+
+Tensors are in segments, which are files of safetensors; everything else is in one manifest, whose
+rename is the only commit. One idea a module, from the lowest:
+
+| module | knows |
+| --- | --- |
+| `files` | the calls that change or open files, without following links |
+| `canonical` | the one way to write a value of JSON, and reading it without surprises |
+| `values` | which data that is not a tensor is kept, and how |
+| `dtypes` | under which name and shape of safetensors a dtype is stored |
+| `registered` | classes and types by registered names; nothing is imported by a name of a file |
+| `segments` | header, order, checksums and views of the tensors of one file |
+| `manifest` | generation, segments and tree of a store, and the limits of all three |
+| `tree` | a container as nodes of a manifest, and back |
+| `commit` | lock, temporary files, renames, and what is removed afterwards |
+| `directory`, `single` | the two forms of a store |
+
+Must not know operations or container kinds.
+"""

@@ -1,0 +1,51 @@
+"""The one way to write a value of JSON as bytes, and reading such bytes without surprises.
+
+Keys are sorted, nothing stands between tokens, and all characters are ASCII, so that equal values
+are equal bytes. Keys that are given twice, numbers that are not finite, and nesting so deep that a
+parser would fail are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Never
+
+from kd_core._errors import FormatError
+
+RESTORE: Final = "Restore the file from a copy."
+
+
+def canonical(value: object) -> bytes:
+    """Return the bytes of a value of JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
+
+def parsed(data: bytes, what: str, encoding: str = "ascii") -> object:
+    """Return the value that bytes of JSON stand for.
+
+    Args:
+        data: the bytes.
+        what: what they are, for messages.
+        encoding: `"utf-8"` for files of other origins.
+
+    Raises:
+        FormatError: if they are not JSON, or a key is given twice, or a number is not finite.
+    """
+    try:
+        return json.loads(
+            data.decode(encoding), object_pairs_hook=_unique, parse_constant=_not_finite
+        )
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} must be JSON: {error}. {RESTORE}") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return made
+
+
+def _not_finite(name: str) -> Never:
+    raise ValueError(f"`{name}` is not a number of JSON")

@@ -1,0 +1,345 @@
+"""A container from the nodes of a manifest; see `encoding` for their form.
+
+What a file says is checked as an argument of a user is: each shape, batch size, key and number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.descriptor import describe, device_of
+from kd_core._batch.names import checked_names, with_names
+from kd_core._errors import FormatError, KdError, KeyNotFound, listed, walks_through_leaf
+from kd_core._keys import format_key, nearest_key, path_of
+from kd_core._leaves.loops import leaf_fits
+from kd_core._nodes import registry
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.validation import MAX_DEPTH
+from kd_core._store.canonical import RESTORE, parsed
+from kd_core._store.dtypes import DTYPES
+from kd_core._store.registered import class_named
+from kd_core._store.segments import Spec
+from kd_core._store.values import read
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Entry
+    from kd_core._types import NestedKey
+
+Path: TypeAlias = tuple[str, ...]
+Reader: TypeAlias = Callable[[int, str, Spec], Tensor]
+"""Returns a tensor from the position of its segment, its name, and what the manifest says of it."""
+
+Wanted: TypeAlias = "dict[str, Wanted] | None"
+"""Which keys of a level to read; `None`: all."""
+
+_LARGEST: Final = 2**63 - 1
+
+
+def wanted_of(keys: Iterable[NestedKey]) -> Wanted:
+    """Return some keys as nested dicts."""
+    tree: dict[str, Wanted] = {}
+    for key in keys:
+        level: Wanted = tree
+        *above, last = path_of(key)
+        for part in above:
+            level = None if level is None else level.setdefault(part, {})
+        if level is not None:
+            level[last] = None
+    return tree
+
+
+def specs_of(tree: object, count: int) -> list[dict[str, Spec]]:
+    """Return the tensors of each segment, in the order of the tree.
+
+    Args:
+        tree: the node of the whole container.
+        count: the number of segments.
+
+    Raises:
+        FormatError: if a tensor is not valid, or two nodes say different things of it.
+    """
+    found: list[dict[str, Spec]] = [{} for _ in range(count)]
+    for row in _tensor_rows(tree, 0):
+        segment, name, spec = _spec_of(row)
+        if not 0 <= segment < count or found[segment].setdefault(name, spec) != spec:
+            raise _invalid("tensor", row)
+    return found
+
+
+def _tensor_rows(node: object, depth: int) -> Iterable[object]:
+    """Yield the row of each tensor."""
+    kind, value = _kind_of(node)
+    if depth > _MOST_NODES_DEEP:
+        raise _too_deep()
+    match kind, value:
+        case "tensor", row:
+            yield row
+        case "jagged", [*parts, int()]:
+            for part in parts:
+                if part is not None:
+                    yield from _tensor_rows(part, depth + 1)
+        case "rows", {"values": values}:
+            yield from _tensor_rows(values, depth + 1)
+        case "lazy", {"members": list(members)}:
+            for member in members:
+                yield from _tensor_rows(member, depth + 1)
+        case "cat", list(parts):
+            for part in parts:
+                yield from _tensor_rows(part, depth + 1)
+        case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
+            for pair in entries:
+                yield from _tensor_rows(_pair_of(pair)[1], depth + 1)
+        case "data", _:
+            pass
+        case _:
+            raise _invalid(kind, value)
+
+
+_MOST_NODES_DEEP: Final = 2 * MAX_DEPTH
+"""Containers may be nested `MAX_DEPTH` levels deep, and parts and members are levels of nodes."""
+
+
+def _spec_of(row: object) -> tuple[int, str, Spec]:
+    match row:
+        case [int(segment), str(name), str(dtype), list(sizes)] if dtype in DTYPES:
+            return segment, name, Spec(DTYPES[dtype], _sizes_of(sizes))
+    raise _invalid("tensor", row)
+
+
+class Decoder:
+    """Builds containers from nodes.
+
+    Args:
+        tensor: returns the tensors.
+    """
+
+    def __init__(self, tensor: Reader) -> None:
+        self._tensor = tensor
+        self._known: dict[tuple[int, str], Tensor] = {}
+
+    def container_of(self, node: object, wanted: Wanted = None) -> AbstractContainer:
+        """Return the container of a node.
+
+        Args:
+            node: the node.
+            wanted: the keys to read.
+
+        Raises:
+            FormatError: if the node does not describe a container.
+            KeyNotFound: if there is not a key of this name.
+        """
+        try:
+            return self._container(node, wanted, ())
+        except KeyNotFound:
+            raise
+        except KdError as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"the manifest is not valid: {error} {RESTORE}") from error
+        except (RuntimeError, TypeError, OverflowError) as error:
+            reason = str(error).partition("\n")[0]
+            raise FormatError(f"the manifest is not valid: {reason}. {RESTORE}") from error
+
+    def _container(self, node: object, wanted: Wanted, path: Path) -> AbstractContainer:
+        if len(path) > MAX_DEPTH:
+            raise _too_deep()
+        kind, value = _kind_of(node)
+        match kind, value:
+            case "td", dict(level):
+                desc, entries = self._level(level, wanted, path)
+                return _as_container(registry.make_dense(entries, desc))
+            case "class", [name, version, dict(level)]:
+                stored = class_named(name, version)
+                desc, entries = self._level(level, wanted, path)
+                if wanted is not None and len(entries) < len(_list_of(level.get("entries"))):
+                    return _as_container(registry.make_dense(entries, desc))
+                return _as_container(stored.build(entries, desc))
+            case "lazy", {"dim": int(dim), "name": None | str() as name, "members": list(members)}:
+                return self._stack(members, dim, name, wanted, path)
+            case "cat", [_, *_] as parts:
+                built = [self._container(part, wanted, path) for part in parts]
+                joined = torch.cat(cast("list[Tensor]", built)) if len(built) > 1 else built[0]
+                return _as_container(joined)
+        raise _invalid(kind, value)
+
+    def _stack(
+        self, members: list[object], dim: int, name: str | None, wanted: Wanted, path: Path
+    ) -> AbstractContainer:
+        built = [self._container(member, wanted, path) for member in members]
+        stack = _as_container(registry.lazy_stack(built, dim))
+        if name is not None:
+            batch = stack._desc.batch
+            named = with_names(batch[dim : dim + 1], (name,))
+            stack._describe(stack._desc.with_batch((*batch[:dim], *named, *batch[dim + 1 :])))
+        return stack
+
+    def _level(
+        self, level: Mapping[Any, object], wanted: Wanted, path: Path
+    ) -> tuple[Descriptor, dict[str, Entry]]:
+        desc = _descriptor_of(level)
+        entries: dict[str, Entry] = {}
+        pairs = [_pair_of(pair) for pair in _list_of(level.get("entries"))]
+        if wanted is not None:
+            _check_there(wanted, [key for key, _ in pairs], path)
+        for key, node in pairs:
+            if key in entries:
+                raise FormatError(f"key {format_key((*path, key))} is given twice. {RESTORE}")
+            if wanted is None:
+                entries[key] = self._entry(node, None, desc, (*path, key))
+            elif key in wanted:
+                entries[key] = self._entry(node, wanted[key], desc, (*path, key))
+        return desc, entries
+
+    def _entry(self, node: object, wanted: Wanted, above: Descriptor, path: Path) -> Entry:
+        kind, value = _kind_of(node)
+        if wanted is not None and kind not in _LEVELS:
+            raise walks_through_leaf(
+                format_key((*path, *wanted)), format_key(path), f"`{kind}` of the file"
+            )
+        if kind in ("tensor", "jagged"):
+            leaf = self._leaf(node) if kind == "tensor" else self._jagged(value)
+            if not leaf_fits(leaf, above):
+                raise _does_not_fit(path)
+            return leaf
+        if kind in _LEVELS:
+            inner = self._container(node, wanted, path)
+            if inner._desc.batch[: above.ndim] != above.batch:
+                raise _does_not_fit(path)
+            return inner
+        match kind, value:
+            case "rows", {"values": blob, **more}:
+                desc = _descriptor_of(more) if more else above
+                values = _list_of(read(parsed(_bytes_of(self._leaf(blob)), "non-tensor data")))
+                if len(values) != math.prod(desc.batch) or desc.batch[: above.ndim] != above.batch:
+                    raise _does_not_fit(path)
+                return registry.wrap_list(values, desc)
+            case "data", {
+                "constant": bool(constant),
+                "of_batch": bool(of_batch),
+                "value": data,
+                **more,
+            }:
+                desc = _descriptor_of(more) if more else above
+                if desc.batch[: above.ndim] != above.batch:
+                    raise _does_not_fit(path)
+                return registry.restore_data(read(data), desc, constant, of_batch)
+        raise _invalid(kind, value)
+
+    def _jagged(self, value: object) -> Tensor:
+        match value:
+            case [values_node, offsets_node, lengths_node, int(dim)]:
+                values, offsets = self._leaf(values_node), self._leaf(offsets_node)
+                lengths = None if lengths_node is None else self._leaf(lengths_node)
+                _check_jagged(values, offsets, lengths, dim)
+                made: Tensor = torch.nested.nested_tensor_from_jagged(
+                    values, offsets, lengths, jagged_dim=dim
+                )
+                return made
+        raise _invalid("jagged", value)
+
+    def _leaf(self, node: object) -> Tensor:
+        kind, row = _kind_of(node)
+        if kind != "tensor":
+            raise _invalid("tensor", node)
+        segment, name, spec = _spec_of(row)
+        known = self._known.get((segment, name))
+        if known is None:
+            known = self._known[segment, name] = self._tensor(segment, name, spec)
+        return known
+
+
+_LEVELS: Final = frozenset({"td", "class", "lazy", "cat"})
+
+
+def _as_container(node: object) -> AbstractContainer:
+    if not isinstance(node, AbstractContainer):
+        raise FormatError(f"expected a container, got a `{type(node).__name__}`. {RESTORE}")
+    return node
+
+
+def _descriptor_of(level: Mapping[Any, object]) -> Descriptor:
+    batch = _sizes_of(level.get("batch"))
+    names, device = level.get("names"), level.get("device")
+    if names is not None:
+        batch = with_names(batch, checked_names(cast("list[str]", _list_of(names)), batch))
+    # What is loaded is on the CPU, from wherever it was saved.
+    return describe(batch, None if device is None else device_of("cpu"))
+
+
+def _sizes_of(sizes: object) -> tuple[int, ...]:
+    found = tuple(_list_of(sizes))
+    for size in found:
+        if type(size) is not int or not 0 <= size <= _LARGEST:
+            raise _invalid("shape", sizes)
+    return cast("tuple[int, ...]", found)
+
+
+def _list_of(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise _invalid("list", value)
+    return value
+
+
+def _pair_of(pair: object) -> tuple[str, object]:
+    match pair:
+        case [str(key), node]:
+            return key, node
+    raise _invalid("entry", pair)
+
+
+def _kind_of(node: object) -> tuple[str, object]:
+    if isinstance(node, dict) and len(node) == 1:
+        [(kind, value)] = node.items()
+        return cast(str, kind), value
+    raise _invalid("node", node)
+
+
+def _bytes_of(blob: Tensor) -> bytes:
+    if blob.dtype is not torch.uint8 or blob.ndim != 1:
+        raise _invalid("rows", blob.shape)
+    return bytes(blob.tolist()) if blob.numel() < 1024 else blob.numpy().tobytes()
+
+
+def _check_jagged(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> None:
+    """Check that all rows of a jagged tensor lie in its values, which torch does not check."""
+    fits = 1 <= dim <= values.ndim and offsets.ndim == 1 and offsets.numel() > 0
+    fits = fits and offsets.dtype in (torch.int32, torch.int64)
+    if fits:
+        ends = offsets[1:]
+        if lengths is not None:
+            fits = lengths.shape == ends.shape and lengths.dtype == offsets.dtype
+            fits = fits and bool((lengths >= 0).all())
+            ends = offsets[:-1] + lengths if fits else ends
+        inside = (offsets >= 0).all() & (offsets.diff() >= 0).all()
+        fits = fits and bool(inside & (ends <= values.shape[dim - 1]).all())
+    if not fits:
+        raise _invalid("jagged tensor", tuple(values.shape))
+
+
+def _check_there(wanted: dict[str, Wanted], keys: list[str], path: Path) -> None:
+    for key in wanted:
+        if key not in keys:
+            where = format_key((*path, key))
+            near = nearest_key(key, keys)
+            text = f"key {where} not found in the file; available keys: {listed(keys)}."
+            raise KeyNotFound(text if near is None else f"{text} Did you mean {format_key(near)}?")
+
+
+def _does_not_fit(path: Path) -> FormatError:
+    return FormatError(
+        f"the shape of entry {format_key(path)} does not start with the batch size. {RESTORE}"
+    )
+
+
+def _too_deep() -> FormatError:
+    return FormatError(f"containers are nested more than {MAX_DEPTH} levels deep. {RESTORE}")
+
+
+def _invalid(kind: str, value: object) -> FormatError:
+    return FormatError(f"{str(value)[:80]!r} is not a valid {kind} of a manifest. {RESTORE}")

@@ -1,0 +1,188 @@
+"""A container as nodes of a manifest.
+
+A node is an object with one key, its kind:
+
+| kind | value |
+| --- | --- |
+| `td` | batch size, names of dimensions, device, and `[key, node]` for each entry |
+| `class` | a registered name, its version, and what `td` has |
+| `lazy` | dimension, its name, and the node of each member |
+| `cat` | the nodes of the parts, joined along the first dimension |
+| `tensor` | position of the segment, name in it, dtype, shape |
+| `jagged` | nodes of values, offsets and perhaps lengths, and the ragged dimension |
+| `data` | non-tensor data of the whole batch |
+| `rows` | the node of a tensor of bytes: non-tensor data of all rows, as canonical JSON |
+
+Keys are strings of JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from kd_core._batch.descriptor import describe
+from kd_core._batch.names import names_of, without_names
+from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._keys import format_key
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._store.canonical import canonical
+from kd_core._store.dtypes import WIRE
+from kd_core._store.registered import CLASSES
+from kd_core._store.segments import Spec
+from kd_core._store.values import written
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Entry, Node
+
+Path = tuple[str, ...]
+Json = dict[str, object]
+
+
+class Encoder:
+    """The nodes of one container, and the tensors that they refer to.
+
+    Args:
+        named: returns the name of a tensor from its path and its number; `None`: `t<number>`.
+        segment: the position of the segment in the manifest.
+    """
+
+    def __init__(self, named: Callable[[Path, int], str] | None = None, segment: int = 0) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.specs: dict[str, Spec] = {}
+        self._segment = segment
+        self._named = named
+        self._known: dict[int, str] = {}
+
+    def node_of(self, td: AbstractContainer, path: Path = ()) -> Json:
+        """Return the node of a container.
+
+        Raises:
+            InvalidArgument: if a type cannot be saved.
+            InvalidValue: if a value cannot be saved.
+        """
+        kind = type(td)
+        if isinstance(td, Composite) and kind is lazy_kind():
+            return {"lazy": self._stack(td, path)}
+        if kind is dense_kind():
+            return {"td": self._level(td, path)}
+        stored = CLASSES.get(kind)
+        if stored is None:
+            where = f"entry {format_key(path)}" if path else "the container"
+            raise InvalidArgument(
+                f"{where} is a `{kind.__qualname__}`, whose class is not registered. Register it "
+                "with `kd_core.store.register_class`, or save `to_tensordict()`."
+            )
+        return {"class": [stored.name, stored.version, self._level(td, path)]}
+
+    def _level(self, td: AbstractContainer, path: Path) -> Json:
+        desc = td._desc
+        entries = [
+            [key, self._entry(value, (*path, key), desc)] for key, value in td._entries.items()
+        ]
+        return {**_batch_of(desc), "entries": entries}
+
+    def _stack(self, td: Composite, path: Path) -> Json:
+        [name] = names_of(td._desc.batch[td._dim : td._dim + 1])
+        members = [self.node_of(member, path) for member in td._members]
+        return {"dim": td._dim, "name": name, "members": members}
+
+    def _entry(self, value: Entry, path: Path, above: Descriptor) -> Json:
+        if isinstance(value, Tensor):
+            return self._jagged(value, path) if value.is_nested else self._tensor(value, path)
+        if isinstance(value, AbstractContainer):
+            return self.node_of(value, path)
+        more = {} if value._desc.batch == above.batch else _batch_of(value._desc)
+        if is_row_data(value):
+            blob = _blob(written(_row_values(value), path))
+            return {"rows": {**more, "values": self._tensor(blob, path)}}
+        constant, of_batch = registry.state_of_data(value)
+        data = written(value._item(), path)
+        return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}
+
+    def _jagged(self, leaf: Tensor, path: Path) -> Json:
+        if leaf.layout is not torch.jagged:
+            raise _not_dense(leaf, path)
+        lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+        parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
+        nodes = [None if part is None else self._tensor(part, path) for part in parts]
+        return {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
+
+    def _tensor(self, leaf: Tensor, path: Path) -> Json:
+        known = self._known.get(id(leaf))
+        if known is None:
+            _check_plain(leaf, path)
+            number = len(self.tensors)
+            known = f"t{number}" if self._named is None else self._named(path, number)
+            self._known[id(leaf)] = known
+            self.tensors[known] = leaf  # which also keeps its `id`
+            self.specs[known] = Spec(leaf.dtype, tuple(leaf.shape))
+        return tensor_node(self._segment, known, self.specs[known])
+
+
+def tensor_node(segment: int, name: str, spec: Spec) -> Json:
+    """Return the node of a tensor."""
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return {"tensor": [segment, name, dtype, list(spec.shape)]}
+
+
+@cache
+def dense_kind() -> type:
+    """Return the class of plain dense containers."""
+    return type(registry.make_dense({}, describe(())))
+
+
+@cache
+def lazy_kind() -> type:
+    """Return the class of plain lazy stacks."""
+    return type(registry.lazy_stack([registry.make_dense({}, describe(()))]))
+
+
+def _batch_of(desc: Descriptor) -> Json:
+    row: Json = {"batch": list(without_names(desc.batch))}
+    if desc.named:
+        row["names"] = list(names_of(desc.batch))
+    if desc.device is not None:
+        row["device"] = desc.device.type
+    return row
+
+
+def _row_values(node: Node) -> object:
+    """Return the values of all rows in one list."""
+    return cast("tuple[object, tuple[object, ...]]", node.__reduce__())[1][0]
+
+
+def _blob(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
+
+
+def _check_plain(leaf: Tensor, path: Path) -> None:
+    if type(leaf) not in (Tensor, Parameter):
+        raise InvalidValue(
+            f"entry {format_key(path)} must be a plain tensor to be saved, got a "
+            f"`{type(leaf).__qualname__}`. Convert it first."
+        )
+    if leaf.is_meta:
+        raise InvalidValue(
+            f"entry {format_key(path)} is on the meta device and does not have data. Fill it "
+            "first, or `exclude` it."
+        )
+    if leaf.layout is not torch.strided or leaf.dtype not in WIRE:
+        raise _not_dense(leaf, path)
+
+
+def _not_dense(leaf: Tensor, path: Path) -> InvalidValue:
+    return InvalidValue(
+        f"entry {format_key(path)} must be a dense or jagged tensor of numbers to be saved, got "
+        f"dtype `{leaf.dtype}` and layout `{leaf.layout}`. Convert it, for example with "
+        "`to_dense` or `dequantize`."
+    )

@@ -1,0 +1,138 @@
+"""The calls that change or open files: every one of a store goes through this module.
+
+Names are relative to an open directory, and links are never followed. A call that fails raises
+`OSError`; a full disk does so too, because nothing is written through a mapping.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class OpenFile(NamedTuple):
+    """A regular file that is open."""
+
+    descriptor: int
+    size: int
+
+
+def make_folder(path: Path) -> None:
+    """Create a directory, and record its name on the disk."""
+    path.mkdir()
+    with opened_folder(path.parent) as parent:
+        sync(parent)
+
+
+def create(name: str, folder: int) -> int:
+    """Create a file that does not exist yet, and return its descriptor."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o666, dir_fd=folder)
+
+
+def write(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of some bytes at the position of a file."""
+    rest = memoryview(data)
+    while len(rest):
+        count = os.write(descriptor, rest)
+        if count == 0:
+            raise OSError(errno.EIO, "no byte was written")
+        rest = rest[count:]
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Allocate the blocks of a file of some size."""
+    os.posix_fallocate(descriptor, 0, size)
+
+
+def sync(descriptor: int) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    os.fsync(descriptor)
+
+
+def rename(old: str, new: str, folder: int) -> None:
+    """Rename a file, and replace one of the new name."""
+    os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def remove(name: str, folder: int) -> None:
+    """Remove a file."""
+    os.unlink(name, dir_fd=folder)
+
+
+def close(descriptor: int) -> None:
+    """Close a file."""
+    os.close(descriptor)
+
+
+@contextmanager
+def locked(name: str, folder: int) -> Iterator[None]:
+    """Lock out other writers while the block runs; create the file of the lock if needed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened_folder(path: Path | str) -> Iterator[int]:
+    """Open a directory for as long as the block runs."""
+    descriptor = os.open(path, _FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened(name: str | Path, folder: int | None) -> Iterator[OpenFile]:
+    """Open a regular file for reading for as long as the block runs.
+
+    Args:
+        name: its name in the directory, or its path.
+        folder: the directory; a link in it is not followed. `None`: `name` is what a user gave.
+
+    Raises:
+        OSError: if it is not a regular file, or has other names beside this one.
+    """
+    flags = _READ if folder is not None else _READ & ~os.O_NOFOLLOW
+    descriptor = os.open(name, flags, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file", str(name))
+        # A rename between open and fstat can leave it without any name.
+        if folder is not None and found.st_nlink > 1:
+            raise OSError(errno.EMLINK, "expected a file with one name", str(name))
+        yield OpenFile(descriptor, found.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def read(file: OpenFile, start: int, count: int) -> bytes:
+    """Return bytes of a file: fewer than `count` only if it ends."""
+    parts = []
+    while count:
+        part = os.pread(file.descriptor, count, start)
+        if not part:
+            break
+        parts.append(part)
+        start, count = start + len(part), count - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def names_in(folder: int) -> list[str]:
+    """Return the names in a directory, sorted."""
+    return sorted(os.listdir(folder))  # an open directory is not a path

@@ -1,0 +1,131 @@
+"""The manifest of a store: generation, segments and tree, and the limits of all three.
+
+A manifest is two lines of bytes: `{"sha256": "<digest of the second line>"}`, and one canonical
+value of JSON. Its rename is the only commit of a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, NamedTuple
+
+from kd_core._errors import FormatError
+from kd_core._store.canonical import RESTORE, canonical, parsed
+
+FORMAT: Final = "kd"
+VERSION: Final = 1
+"""The version of the format that is written, and the newest one that is read."""
+
+MOST_BYTES: Final = 64 << 20
+"""The largest manifest."""
+
+_FIRST_LINE: Final = re.compile(rb'\{"sha256": "([0-9a-f]{64})"\}\n')
+SEGMENT: Final = re.compile(r"seg-[0-9a-f]{32}\.safetensors")
+_FIELDS: Final = {"format", "generation", "min_reader", "parent", "segments", "tree", "version"}
+
+
+class NewerFormat(FormatError):
+    """A manifest that only a newer version can read."""
+
+
+class Segment(NamedTuple):
+    """A file of tensors."""
+
+    name: str
+    size: int
+    checksums: list[int]
+    """The CRC-32 of each block of 4 MiB."""
+
+
+class Manifest(NamedTuple):
+    """What a manifest says."""
+
+    generation: int
+    parent: str | None
+    """The digest of the manifest that this one replaced."""
+    segments: list[Segment]
+    tree: object
+    digest: str = ""
+
+
+def text_of(manifest: Manifest) -> bytes:
+    """Return the bytes of a manifest.
+
+    Raises:
+        FormatError: if they are more than the limit.
+    """
+    body = canonical(
+        {
+            "format": FORMAT,
+            "generation": manifest.generation,
+            "min_reader": 1,
+            "parent": manifest.parent,
+            "segments": [list(segment) for segment in manifest.segments],
+            "tree": manifest.tree,
+            "version": VERSION,
+        }
+    )
+    data = b'{"sha256": "%s"}\n%s' % (hashlib.sha256(body).hexdigest().encode(), body)
+    if len(data) > MOST_BYTES:
+        raise FormatError(
+            f"a manifest must have at most {MOST_BYTES} bytes, got {len(data)}: it holds keys and "
+            "non-tensor data that is one value for the whole batch. Save large values as tensors."
+        )
+    return data
+
+
+def is_manifest(value: object) -> bool:
+    """Return whether a text starts as a manifest does."""
+    return (
+        isinstance(value, str) and _FIRST_LINE.match(value.encode("utf-8", "replace")) is not None
+    )
+
+
+def manifest_of(data: bytes, what: str) -> Manifest:
+    """Return what the bytes of a manifest say.
+
+    Args:
+        data: the bytes.
+        what: where they are from, for messages.
+
+    Raises:
+        FormatError: if they are not a manifest that this version can read.
+    """
+    line = _FIRST_LINE.match(data)
+    if line is None or len(data) > MOST_BYTES:
+        raise FormatError(f"{what} is not a manifest of kd. Check the path. {RESTORE}")
+    body = data[line.end() :]
+    digest = hashlib.sha256(body).hexdigest()
+    if digest.encode() != line[1]:
+        raise FormatError(f"{what} has been changed: its digest does not match. {RESTORE}")
+    fields = parsed(body, what)
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise FormatError(f"{what} is not a manifest of kd. Check the path.")
+    least = fields.get("min_reader")
+    if type(least) is int and least > VERSION:
+        raise NewerFormat(
+            f"{what} has format version {fields.get('version')!r}, which needs a reader of version "
+            f"{least} or newer; this one reads version {VERSION}. Upgrade kd-core."
+        )
+    match fields:
+        case {
+            "generation": int(generation),
+            "parent": None | str() as parent,
+            "segments": list(rows),
+            "tree": tree,
+        } if fields.keys() == _FIELDS and generation > 0:
+            segments = [_segment_of(row, what) for row in rows]
+            return Manifest(generation, parent, segments, tree, digest)
+    raise FormatError(f"{what} does not have the fields of a manifest. {RESTORE}")
+
+
+def _segment_of(row: object, what: str) -> Segment:
+    match row:
+        case [str(name), int(size), list(sums)] if (
+            (not name or SEGMENT.fullmatch(name))
+            and size >= 0
+            and all(type(each) is int for each in sums)
+        ):
+            return Segment(name, size, sums)
+    raise FormatError(f"{what} has a segment that is not valid: {str(row)[:80]!r}. {RESTORE}")

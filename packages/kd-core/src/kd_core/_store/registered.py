@@ -1,0 +1,101 @@
+"""Classes and types of users, by the names under which files refer to them.
+
+A file holds a name, never code: what it names must have been registered by the program that loads
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kd_core._errors import FormatError, InvalidValue, listed
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Entry, Node
+
+
+class StoredType(NamedTuple):
+    """A type of non-tensor data."""
+
+    name: str
+    cls: type
+    encode: Callable[[object], object]
+    decode: Callable[[object], object]
+
+
+class StoredClass(NamedTuple):
+    """A class of containers."""
+
+    name: str
+    version: int
+    cls: type
+    build: Callable[[dict[str, Entry], Descriptor], Node]
+
+
+TYPES: Final[dict[type, StoredType]] = {}
+CLASSES: Final[dict[type, StoredClass]] = {}
+_TYPE_NAMES: Final[dict[str, StoredType]] = {}
+_CLASS_NAMES: Final[dict[str, StoredClass]] = {}
+
+
+def add_type(stored: StoredType) -> None:
+    """Register a type of non-tensor data; registering the same one again changes nothing."""
+    known = _TYPE_NAMES.get(stored.name)
+    _check_free(stored.name, known.cls if known else None, stored.cls)
+    _TYPE_NAMES[stored.name] = TYPES[stored.cls] = stored
+
+
+def add_class(stored: StoredClass) -> None:
+    """Register a class of containers; registering the same one again changes nothing."""
+    known = _CLASS_NAMES.get(stored.name)
+    _check_free(stored.name, known.cls if known else None, stored.cls)
+    _CLASS_NAMES[stored.name] = CLASSES[stored.cls] = stored
+
+
+def _check_free(name: str, known: type | None, cls: type) -> None:
+    if known is None or (known.__module__, known.__qualname__) == (
+        cls.__module__,
+        cls.__qualname__,
+    ):
+        return
+    raise InvalidValue(
+        f"the name {name!r} is registered for `{known.__qualname__}` already. Choose another one "
+        f"for `{cls.__qualname__}`."
+    )
+
+
+def type_named(name: object) -> StoredType:
+    """Return a registered type of non-tensor data.
+
+    Raises:
+        FormatError: if there is none of this name.
+    """
+    known = _TYPE_NAMES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise FormatError(
+            f"the type {name!r} is not registered; registered types: {listed(_TYPE_NAMES)}. "
+            "Register it with `kd_core.store.register_type` before loading."
+        )
+    return known
+
+
+def class_named(name: object, version: object) -> StoredClass:
+    """Return a registered class of containers.
+
+    Raises:
+        FormatError: if there is none of this name, or the file has a newer version of it.
+    """
+    known = _CLASS_NAMES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise FormatError(
+            f"the class {name!r} is not registered; registered classes: {listed(_CLASS_NAMES)}. "
+            "Register it with `kd_core.store.register_class` before loading."
+        )
+    if type(version) is not int or not 1 <= version <= known.version:
+        raise FormatError(
+            f"version {version!r} of the class {name!r} is not known, expected 1 to "
+            f"{known.version}. Load it with the version of the program that saved it."
+        )
+    return known

@@ -1,0 +1,179 @@
+"""The tensors of one file of safetensors: order, header, checksums, and views of them.
+
+A file starts with the length of its header, in eight bytes. The header is canonical JSON, padded
+with spaces so that the data starts at a multiple of 64. The tensors follow one another without
+holes, those of the largest elements first, so that each is aligned. Names, dtypes and shapes thus
+determine every byte of the header: a reader computes it and compares.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import FormatError
+from kd_core._store import files
+from kd_core._store.canonical import RESTORE, canonical
+from kd_core._store.dtypes import WIRE
+
+BLOCK: Final = 4 << 20
+"""Bytes under one checksum."""
+
+_SMALL: Final = 1 << 16
+"""Tensors below this size are gathered before they are written."""
+
+_ALIGNMENT: Final = 64
+
+
+class Spec(NamedTuple):
+    """What a manifest says about one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return math.prod(self.shape) * WIRE[self.dtype].itemsize
+
+
+class Layout(NamedTuple):
+    """Where the tensors of a file are."""
+
+    header: bytes
+    """Everything in front of the data."""
+    starts: dict[str, int]
+    """The first byte of each tensor in the file, in the order of the file."""
+    size: int
+    """The bytes of the file."""
+
+
+def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None) -> Layout:
+    """Return the layout of a file that holds some tensors."""
+    order = sorted(specs.items(), key=lambda item: -WIRE[item[1].dtype].itemsize)
+    rows: dict[str, object] = {}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, spec in order:
+        wire = WIRE[spec.dtype]
+        offsets[name] = end
+        end += spec.nbytes
+        rows[name] = {
+            "dtype": wire.name,
+            "shape": [*spec.shape, *wire.more],
+            "data_offsets": [offsets[name], end],
+        }
+    if metadata is not None:
+        rows["__metadata__"] = metadata
+    text = canonical(rows)
+    length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
+    header = length.to_bytes(8, "little") + text.ljust(length)
+    starts = {name: len(header) + offset for name, offset in offsets.items()}
+    return Layout(header, starts, len(header) + end)
+
+
+def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
+    """Yield the bytes of tensors in the order of a layout, small ones together."""
+    together: list[Tensor] = []
+    size = 0
+    for name in layout.starts:
+        octets = _octets(tensors[name])
+        if octets.numel() < _SMALL:
+            together.append(octets)
+            size += octets.numel()
+            if size < BLOCK:
+                continue
+        if together:
+            yield _buffer(torch.cat(together))
+            together, size = [], 0
+        if octets.numel() >= _SMALL:
+            yield _buffer(octets)
+    if together:
+        yield _buffer(torch.cat(together))
+
+
+def _octets(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def _buffer(octets: Tensor) -> memoryview:
+    """Return the memory of a tensor, which the view keeps alive."""
+    array = (ctypes.c_char * octets.numel()).from_address(octets.data_ptr())
+    array.owner = octets  # type: ignore[attr-defined]  # an attribute of a ctypes object
+    return memoryview(array).cast("B")
+
+
+def checksums_of(pieces: Iterable[memoryview | bytes]) -> list[int]:
+    """Return the CRC-32 of each block of some bytes."""
+    sums: list[int] = []
+    current, filled = 0, 0
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(rest):
+            part = rest[: BLOCK - filled]
+            current = zlib.crc32(part, current)
+            filled += len(part)
+            rest = rest[len(part) :]
+            if filled == BLOCK:
+                sums.append(current)
+                current, filled = 0, 0
+    if filled:
+        sums.append(current)
+    return sums
+
+
+def stored_checksums(file: files.OpenFile, start: int = 0) -> list[int]:
+    """Return the checksums of the bytes of a file from `start` on."""
+    places = range(start, file.size, BLOCK)
+    return checksums_of(files.read(file, place, BLOCK) for place in places)
+
+
+def check_header(file: files.OpenFile, layout: Layout, name: str) -> None:
+    """Check size and header of a file.
+
+    Raises:
+        FormatError: if they are not those of the layout.
+    """
+    if file.size != layout.size:
+        raise FormatError(f"`{name}` must have {layout.size} bytes, got {file.size}. {RESTORE}")
+    if files.read(file, 0, len(layout.header)) != layout.header:
+        raise FormatError(f"the header of `{name}` does not agree with the manifest. {RESTORE}")
+
+
+class MappedFile(NamedTuple):
+    """A file in memory."""
+
+    memory: mmap.mmap
+    starts: Mapping[str, int]
+
+    def tensor(self, name: str, spec: Spec) -> Tensor:
+        """Return a view of one tensor."""
+        count = math.prod(spec.shape)
+        if count == 0:
+            return torch.empty(spec.shape, dtype=spec.dtype)
+        start = self.starts[name]
+        if start % spec.dtype.itemsize:  # in a file of another origin
+            own = bytearray(self.memory[start : start + spec.nbytes])
+            return torch.frombuffer(own, dtype=spec.dtype).view(spec.shape)
+        flat = torch.frombuffer(self.memory, dtype=spec.dtype, count=count, offset=start)
+        return flat if len(spec.shape) == 1 else flat.view(spec.shape)
+
+
+def mapped(file: files.OpenFile, starts: Mapping[str, int], *, shared: bool = False) -> MappedFile:
+    """Map a file into memory.
+
+    Args:
+        file: the open file, of a size above 0.
+        starts: the first byte of each tensor.
+        shared: whether writes go to the file; else they stay with this mapping.
+    """
+    access = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
+    return MappedFile(mmap.mmap(file.descriptor, file.size, access=access), starts)

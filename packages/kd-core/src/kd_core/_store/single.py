@@ -1,0 +1,180 @@
+"""The single file form: a file of safetensors with a manifest in its metadata.
+
+The names of the tensors are the keys joined by dots, where that is clear, so that other tools show
+them. A file of another origin is read as a flat container.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Final
+
+from kd_core._errors import FormatError, InvalidValue
+from kd_core._store import files
+from kd_core._store.canonical import RESTORE, parsed
+from kd_core._store.decoding import Decoder, Wanted, specs_of, wanted_of
+from kd_core._store.dtypes import FOREIGN
+from kd_core._store.encoding import Encoder, tensor_node
+from kd_core._store.manifest import Manifest, Segment, is_manifest, manifest_of, text_of
+from kd_core._store.segments import (
+    Spec,
+    check_header,
+    checksums_of,
+    data_of,
+    layout_of,
+    mapped,
+    stored_checksums,
+)
+
+if TYPE_CHECKING:
+    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._types import NestedKey
+
+METADATA: Final = "kd"
+_LARGEST_HEADER: Final = 100_000_000
+"""Bytes; the limit of safetensors."""
+
+
+def save(td: AbstractContainer, path: Path) -> None:
+    """Write a container to one file, in place of what is there."""
+    encoder = Encoder(_Names())
+    tree = encoder.node_of(td)
+    bare = layout_of(encoder.specs)
+    checksums = checksums_of(data_of(encoder.tensors, bare))
+    segments = [Segment("", bare.size - len(bare.header), checksums)]
+    text = text_of(Manifest(1, None, segments if encoder.specs else [], tree))
+    layout = layout_of(encoder.specs, {METADATA: text.decode("ascii")})
+    _check_header_size(len(layout.header), path)
+    prefix = f".{path.name}.tmp-"
+    with files.opened_folder(path.parent) as folder:
+        _sweep(prefix, folder)
+        temporary = prefix + token_hex(16)
+        descriptor = files.create(temporary, folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed: see `_sweep`
+            files.write(descriptor, layout.header)
+            for piece in data_of(encoder.tensors, layout):
+                files.write(descriptor, piece)
+            files.sync(descriptor)
+            files.rename(temporary, path.name, folder)
+        except BaseException:
+            with suppress(OSError):
+                files.remove(temporary, folder)
+            raise
+        finally:
+            files.close(descriptor)
+        files.sync(folder)
+
+
+def _sweep(prefix: str, folder: int) -> None:
+    """Remove the temporary files of writers that were killed; those that live hold a lock."""
+    for name in files.names_in(folder):
+        if name.startswith(prefix) and _RANDOM.fullmatch(name, len(prefix)):
+            with suppress(OSError), files.opened(name, folder) as file:
+                fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.remove(name, folder)
+
+
+_RANDOM: Final = re.compile("[0-9a-f]{32}")
+
+
+class _Names:
+    """The names of tensors in a single file: keys joined by dots, where that is clear."""
+
+    def __init__(self) -> None:
+        self._taken = {"__metadata__"}
+
+    def __call__(self, path: tuple[str, ...], number: int) -> str:
+        """Return a name that no other tensor has."""
+        name = ".".join(path)
+        if not name.isprintable() or not name or name in self._taken:
+            name = f"t{number}"
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+
+def load(
+    path: Path, *, full: bool = False, keys: Iterable[NestedKey] | None = None
+) -> AbstractContainer:
+    """Return the container that a file holds; its tensors are mapped, copy on write."""
+    wanted = None if keys is None else wanted_of(keys)
+    with files.opened(path, None) as file:
+        header = _header_of(file, path)
+        metadata = header.get("__metadata__")
+        text = metadata.get(METADATA) if isinstance(metadata, dict) else None
+        if not isinstance(text, str):
+            if isinstance(metadata, dict) and any(map(is_manifest, metadata.values())):
+                raise FormatError(f"the metadata of `{path}` is damaged. {RESTORE}")
+            return _foreign(file, header, path, wanted)
+        manifest = manifest_of(text.encode(), f"the metadata of `{path}`")
+        [specs] = specs_of(manifest.tree, 1)
+        layout = layout_of(specs, {METADATA: text})
+        check_header(file, layout, str(path))
+        start = len(layout.header)
+        if full and manifest.segments:
+            found = Segment("", file.size - start, stored_checksums(file, start))
+            if [found] != manifest.segments:
+                raise FormatError(f"`{path}` is damaged: a checksum does not match. {RESTORE}")
+        data = mapped(file, layout.starts)
+        decoder = Decoder(lambda _, name, spec: data.tensor(name, spec))
+        return decoder.container_of(manifest.tree, wanted)
+
+
+def _check_header_size(size: int, path: Path) -> None:
+    if size > _LARGEST_HEADER:
+        raise InvalidValue(
+            f"the header of `{path}` must have at most {_LARGEST_HEADER} bytes, got {size}. Save "
+            "to a directory, whose name does not end in `.safetensors`."
+        )
+
+
+def _header_of(file: files.OpenFile, path: Path) -> dict[str, object]:
+    length = int.from_bytes(files.read(file, 0, 8), "little")
+    if file.size < 8 or not 2 <= length <= min(_LARGEST_HEADER, file.size - 8):
+        raise FormatError(f"`{path}` is not a file of safetensors. Check the path. {RESTORE}")
+    header = parsed(files.read(file, 8, length), f"the header of `{path}`", "utf-8")
+    if not isinstance(header, dict):
+        raise FormatError(f"the header of `{path}` must be an object of JSON. {RESTORE}")
+    return header
+
+
+def _foreign(
+    file: files.OpenFile, header: dict[str, object], path: Path, wanted: Wanted
+) -> AbstractContainer:
+    """Return a flat container of a file of another origin."""
+    start = 8 + int.from_bytes(files.read(file, 0, 8), "little")
+    header.pop("__metadata__", None)
+    rows = {name: _row_of(row, name) for name, row in header.items()}
+    end = 0
+    for name, (_, first, last) in sorted(rows.items(), key=lambda item: item[1][1:]):
+        if first != end:
+            raise FormatError(
+                f"tensor {name!r} of `{path}` does not start at byte {end}. {RESTORE}"
+            )
+        end = last
+    if start + end != file.size:
+        raise FormatError(f"`{path}` must have {start + end} bytes, got {file.size}. {RESTORE}")
+    data = mapped(file, {name: start + first for name, (_, first, _) in rows.items()})
+    entries = [[name, tensor_node(0, name, spec)] for name, (spec, _, _) in rows.items()]
+    decoder = Decoder(lambda _, name, spec: data.tensor(name, spec))
+    return decoder.container_of({"td": {"batch": [], "entries": entries}}, wanted)
+
+
+def _row_of(row: object, name: str) -> tuple[Spec, int, int]:
+    match row:
+        case {
+            "dtype": str(dtype),
+            "shape": list(shape),
+            "data_offsets": [int(first), int(last)],
+        } if dtype in FOREIGN and all(type(size) is int and size >= 0 for size in shape):
+            spec = Spec(FOREIGN[dtype], tuple(shape))
+            if first >= 0 and last - first == spec.nbytes:
+                return spec, first, last
+    raise FormatError(f"tensor {name!r} has {str(row)[:80]!r}, which is not valid. {RESTORE}")

@@ -1,0 +1,210 @@
+"""The directory form: what is loaded is what was saved."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.content import assert_same
+from tests.core.store.trees import DTYPES, trees
+
+from kd_core import (
+    FormatError,
+    KeyNotFound,
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
+from kd_core._store.canonical import canonical
+
+
+def sample() -> TensorDict:
+    return TensorDict({"a": torch.arange(6).view(3, 2), "n": {"b": torch.ones(3)}, "w": "x"}, [3])
+
+
+@settings(max_examples=40, deadline=None)
+@given(td=trees(), full=st.booleans())
+def test_a_tree_comes_back_as_it_was(
+    td: TensorDictBase, full: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "tree.kd"
+    td.save(path)
+    loaded = TensorDict.load(path, verify="full" if full else "fast")
+    assert_same(loaded, td)
+    assert type(loaded) is type(td)
+    assert loaded.names == td.names
+    assert loaded.is_locked
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    octets = torch.arange(48, dtype=torch.uint8)
+    bits = (octets % 2).bool() if dtype is torch.bool else octets.view(dtype)
+    td = TensorDict({"row": bits, "one": bits[0], "none": bits[:0], "odd": bits[::2]})
+    td.save(tmp_path / "td")
+    for key, leaf in TensorDict.load(tmp_path / "td").items():
+        expected = td[key].contiguous()
+        assert leaf.dtype is dtype
+        assert leaf.shape == expected.shape
+        assert leaf.reshape(-1).view(torch.uint8).tolist() == (
+            expected.reshape(-1).view(torch.uint8).tolist()
+        )
+
+
+def test_what_is_loaded_is_written_to_alone(tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    sample().save(path)
+    first, second = TensorDict.load(path), TensorDict.load(path)
+    first["a"].fill_(-1)
+    assert second["a"].tolist() == TensorDict.load(path, verify="full")["a"].tolist()
+
+
+def test_a_mapping_outlives_its_store(tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    sample().save(path)
+    old = TensorDict.load(path)
+    for _ in range(3):
+        TensorDict({"other": torch.zeros(5)}).save(path)
+    assert_same(old, sample())
+    assert list(TensorDict.load(path).keys()) == ["other"]
+
+
+def test_tensors_that_are_one_stay_one(tmp_path: Path) -> None:
+    leaf = torch.arange(1000.0)
+    TensorDict({"a": leaf, "n": {"b": leaf}}).save(tmp_path / "td")
+    loaded = TensorDict.load(tmp_path / "td")
+    assert loaded["a"] is loaded["n", "b"]
+    assert sum(file.stat().st_size for file in (tmp_path / "td").glob("seg-*")) < 6000
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        torch.arange(3).expand(4, 3),
+        torch.arange(12).view(3, 4).t(),
+        torch.complex(torch.ones(2), torch.ones(2)).conj(),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=["expanded", "transposed", "conjugated", "parameter"],
+)
+def test_views_are_saved_as_they_look(leaf: torch.Tensor, tmp_path: Path) -> None:
+    TensorDict({"a": leaf}).save(tmp_path / "td")
+    assert torch.equal(TensorDict.load(tmp_path / "td")["a"], leaf)
+
+
+def test_ragged_rows_come_back(tmp_path: Path) -> None:
+    rows = [torch.arange(3), torch.arange(0), torch.arange(5)]
+    td = TensorDict({"a": torch.nested.nested_tensor(rows, layout=torch.jagged)}, [3])
+    td.save(tmp_path / "td")
+    loaded = TensorDict.load(tmp_path / "td")["a"]
+    assert [row.tolist() for row in loaded.unbind()] == [row.tolist() for row in rows]
+
+
+def test_members_of_a_stack_keep_their_own(tmp_path: Path) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(n), "w": str(n)}) for n in (1, 3)])
+    stack.save(tmp_path / "td")
+    loaded = TensorDictBase.load(tmp_path / "td")
+    assert isinstance(loaded, LazyStackedTensorDict)
+    assert [row["a"].shape[0] for row in loaded.unbind(0)] == [1, 3]
+
+
+def test_data_stays_what_it_was(tmp_path: Path) -> None:
+    values: list[object] = [
+        None,
+        True,
+        3,
+        2.5,
+        "x",
+        b"\x00",
+        (1, [2]),
+        {"d": [], "t": ()},
+        -0.0,
+        10**30,
+    ]
+    td = TensorDict({str(at): NonTensorData(value) for at, value in enumerate(values)})
+    td["unit"] = MetaData("m")
+    td.save(tmp_path / "td")
+    loaded = TensorDict.load(tmp_path / "td")
+    assert [repr(loaded[str(at)]) for at in range(len(values))] == list(map(repr, values))
+    unit: object = loaded.get("unit")
+    assert isinstance(unit, MetaData)
+
+
+def test_some_keys_are_loaded(tmp_path: Path) -> None:
+    sample().save(tmp_path / "td")
+    loaded = TensorDict.load(tmp_path / "td", keys=["a", ("n", "b")])
+    assert sorted(loaded.keys(), key=str) == ["a", "n"]
+    with pytest.raises(KeyNotFound, match=r"`aa` not found in the file.*Did you mean `a`"):
+        TensorDict.load(tmp_path / "td", keys=["aa"])
+    with pytest.raises(KeyNotFound, match="goes through `a`"):
+        TensorDict.load(tmp_path / "td", keys=[("a", "b")])
+
+
+def test_loaded_to_a_device(tmp_path: Path) -> None:
+    sample().save(tmp_path / "td")
+    assert TensorDict.load(tmp_path / "td", device="cpu").device == torch.device("cpu")
+
+
+def test_keys_are_not_paths(tmp_path: Path) -> None:
+    keys = ["", "/etc/x", "../x", "a/b", "\0", "\ud800", "é", "e\u0301", "A", "a", "shape"]
+    TensorDict({key: torch.tensor(at) for at, key in enumerate(keys)}).save(tmp_path / "td")
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
+    loaded = TensorDict.load(tmp_path / "td")
+    assert list(loaded.keys()) == keys
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        TensorDict.load(tmp_path / "td")
+    (tmp_path / "td").mkdir()
+    with pytest.raises(FileNotFoundError):
+        TensorDict.load(tmp_path / "td")
+
+
+def test_what_is_not_a_store_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"must be an empty directory or a store, got .*cat\.png"):
+        sample().save(tmp_path / "photos")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ValueError, match="got a file"):
+        sample().save(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (object(), "entry `\\('n', 'x'\\)` holds a `object`, which cannot be saved.*register_type"),
+        ({1: 2}, "entry `\\('n', 'x'\\)` must be a dict with string keys"),
+        (torch.float32, "entry `\\('n', 'x'\\)` holds a `dtype`"),
+        (torch.zeros(2, device="meta"), "entry `\\('n', 'x'\\)` is on the meta device"),
+        (torch.zeros(2).to_sparse(), "entry `\\('n', 'x'\\)` must be a dense or jagged tensor"),
+        (10**5000, "at most 4000 digits"),
+    ],
+    ids=["object", "keys", "dtype", "meta", "sparse", "digits"],
+)
+def test_what_cannot_be_saved_writes_nothing(value: object, error: str, tmp_path: Path) -> None:
+    inner = value if isinstance(value, torch.Tensor) else NonTensorData(value)
+    with pytest.raises((TypeError, ValueError), match=error):
+        TensorDict({"a": 1.0, "n": {"x": inner}}).save(tmp_path / "td")
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_newer_format_says_to_upgrade(tmp_path: Path) -> None:
+    sample().save(tmp_path / "td")
+    manifest = tmp_path / "td" / "manifest.json"
+    fields = json.loads(manifest.read_text().partition("\n")[2])
+
+    body = canonical({**fields, "min_reader": 7, "version": 9})
+    digest = hashlib.sha256(body).hexdigest()
+    manifest.write_bytes(b'{"sha256": "%s"}\n%s' % (digest.encode(), body))
+    for act in (lambda: TensorDict.load(tmp_path / "td"), lambda: sample().save(tmp_path / "td")):
+        with pytest.raises(FormatError, match=r"needs a reader of version 7.*Upgrade kd-core"):
+            act()

@@ -1,0 +1,85 @@
+"""The single file form, and files of safetensors of other origins."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.core.content import assert_same
+from tests.core.store.trees import trees
+
+from kd_core import FormatError, KeyNotFound, TensorDict, TensorDictBase
+
+
+@settings(max_examples=25, deadline=None)
+@given(td=trees())
+def test_a_tree_comes_back_as_it_was(
+    td: TensorDictBase, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "tree.safetensors"
+    td.save(path)
+    assert_same(TensorDictBase.load(path, verify="full"), td)
+    with safe_open(path, "pt") as file:  # the library reads whatever we write
+        assert sorted(file.keys()) == sorted(load_file(path))
+
+
+def test_other_tools_see_keys(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    td = TensorDict({"n": {"a": torch.arange(3), "b.c": torch.ones(2)}, "\0": torch.zeros(1)})
+    td.save(path)
+    found = load_file(path)
+    assert sorted(found) == ["n.a", "n.b.c", "t2"]
+    assert found["n.a"].tolist() == [0, 1, 2]
+
+
+def test_names_of_tensors_never_collide(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    td = TensorDict({"a.b": 1.0, "a": {"b": 2.0}, "t2": 3.0, "": 4.0, "__metadata__": 5.0})
+    td.save(path)
+    assert_same(TensorDict.load(path), td)
+    assert len(load_file(path)) == 5
+
+
+def test_files_of_other_origins_are_flat(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    tensors = {"a": torch.arange(3), "b.c": torch.ones(2, 2, dtype=torch.bfloat16)}
+    save_file(tensors, path, metadata={"format": "pt", "note": "é"})
+    loaded = TensorDict.load(path)
+    assert_same(loaded, TensorDict(tensors))
+    assert list(TensorDict.load(path, keys=["b.c"]).keys()) == ["b.c"]
+    with pytest.raises(KeyNotFound, match="key `x` not found"):
+        TensorDict.load(path, keys=["x"])
+
+
+def test_a_save_replaces_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    TensorDict({"a": torch.ones(3)}).save(path)
+    old = TensorDict.load(path)
+    TensorDict({"b": torch.zeros(3)}).save(path)
+    assert old["a"].tolist() == [1, 1, 1]
+    assert list(TensorDict.load(path).keys()) == ["b"]
+    assert [each.name for each in tmp_path.iterdir()] == ["td.safetensors"]
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    left = tmp_path / f".td.safetensors.tmp-{'0' * 32}"
+    others = [
+        tmp_path / f".other.safetensors.tmp-{'0' * 32}",
+        tmp_path / ".td.safetensors.tmp-mine",
+    ]
+    for each in (left, *others):
+        each.write_bytes(b"x")
+    TensorDict({"a": 1.0}).save(path)
+    assert not left.exists()
+    assert all(each.exists() for each in others)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]"])
+def test_what_is_not_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"safetensors|must be an object"):
+        TensorDict.load(path)
