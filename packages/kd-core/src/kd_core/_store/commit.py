@@ -71,6 +71,7 @@ class Writer:
             fill: writes the content to a descriptor and returns what a manifest says of it.
         """
         name = f"seg-{token_hex(16)}.safetensors"
+        self._made.append(name)
         segment = self._put(name, fill)
         return segment._replace(name=name)
 
@@ -82,7 +83,6 @@ class Writer:
         data = text_of(new)
         files.sync(self._folder)  # the names of the segments, before a manifest names them
         self._put(MANIFEST, lambda descriptor: files.write(descriptor, data))
-        self._made.clear()
         files.sync(self._folder)
         self.current = new
         kept = {MANIFEST, LOCK} | {segment.name for segment in segments}
@@ -95,8 +95,11 @@ class Writer:
         self._remove(name for name in self.found if TEMPORARY.fullmatch(name))
 
     def undo(self) -> None:
-        """Remove the files of a commit that failed."""
-        self._remove(self._made)
+        """Remove the files of a commit that failed, unless it failed after the last rename."""
+        found = MANIFEST in files.names_in(self._folder)
+        current = _current(self._folder, self._path) if found else None
+        named = {segment.name for segment in current.segments} if current else set()
+        self._remove(name for name in self._made if name not in named)
 
     def _put(self, name: str, fill: Callable[[int], T]) -> T:
         temporary = f".tmp-{token_hex(16)}"
@@ -108,7 +111,6 @@ class Writer:
         finally:
             files.close(descriptor)
         files.rename(temporary, name, self._folder)
-        self._made[-1] = name
         return result
 
     def _remove(self, names: Iterable[str]) -> None:

@@ -1,0 +1,66 @@
+"""Failures at every call that changes files: a writer that is killed, and a call that fails."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kd_core._store import files
+
+CHANGING = ("make_folder", "create", "write", "allocate", "sync", "rename", "remove")
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL: no call that changes files works after it."""
+
+
+class Calls:
+    """Counts the calls that change files, and lets one of them fail.
+
+    Args:
+        at: the number of the call, from 1; 0: none.
+        error: what is raised instead of it. After `Killed` every later call raises it, too; a
+            `KeyboardInterrupt` is raised when the call is done.
+    """
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        self.count = 0
+        self.names: list[str] = []
+        self._at, self._error = at, error
+
+    def replacing(self, name: str) -> Callable[..., object]:
+        """Return what replaces a function of `files`."""
+        real: Callable[..., object] = getattr(files, name)
+
+        def call(*args: object) -> object:
+            self.count += 1
+            self.names.append(name)
+            now = self.count == self._at
+            if now and isinstance(self._error, KeyboardInterrupt):
+                real(*args)
+                raise self._error
+            if now and name == "write":
+                descriptor, data = args
+                assert isinstance(data, (bytes, memoryview))
+                real(descriptor, data[: len(data) // 2])
+            if now or (isinstance(self._error, Killed) and 0 < self._at < self.count):
+                raise self._error
+            return real(*args)
+
+        return call
+
+
+@contextmanager
+def calls(at: int, error: BaseException) -> Iterator[Calls]:
+    """Let the call number `at` fail while the block runs."""
+    counted = Calls(at, error)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGING:
+            patch.setattr(files, name, counted.replacing(name))
+        yield counted
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
