@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
+from tests.fuzz.data import Data
 from tests.fuzz.operands import container_operand, paired
 from tests.fuzz.registry import dim, lax, operation
 from tests.fuzz.subjects import Plain, Subject, read
@@ -360,8 +361,21 @@ def mapped(rng: Random, s: Subject, name: str) -> Call:
             )
         )
 
+    def may_refuse(tree: Plain) -> bool:
+        return not tree.tensors() or ((at, out) != (0, 0) and has_values_of_rows(tree))
+
     text = f"vmap({which}, {at}, {out})(td)"
-    return Call(name, text, ours, theirs, exact=False, may_refuse=lambda tree: not tree.tensors())
+    return Call(name, text, ours, theirs, exact=False, may_refuse=may_refuse)
+
+
+def has_values_of_rows(tree: Plain) -> bool:
+    """Whether an entry holds data of rows, which vmap maps along the first dimension only."""
+    return any(
+        has_values_of_rows(value)
+        if isinstance(value, Plain)
+        else isinstance(value, Data) and value.rows is not None
+        for value in tree.entries.values()
+    )
 
 
 @operation("torch.func.grad")
