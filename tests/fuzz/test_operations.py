@@ -52,6 +52,8 @@ LEFT_OUT = {
     "to_pandas": "makes a table of another library: `tests/core/convert`",
     "to_parquet": "writes a file: `tests/core/convert`",
     "to_zarr": "writes a file: `tests/core/convert`",
+    "save": "writes a file: `tests/core/store`",
+    "load": "reads a file: `tests/core/store`",
     "__hash__": "is None",
     "__getattr__": "explains names that are left out: `tests/repo/test_decided.py`",
     "__torch_function__": "every call of a function of torch goes through it",
