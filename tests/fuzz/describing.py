@@ -217,12 +217,25 @@ def resize(rng: Random, s: Subject, name: str) -> Call:
         if name == "auto_batch_size_":
             if most is not None and most < 0:
                 raise Refusal("negative")
-            target = _common([tuple(leaf.shape) for leaf in tree.tensors()], most)
+            target = _common(_shapes(tree), most)
         _regrown(new, target)
         return new, ITSELF if name == "auto_batch_size_" else None
 
     stack = any(True for _ in s.node.members) or s.kind == "holder"
     return Call(name, f"{name} {batch} {most}", ours, theirs, restructures=True, unchecked=stack)
+
+
+def _shapes(tree: Plain) -> list[tuple[int, ...]]:
+    """Return the shapes of all leaves, and of data of rows."""
+    found: list[tuple[int, ...]] = []
+    for value in tree.entries.values():
+        if isinstance(value, Plain):
+            found += _shapes(value)
+        elif isinstance(value, Tensor):
+            found.append(tuple(value.shape))
+        elif value.rows is not None and value.rows.ndim:
+            found.append(tuple(value.rows.shape))
+    return found
 
 
 def _common(shapes: list[tuple[int, ...]], most: int | None) -> tuple[int, ...]:

@@ -4,7 +4,15 @@ import pytest
 import torch
 from tests.core.kinds import inner
 
-from kd_core import InvalidValue, Locked, OutOfRange, ShapeMismatch, TensorDict, lazy_stack
+from kd_core import (
+    InvalidValue,
+    Locked,
+    NonTensorStack,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 
 def make() -> TensorDict:
@@ -111,3 +119,15 @@ def test_data_alone_fits_any_batch_size() -> None:
     td = TensorDict({"word": "x"}, [3])
     td.batch_size = torch.Size([5, 2])
     assert td.batch_size == td.get("word").batch_size == (5, 2)  # type: ignore[union-attr]  # data
+
+
+def test_values_of_rows_limit_the_batch_size() -> None:
+    words = NonTensorStack.from_list([["a", "b"], ["c", "d"]], (2, 2))
+    inner = TensorDict({"words": words, "x": torch.zeros(2, 2, 3)}, [2, 2])
+    td = TensorDict({"inner": inner}, [2]).auto_batch_size_()
+    assert td.batch_size == td["inner"].batch_size == (2, 2)
+
+
+def test_a_stack_of_stacks_keeps_both_stacked_dimensions() -> None:
+    rows = lazy_stack([TensorDict({"x": torch.zeros(3, 4)}) for _ in range(2)])
+    assert lazy_stack([rows, rows.clone()]).auto_batch_size_().batch_size == (2, 2, 3, 4)

@@ -15,6 +15,7 @@ from kd_core._containers.member_storage import MemberStorage
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
+from kd_core._ops.shape.description import shapes_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -115,14 +116,13 @@ class MemberReading(MemberStorage):
 
         The stacked dimension stays; see `TensorDict.auto_batch_size_`.
         """
-        leaves: list[Tensor] = []
-        self._collect(leaves)
         if batch_dims is not None and batch_dims <= self._dim:
             raise InvalidValue(
                 f"`batch_dims` must be larger than the stacked dimension {self._dim}, got "
                 f"{batch_dims}. Call `contiguous()` first."
             )
-        inner = common_batch(leaves, None if batch_dims is None else batch_dims - 1)
+        shapes = [shape for member in self._members for shape in shapes_of(member)]
+        inner = common_batch(shapes, None if batch_dims is None else batch_dims - 1)
         if len(inner) < self._dim:
             raise ShapeMismatch(
                 f"the leaves of the members share {len(inner)} leading dimensions, and the stacked "

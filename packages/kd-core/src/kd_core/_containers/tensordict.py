@@ -182,7 +182,7 @@ class TensorDict(Dense):
             levels: list[TensorDict] = []
             leaves: list[Tensor] = []
             if _undescribed(input_dict, levels, leaves, 0) is not None:
-                desc = describe(common_batch(leaves, batch_dims))
+                desc = describe(common_batch([leaf.shape for leaf in leaves], batch_dims))
                 for level in levels:
                     level._desc = desc
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here

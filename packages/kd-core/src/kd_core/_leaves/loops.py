@@ -345,15 +345,14 @@ def _paths(entries: Entries, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...
             yield from _paths(inner, (*prefix, key))
 
 
-def common_batch(leaves: list[Tensor], most: int | None = None) -> tuple[int, ...]:
-    """Return the leading dimensions that all leaves share, at most `most` of them."""
-    if not leaves:
+def common_batch(shapes: list[tuple[int, ...]], most: int | None = None) -> tuple[int, ...]:
+    """Return the leading dimensions that all shapes share, at most `most` of them."""
+    if not shapes:
         return ()
-    shared = tuple(leaves[0].shape)
+    shared = tuple(shapes[0])
     if most is not None:
         shared = shared[:most]
-    for leaf in leaves:
-        shape = leaf.shape
+    for shape in shapes:
         while shape[: len(shared)] != shared:
             shared = shared[:-1]
     return shared

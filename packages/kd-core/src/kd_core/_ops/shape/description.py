@@ -13,6 +13,7 @@ from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Description(AbstractContainer):
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
         """Set the batch size to the leading dimensions that all leaves share; return self.
 
+        Values of rows that are not tensors share the dimensions of their rows.
+
         Args:
             batch_dims: how many dimensions at most; `None`: all that they share.
 
@@ -122,7 +125,7 @@ class Description(AbstractContainer):
                 "dimensions to share."
             )
         self._check_unlocked("change the batch size")
-        desc = self._desc.with_batch(common_batch(list(_leaves(self)), batch_dims))
+        desc = self._desc.with_batch(common_batch(list(shapes_of(self)), batch_dims))
         _refuse_locked(self, desc, ())
         _grow_children(self, desc)
         self._describe(desc)
@@ -174,10 +177,12 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
             _grow_children(value, own)
 
 
-def _leaves(level: AbstractContainer) -> Iterator[Tensor]:
-    """Yield all leaves, whose first dimensions are the whole batch."""
+def shapes_of(level: AbstractContainer) -> Iterator[tuple[int, ...]]:
+    """Yield the shape of each leaf, and of the values of rows that are not tensors."""
     for value in level._entries.values():
         if isinstance(value, Tensor):
-            yield value
+            yield value.shape
         elif isinstance(value, AbstractContainer):
-            yield from _leaves(value)
+            yield from shapes_of(value)
+        elif is_row_data(value):
+            yield value._desc.batch
