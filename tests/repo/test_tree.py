@@ -20,6 +20,7 @@ def test_every_module_has_a_noun() -> None:
 
 def test_modules_are_private_unless_meant_for_import() -> None:
     public = {
+        "__main__",
         "backends",
         "cli",
         "convert",
@@ -27,6 +28,7 @@ def test_modules_are_private_unless_meant_for_import() -> None:
         "distributions",
         "extending",
         "fx",
+        "store",
         "testing",
     }
     strangers = set()

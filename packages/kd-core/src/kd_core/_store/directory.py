@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from kd_core._errors import FormatError, listed
+from kd_core._errors import FormatError, KdError, listed
 from kd_core._store import files
+from kd_core._store.appending import check_fits, parts_of
 from kd_core._store.canonical import RESTORE
 from kd_core._store.commit import is_own, read_manifest, writing
 from kd_core._store.decoding import Decoder, specs_of, wanted_of
@@ -22,11 +23,13 @@ from kd_core._store.segments import (
     mapped,
     stored_checksums,
 )
+from kd_core._store.summary import StoreInfo, info_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._store.encoding import Json
     from kd_core._store.segments import Spec
     from kd_core._types import NestedKey
 
@@ -38,6 +41,49 @@ def save(td: AbstractContainer, path: Path) -> None:
     with writing(path) as writer:
         filled = encoder.specs
         segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if filled else []
+        writer.commit(segments, tree)
+
+
+def append(td: AbstractContainer, path: Path) -> None:
+    """Add rows to a store; to an empty directory the container is saved.
+
+    Raises:
+        InvalidValue: if the rows do not fit those of the store.
+    """
+    with writing(path) as writer:
+        current = writer.current
+        encoder = Encoder(segment=len(current.segments) if current else 0)
+        tree = encoder.node_of(td)
+        segments: list[Segment] = []
+        if current is not None:
+            parts = parts_of(cast("Json", current.tree))
+            _check_fits(tree, parts[0], path)
+            tree = {"cat": [*parts, tree]}
+            segments = current.segments
+        if encoder.specs:
+            segments = [*segments, writer.add_segment(lambda fd: _fill(fd, encoder))]
+        writer.commit(segments, tree)
+
+
+def _check_fits(new: Json, old: Json, path: Path) -> None:
+    try:
+        check_fits(new, old)
+    except KdError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"the tree of `{path}` is not valid: {error}. {RESTORE}") from error
+
+
+def compact(path: Path) -> None:
+    """Rewrite a store in one segment."""
+    with writing(path) as writer:
+        if writer.current is None:
+            raise FormatError(f"`{path}` is not a store that can be read. {RESTORE}")
+        with files.opened_folder(path) as folder:
+            opened = _opened_segments(folder, path, writer.current, full=True)
+        encoder = Encoder()
+        tree = encoder.node_of(Decoder(opened).container_of(writer.current.tree))
+        segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if encoder.specs else []
         writer.commit(segments, tree)
 
 
@@ -123,3 +169,11 @@ def _check_names(folder: int, path: Path) -> None:
         raise FormatError(
             f"`{path}` has files that are not of a store: {listed(strange)}. Move them away."
         )
+
+
+def info(path: Path) -> StoreInfo:
+    """Return what the manifest in a directory says."""
+    with files.opened_folder(path) as folder:
+        manifest = read_manifest(folder, path)
+    names = tuple(segment.name for segment in manifest.segments)
+    return info_of(str(path), "directory", manifest, names)

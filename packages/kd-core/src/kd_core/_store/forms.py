@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from kd_core._store import directory, single
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._store.summary import StoreInfo
     from kd_core._types import NestedKey
 
 SUFFIX: Final = ".safetensors"
@@ -34,3 +36,32 @@ def load(
     place = Path(path)
     read = directory.load if place.is_dir() else single.load
     return read(place, full=verify == "full", keys=keys)
+
+
+def append(td: AbstractContainer, path: str | Path) -> None:
+    """Add the rows of a container to the store at a path."""
+    directory.append(td, _directory(path, "append to"))
+
+
+def compact(path: str | Path) -> None:
+    """Rewrite the store at a path in one segment."""
+    place = _directory(path, "compact")
+    if not place.is_dir():
+        raise FileNotFoundError(ENOENT, "there is not a store", str(path))
+    directory.compact(place)
+
+
+def info(path: str | Path) -> StoreInfo:
+    """Return what the store at a path holds, without reading its tensors."""
+    place = Path(path)
+    return directory.info(place) if place.is_dir() else single.info(place)
+
+
+def _directory(path: str | Path, action: str) -> Path:
+    place = Path(path)
+    if place.suffix == SUFFIX and not place.is_dir():
+        raise InvalidValue(
+            f"cannot {action} `{path}`: a name that ends in `{SUFFIX}` is a single file. Save to a "
+            "directory."
+        )
+    return place

@@ -7,13 +7,17 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from kd_core._errors import FormatError, InvalidValue, listed
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry, Node
+
+
+Build: TypeAlias = "Callable[[dict[str, Entry], Descriptor], Node]"
+"""Returns a container of entries and a descriptor; checks that the keys are those of the class."""
 
 
 class StoredType(NamedTuple):
@@ -31,7 +35,7 @@ class StoredClass(NamedTuple):
     name: str
     version: int
     cls: type
-    build: Callable[[dict[str, Entry], Descriptor], Node]
+    build: Build
 
 
 TYPES: Final[dict[type, StoredType]] = {}

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kd_core._errors import FormatError, InvalidValue
 from kd_core._store import files
 from kd_core._store.canonical import RESTORE, parsed
-from kd_core._store.decoding import Decoder, Wanted, specs_of, wanted_of
+from kd_core._store.decoding import Decoder, specs_of, wanted_of
 from kd_core._store.dtypes import FOREIGN
 from kd_core._store.encoding import Encoder, tensor_node
 from kd_core._store.manifest import Manifest, Segment, is_manifest, manifest_of, text_of
@@ -30,6 +30,7 @@ from kd_core._store.segments import (
     mapped,
     stored_checksums,
 )
+from kd_core._store.summary import StoreInfo, info_of
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer
@@ -106,25 +107,47 @@ def load(
     """Return the container that a file holds; its tensors are mapped, copy on write."""
     wanted = None if keys is None else wanted_of(keys)
     with files.opened(path, None) as file:
-        header = _header_of(file, path)
-        metadata = header.get("__metadata__")
-        text = metadata.get(METADATA) if isinstance(metadata, dict) else None
-        if not isinstance(text, str):
-            if isinstance(metadata, dict) and any(map(is_manifest, metadata.values())):
-                raise FormatError(f"the metadata of `{path}` is damaged. {RESTORE}")
-            return _foreign(file, header, path, wanted)
-        manifest = manifest_of(text.encode(), f"the metadata of `{path}`")
-        [specs] = specs_of(manifest.tree, 1)
-        layout = layout_of(specs, {METADATA: text})
-        check_header(file, layout, str(path))
-        start = len(layout.header)
-        if full and manifest.segments:
-            found = Segment("", file.size - start, stored_checksums(file, start))
-            if [found] != manifest.segments:
-                raise FormatError(f"`{path}` is damaged: a checksum does not match. {RESTORE}")
-        data = mapped(file, layout.starts)
-        decoder = Decoder(lambda _, name, spec: data.tensor(name, spec))
-        return decoder.container_of(manifest.tree, wanted)
+        _, manifest, starts = _content_of(file, path, full)
+        data = mapped(file, starts)
+    decoder = Decoder(lambda _, name, spec: data.tensor(name, spec))
+    return decoder.container_of(manifest.tree, wanted)
+
+
+def info(path: Path) -> StoreInfo:
+    """Return what the metadata or the header of a file says."""
+    with files.opened(path, None) as file:
+        form, manifest, _ = _content_of(file, path, full=False)
+    return info_of(str(path), form, manifest, (path.name,))
+
+
+class _Content(NamedTuple):
+    """What a file holds."""
+
+    form: str
+    manifest: Manifest
+    starts: Mapping[str, int]
+    """The first byte of each tensor."""
+
+
+def _content_of(file: files.OpenFile, path: Path, full: bool) -> _Content:
+    """Check a file, and return what it holds."""
+    header = _header_of(file, path)
+    metadata = header.get("__metadata__")
+    text = metadata.get(METADATA) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        if isinstance(metadata, dict) and any(map(is_manifest, metadata.values())):
+            raise FormatError(f"the metadata of `{path}` is damaged. {RESTORE}")
+        return _foreign(file, header, path)
+    manifest = manifest_of(text.encode(), f"the metadata of `{path}`")
+    [specs] = specs_of(manifest.tree, 1)
+    layout = layout_of(specs, {METADATA: text})
+    check_header(file, layout, str(path))
+    start = len(layout.header)
+    if full and manifest.segments:
+        found = Segment("", file.size - start, stored_checksums(file, start))
+        if [found] != manifest.segments:
+            raise FormatError(f"`{path}` is damaged: a checksum does not match. {RESTORE}")
+    return _Content("file", manifest, layout.starts)
 
 
 def _check_header_size(size: int, path: Path) -> None:
@@ -145,10 +168,8 @@ def _header_of(file: files.OpenFile, path: Path) -> dict[str, object]:
     return header
 
 
-def _foreign(
-    file: files.OpenFile, header: dict[str, object], path: Path, wanted: Wanted
-) -> AbstractContainer:
-    """Return a flat container of a file of another origin."""
+def _foreign(file: files.OpenFile, header: dict[str, object], path: Path) -> _Content:
+    """Return a file of another origin as a flat container."""
     start = 8 + int.from_bytes(files.read(file, 0, 8), "little")
     header.pop("__metadata__", None)
     rows = {name: _row_of(row, name) for name, row in header.items()}
@@ -161,10 +182,10 @@ def _foreign(
         end = last
     if start + end != file.size:
         raise FormatError(f"`{path}` must have {start + end} bytes, got {file.size}. {RESTORE}")
-    data = mapped(file, {name: start + first for name, (_, first, _) in rows.items()})
     entries = [[name, tensor_node(0, name, spec)] for name, (spec, _, _) in rows.items()]
-    decoder = Decoder(lambda _, name, spec: data.tensor(name, spec))
-    return decoder.container_of({"td": {"batch": [], "entries": entries}}, wanted)
+    tree = {"td": {"batch": [], "entries": entries}}
+    starts = {name: start + first for name, (_, first, _) in rows.items()}
+    return _Content("safetensors", Manifest(0, None, [Segment("", end, [])], tree), starts)
 
 
 def _row_of(row: object, name: str) -> tuple[Spec, int, int]:

@@ -88,3 +88,31 @@ class Saving(AbstractContainer):
         if device is not None:
             found = found.to(device)  # type: ignore[attr-defined]  # of a concern
         return cast("Self", lock(found))
+
+    def append_to(self, path: PathLike) -> None:
+        """Add the rows of the container, along its first batch dimension, to those of a store.
+
+        They are written as a further segment: the rows that are there are not touched, and a reader
+        sees all new rows or none. `kd_core.store.compact` joins the segments. To a path where
+        nothing is, the container is saved.
+
+        Args:
+            path: the directory that `save` or `append_to` wrote.
+
+        Raises:
+            InvalidValue: if a batch size, dtype or shape does not fit the rows of the store, or a
+                value of the whole batch differs.
+            KeySetMismatch: if the keys differ.
+            OSError: if writing fails; the rows of the store stay as they are.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> for part in (torch.zeros(2), torch.ones(1)):
+            ...     TensorDict({"a": part}, [len(part)]).append_to("rows.kd")
+            >>> TensorDict.load("rows.kd")["a"]
+            tensor([0., 0., 1.])
+        """
+        from kd_core._store.forms import append
+
+        append(self, path)
