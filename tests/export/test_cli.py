@@ -206,9 +206,9 @@ def test_diff_tells_what_differs(folder: Path, tmp_path: Path, capsys: Capture) 
 def test_a_file_cannot_command_the_terminal(tmp_path: Path, capsys: Capture) -> None:
     """Nor can it name what a terminal cannot encode."""
     name = "a\x1b[2J\x07\ud800\u202e"
-    entry = Entry((name,), "n", "float32", (name,))
+    entry, other = (Entry((name,), "n", "float32", shape) for shape in ((2,), (name,)))
     schema = Schema(
-        (entry,), (entry,), {name: Axis()}, metadata={name: name}, versions={name: name}
+        (entry,), (other,), {name: Axis()}, metadata={name: name}, versions={name: name}
     )
     path = tmp_path / "model.pt2"
     with zipfile.ZipFile(path, "w") as archive:

@@ -1,12 +1,15 @@
+from pathlib import Path
+
 import pytest
 import torch
 from tests.export.models import Do, Keyed, Scatter, case
-from torch import Tensor
+from torch import Tensor, nn
 
 import kd_export
 from kd_core import TensorDict, TensorDictBase
 from kd_export import ExportError, KeyMismatch, ShapeMismatch, Specialized
 from kd_export._capture.dynamic_shapes import DynamicShapes, repeat_rows, widen
+from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Axis
 
 X = {"x": torch.ones(2, 3)}
@@ -53,6 +56,44 @@ def test_two_axes_stay_apart() -> None:
     assert isinstance(model.module.net, Scatter)
 
 
+class Rows(nn.Module):
+    """Sum the entries of each row of a ragged table, which offsets delimit, and pair columns."""
+
+    def forward(self, offsets: Tensor, weights: Tensor, pairs: Tensor) -> tuple[Tensor, ...]:
+        lengths = offsets[1:] - offsets[:-1]
+        return lengths * weights, pairs.reshape(-1, 2, 3).sum(1)
+
+
+def test_sizes_that_follow_from_others(tmp_path: Path) -> None:
+    module = Keyed(Rows(), ["offsets", ("in", "w"), "pairs"], ["sums", "halves"])
+    example = {"offsets": torch.tensor([0, 2]), "in.w": torch.ones(1), "pairs": torch.ones(2, 3)}
+    program = kd_export.export(
+        module,
+        example,
+        dynamic={"offsets": {0: "row+1"}, "in.w": {0: "row"}, "pairs": {0: "2 * p"}, "p": (1, 9)},
+    )
+    schema = program.schema
+    assert [entry.shape for entry in schema.inputs] == [("row + 1",), ("row",), ("2*p", 3)]
+    assert [entry.shape for entry in schema.outputs] == [("row",), ("p", 3)]
+    assert schema.axes == {"row": Axis(), "p": Axis(1, 9)}
+    for name in ("rows.pt2", "rows.onnx"):
+        report = program.save(tmp_path / name)
+        assert {row.sizes["row"] for row in report.rows} == {1, 2, 3, 7}
+        session = kd_export.open(tmp_path / name, trusted=True)
+        inputs = {"offsets": torch.arange(6), "in.w": torch.ones(5), "pairs": torch.ones(8, 3)}
+        assert session.run(inputs)["sums"].tolist() == [1] * 5
+        assert session.run(inputs)["halves"].shape == (4, 3)
+        for key, size, message in (
+            ("in.w", 6, r"for `in\.w`, got shape \(6,\)\. The axis `row` has size 5 in `offsets`"),
+            ("pairs", 7, r"got shape \(7, 3\)\. 7 is not a value of `2\*p`"),
+            ("pairs", 20, r"The axis `p` ranges over 1\.\.9"),
+            ("offsets", 0, r"0 is not a value of `row \+ 1`"),
+        ):
+            wrong = inputs | {key: inputs[key][:1].repeat(size, *[1] * (inputs[key].dim() - 1))}
+            with pytest.raises(ShapeMismatch, match=message):
+                session.run(wrong)
+
+
 def test_single_row_is_no_obstacle() -> None:
     program = kd_export.export(double(), {"x": torch.ones(1, 3)})
     assert program({"x": torch.ones(1, 3)})["y"].shape == (1, 3)
@@ -64,7 +105,7 @@ def test_empty_example_is_no_obstacle() -> None:
 
 def test_widened_size_is_no_size_of_a_weight() -> None:
     # With two rows, the rows and the two columns of the weight would look alike.
-    shapes = DynamicShapes({("x",): {0: "batch"}}, {"batch": Axis()})
+    shapes = DynamicShapes({("x",): {0: LinearSize("batch")}}, {"batch": Axis()})
     wide = widen({("x",): torch.ones(1, 3)}, shapes, [2])
     assert wide["x",].shape == (5, 3)
 
@@ -103,7 +144,11 @@ def sized(td: TensorDictBase) -> TensorDictBase:
 BAD = [
     ({"z": {0: "b"}}, KeyMismatch, "`dynamic` names the input 'z'; the inputs are `x`"),
     ({"x": {2: "b"}}, ShapeMismatch, r"names dimension 2 of `x`, whose shape is \(2, 3\)"),
-    ({"x": {0: "a b"}}, ExportError, "'a b' cannot name an axis"),
+    ({"x": {0: "a b"}}, ExportError, "'a b' cannot name a dimension.* such as `2\\*batch"),
+    ({"x": {0: "a*b"}}, ExportError, "'a\\*b' cannot name a dimension"),
+    ({"2*b": (1, 4)}, ExportError, "'2\\*b' cannot name an axis"),
+    ({"x": {0: "2*b + 1"}}, ShapeMismatch, r"example: `x`\[0\] = 2 for `2\*b \+ 1`"),
+    ({"x": {0: "b - 5"}}, ExportError, r"`b - 5`, .* negative .* range for it: `'b': \(5, None\)"),
     ({"x": {0: "b"}, "c": (1, 4)}, ExportError, "a range is given for `c`, which names no"),
     ({"a": (1, 4), "b": (1, 4)}, ExportError, "no dimension is named so"),
     ({"x": {0: "b", 1: "b"}}, ShapeMismatch, r"axis `b` has different sizes .*`x`\[1\] = 3"),

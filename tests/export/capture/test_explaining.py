@@ -65,28 +65,37 @@ def test_axes_that_must_be_one_are_named_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "function", "message"),
+    ("rows", "function", "message", "pasted"),
     [
         (
             (4, 5),
             lambda x, y: x + y[1:],
-            r"`(b|a)`\) must be `(a \+ 1|b - 1)`\. An axis cannot follow",
+            r"dimension 0 of `y` \(axis `b`\) must be `a \+ 1`\.",
+            {"x": {0: "a"}, "y": {0: "a + 1"}, "a": (1, 63)},
         ),
         (
             (8, 4),
-            lambda x, y: x.reshape(-1, 2, 3).sum(1) + y,
-            "dimension 0 of `x` .* a multiple of 2",
+            lambda x, y: x.reshape(-1, 2, 3).sum(1) + y.sum(),
+            r"dimension 0 of `x` \(axis `a`\) must be a multiple of 2\.",
+            {"x": {0: "2*a"}, "y": {0: "b"}, "b": (1, 64), "a": (1, None)},
         ),
     ],
 )
-def test_an_axis_that_follows_from_another_is_named_so(
-    rows: tuple[int, int], function: Callable[..., Tensor], message: str
+def test_an_axis_that_follows_from_another_is_written_as_it_is_pasted(
+    rows: tuple[int, int],
+    function: Callable[..., Tensor],
+    message: str,
+    pasted: Mapping[str, object],
 ) -> None:
     module = Keyed(Do(function), ["x", "y"], ["z"])
     example = {name: torch.randn(size, 3) for name, size in zip("xy", rows, strict=True)}
     with pytest.raises(Specialized, match=message) as raised:
-        export(module, example, dynamic={"x": {0: "a"}, "y": {0: "b"}})
+        export(module, example, dynamic={"x": {0: "a"}, "y": {0: "b"}, "b": (1, 64)})
     assert raised.value.key in {("x",), ("y",)}
+    assert raised.value.hint is not None
+    assert ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic=")) == pasted
+    shapes = export(module, example, dynamic=pasted).schema.inputs  # type: ignore[arg-type]
+    assert [entry.shape[0] for entry in shapes] == [pasted["x"][0], pasted["y"][0]]  # type: ignore[index]
 
 
 class Branching(nn.Module):

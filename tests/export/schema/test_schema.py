@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from importlib.resources import files
 
@@ -122,10 +123,11 @@ def test_a_dtype_is_one_that_torch_has() -> None:
         Schema.from_json(Schema((entry,), ()).to_json())
 
 
-def test_axes_of_inputs_are_declared() -> None:
-    entry = Entry(("x",), "x", "float32", ("rows",))
-    with pytest.raises(ExportError, match="unknown axis 'rows'"):
-        Schema.from_json(Schema((entry,), ()).to_json())
+@pytest.mark.parametrize("size", ["rows", "n*m", "0*n", "n - 2", "2*rows", "n//2", "n + n", ""])
+def test_axes_of_inputs_are_declared(size: str) -> None:
+    entry = Entry(("x",), "x", "float32", (size,))
+    with pytest.raises(ExportError, match=rf"unknown axis '{re.escape(size)}'"):
+        Schema.from_json(Schema((entry,), (), {"n": Axis(), "m": Axis()}).to_json())
 
 
 def test_a_schema_prints_as_a_table() -> None:

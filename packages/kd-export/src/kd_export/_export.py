@@ -52,7 +52,8 @@ def export(
         outputs: The keys to be outputs, in order; by default the module's ``out_keys``.
         dynamic: ``"batch"``: the leading dimension of all inputs is one axis of this name, of any
             size from 1. ``{"batch": (1, 1024)}``: the same with a range. ``{key: {dim: name}}``:
-            named dimensions by input. ``None``: all shapes are fixed.
+            named dimensions by input; ``"2*batch + 1"`` is a size that follows from one.
+            ``None``: all shapes are fixed.
         state: What a recurrent module carries from one step to the next: by the key of each input,
             the key of the output that is its next value. `Session.step` carries it.
         initial: What that state starts with, and is reset to, by the key of the input: a number,

@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
 from kd_export._running.recurrent import mended_layers
+from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.wire import unused_name
 
@@ -135,13 +136,20 @@ def _name_border(values: Sequence[ir.Value], entries: Sequence[Entry]) -> None:
 
 
 def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:
-    """Map the symbols of the translated inputs (``s77``) to axis names."""
-    return {
+    """Map the sizes of the translated inputs, and their symbols (``s77``), to names of axes."""
+    named = {
         str(size.value): name
         for value, entry in zip(graph.inputs, schema.inputs, strict=True)
         for size, name in zip(value.shape or (), entry.shape, strict=True)
         if isinstance(name, str) and not isinstance(size, int)
     }
+    solved: dict[str, str] = {}
+    for text, name in named.items():
+        one, other = LinearSize.parse(text), LinearSize.parse(name)
+        axis = one.solve(other) if one is not None and other is not None else None
+        if one is not None and axis is not None:
+            solved[one.axis] = str(axis)
+    return solved | named
 
 
 def _rename_axes(shape: ir.Shape, axes: dict[str, str]) -> None:
@@ -152,7 +160,11 @@ def _rename_axes(shape: ir.Shape, axes: dict[str, str]) -> None:
 
 
 def _renamed(expression: str, axes: dict[str, str]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda word: axes.get(word[0], word[0]), expression)
+    def name(word: re.Match[str]) -> str:
+        found = axes.get(word[0], word[0])
+        return found if found.isidentifier() else f"({found})"
+
+    return axes.get(expression) or re.sub(r"[A-Za-z_]\w*", name, expression)
 
 
 def _values(graph: ir.Graph) -> list[ir.Value]:

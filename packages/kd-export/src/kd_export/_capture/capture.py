@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
+import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -106,6 +106,7 @@ def _trace(
             raise failure from error
     check_dynamic(program, flat, shapes)
     _own_names(program)
+    _drop_implied_ranges(program)
     return program
 
 
@@ -150,15 +151,26 @@ def _own_names(program: ExportedProgram) -> None:
             held[name.removeprefix(_PREFIX)] = held.pop(name)
 
 
+def _drop_implied_ranges(program: ExportedProgram) -> None:
+    """Drop the ranges of sizes that follow from others: torch warns of them in each load."""
+    ranges = program.range_constraints
+    for size in [size for size in ranges if not size.is_Symbol]:
+        del ranges[size]
+
+
 def _axis_names(
     program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes
-) -> dict[str, str]:
-    """Map torch's symbols (``s77``) to axis names."""
-    return {
-        str(value.shape[dim]): name
-        for key, value in zip(flat.inputs, input_values(program), strict=True)
-        for dim, name in shapes.names.get(key, {}).items()
-    }
+) -> dict[sympy.Symbol, sympy.Expr]:
+    """Map torch's symbols (``s77``) to axes."""
+    found = {}
+    for key, value in zip(flat.inputs, input_values(program), strict=True):
+        for dim, size in shapes.names.get(key, {}).items():
+            expression = _expression(value.shape[dim])
+            (symbol,) = expression.free_symbols
+            axis = sympy.Symbol(size.axis, integer=True, nonnegative=True)
+            rest = size.factor * axis + size.offset - expression.subs(symbol, 0)
+            found[symbol] = rest / expression.coeff(symbol)
+    return found
 
 
 def _input(flat: FlatModule, key: Key, tensor: Tensor, shapes: DynamicShapes) -> Entry:
@@ -168,14 +180,16 @@ def _input(flat: FlatModule, key: Key, tensor: Tensor, shapes: DynamicShapes) ->
         key=key,
         name=flat.arguments[key],
         dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(names.get(dim, size) for dim, size in enumerate(tensor.shape)),
+        shape=tuple(
+            str(names[dim]) if dim in names else size for dim, size in enumerate(tensor.shape)
+        ),
         low=low,
         high=high,
     )
 
 
 def _outputs(
-    program: ExportedProgram, keys: Sequence[Key], names: Mapping[str, str]
+    program: ExportedProgram, keys: Sequence[Key], names: Mapping[sympy.Symbol, sympy.Expr]
 ) -> Iterator[Entry]:
     nodes = {node.name: node for node in program.graph.nodes}
     for key, name in zip(keys, program.graph_signature.user_outputs, strict=True):
@@ -188,7 +202,12 @@ def _outputs(
         )
 
 
-def _size(size: int | torch.SymInt, names: Mapping[str, str]) -> int | str:
+def _size(size: int | torch.SymInt, names: Mapping[sympy.Symbol, sympy.Expr]) -> int | str:
     if not isinstance(size, torch.SymInt):
         return size
-    return re.sub(r"[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), str(size))
+    return str(_expression(size).subs(names))
+
+
+def _expression(size: int | torch.SymInt) -> sympy.Expr:
+    assert isinstance(size, torch.SymInt)
+    return size.node.expr

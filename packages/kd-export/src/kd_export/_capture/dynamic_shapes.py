@@ -7,6 +7,7 @@ rows (and to a number of rows that no weight or other dimension has, lest the tw
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
+from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Axis
 from kd_export._schema.wire import as_key, wire_key, wire_name
 
@@ -32,27 +34,31 @@ class DynamicShapes:
     """Which dimensions of which inputs are dynamic, and within which range.
 
     Attributes:
-        names: The axis name of each dynamic dimension, by input.
+        names: The axis of each dynamic dimension, or how it follows from one, by input.
         axes: The range of each axis.
     """
 
-    names: Mapping[Key, Mapping[int, str]]
+    names: Mapping[Key, Mapping[int, LinearSize]]
     axes: Mapping[str, Axis]
 
     def dims(self, key: Key) -> dict[int, Dim]:
         """Return the torch dimensions of one input."""
-        return {
-            dim: Dim(name, min=self.axes[name].min, max=self.axes[name].max)
-            for dim, name in self.names.get(key, {}).items()
-        }
+        return {dim: self._dim(size) for dim, size in self.names.get(key, {}).items()}
+
+    def _dim(self, size: LinearSize) -> Dim:
+        axis = self.axes[size.axis]
+        dim = Dim(size.axis, min=axis.min, max=axis.max)
+        dim = dim if size.factor == 1 else size.factor * dim
+        return dim + size.offset if size.offset else dim
 
     def hold(self, tensors: Mapping[Key, Tensor]) -> bool:
         """Decide whether inputs have sizes within the ranges."""
-        return all(
-            self.axes[name].holds(tensors[key].shape[dim])
+        found = [
+            (self.axes[size.axis], size.axis_at(tensors[key].shape[dim]))
             for key, dims in self.names.items()
-            for dim, name in dims.items()
-        )
+            for dim, size in dims.items()
+        ]
+        return all(size is not None and axis.holds(size) for axis, size in found)
 
 
 def resolve(
@@ -81,26 +87,44 @@ def resolve(
             )
         (axis,) = ranges
         named = _leading(axis, tensors, batch_dims)
-    used = {name for dims in named.values() for name in dims.values()}
+    used = {size.axis for dims in named.values() for size in dims.values()}
     if not set(ranges) <= used:
         raise ExportError(
             f"a range is given for {quoted(sorted(set(ranges) - used))}, which names no dimension.",
             expected=tuple(sorted(used)),
             got=tuple(ranges),
         )
-    return DynamicShapes(named, {name: ranges.get(name, Axis()) for name in sorted(used)})
+    shapes = DynamicShapes(named, {name: ranges.get(name, Axis()) for name in sorted(used)})
+    _check_least(shapes)
+    return shapes
+
+
+def _check_least(shapes: DynamicShapes) -> None:
+    """Check that no size that follows from an axis is negative."""
+    for key, dims in shapes.names.items():
+        for dim, size in dims.items():
+            if size.at(shapes.axes[size.axis].min) < 0:
+                least = -(size.offset // size.factor)
+                raise ExportError(
+                    f"dimension {dim} of `{wire_name(key)}` is `{size}`, which is negative where "
+                    f"`{size.axis}` is {shapes.axes[size.axis].min}.",
+                    key=key,
+                    expected=f"{least}..",
+                    got=str(shapes.axes[size.axis]),
+                    hint=f"Pass a range for it: `{size.axis!r}: ({least}, None)`.",
+                )
 
 
 def _sort_out(
     dynamic: Mapping[Name, Range | Mapping[int, str]], tensors: Mapping[Key, Tensor]
-) -> tuple[dict[str, Axis], dict[Key, dict[int, str]]]:
+) -> tuple[dict[str, Axis], dict[Key, dict[int, LinearSize]]]:
     """Split the ranges of axes from the named dimensions of inputs."""
     ranges: dict[str, Axis] = {}
-    named: dict[Key, dict[int, str]] = {}
+    named: dict[Key, dict[int, LinearSize]] = {}
     for word, value in dynamic.items():
         if isinstance(value, Mapping):
             key = _input_key(word, tensors)
-            named[key] = {_dim(key, dim, tensors[key]): _axis(name) for dim, name in value.items()}
+            named[key] = {_dim(key, dim, tensors[key]): _size(name) for dim, name in value.items()}
         else:
             low, high = value
             ranges[_axis(word)] = Axis(low, high)
@@ -115,7 +139,7 @@ def _sort_out(
 
 def _leading(
     axis: str, tensors: Mapping[Key, Tensor], batch_dims: int
-) -> dict[Key, dict[int, str]]:
+) -> dict[Key, dict[int, LinearSize]]:
     """Name the leading dimension of all inputs, which must then be of one size."""
     sizes = {key: tensor.shape[0] for key, tensor in tensors.items() if tensor.dim()}
     if not batch_dims and len(set(sizes.values())) != 1:
@@ -127,7 +151,7 @@ def _leading(
             hint="Name the dimensions by key, as in `dynamic={'obs': {0: 'batch'}}`, or pass "
             "`dynamic=None` for fixed shapes.",
         )
-    return {key: {0: axis} for key in sizes}
+    return {key: {0: LinearSize(axis)} for key in sizes}
 
 
 def _input_key(word: object, tensors: Mapping[Key, Tensor]) -> Key:
@@ -160,9 +184,22 @@ def _axis(name: object) -> str:
         raise ExportError(
             f"{name!r} cannot name an axis.",
             got=name,
-            hint="Use a word, such as `batch`; an axis cannot follow from another one.",
+            hint="Use a word, such as `batch`.",
         )
     return name
+
+
+def _size(name: object) -> LinearSize:
+    size = LinearSize.parse(name) if isinstance(name, str) else None
+    if size is None:
+        raise ExportError(
+            f"{name!r} cannot name a dimension.",
+            got=name,
+            hint="Use a word, such as `batch`, or a size that follows from one, such as "
+            "`2*batch + 1`.",
+        )
+    _axis(size.axis)
+    return size
 
 
 def widen(
@@ -178,34 +215,48 @@ def widen(
     wide = dict(tensors)
     avoid = {*fixed_sizes, *(size for tensor in tensors.values() for size in tensor.shape)}
     for name, axis in shapes.axes.items():
-        places = [(k, d) for k, dims in shapes.names.items() for d, n in dims.items() if n == name]
-        sizes = {wide[key].shape[dim] for key, dim in places}
-        if len(sizes) == 1 and min(sizes) >= 2 and axis.holds(min(sizes)):
-            continue
-        if len(sizes) > 1:
+        places = [
+            (key, dim, size)
+            for key, dims in shapes.names.items()
+            for dim, size in dims.items()
+            if size.axis == name
+        ]
+        sizes = {size.axis_at(wide[key].shape[dim]) for key, dim, size in places}
+        (rows,) = sizes if len(sizes) == 1 else (None,)
+        if rows is None:
             raise _unequal(name, wide, places)
-        rows = _rows(axis, avoid)
-        avoid.add(rows)
-        for key, dim in places:
-            wide[key] = repeat_rows(wide[key], dim, rows)
+        followers = [LinearSize(name), *(size for _, _, size in places)]
+        if axis.holds(rows) and all(size.at(rows) >= 2 for size in followers):
+            continue
+        rows = _rows(axis, followers, avoid)
+        for key, dim, size in places:
+            avoid.add(size.at(rows))
+            wide[key] = repeat_rows(wide[key], dim, size.at(rows))
     return wide
 
 
-def _rows(axis: Axis, avoid: Iterable[int]) -> int:
+def _rows(axis: Axis, sizes: Sequence[LinearSize], avoid: Iterable[int]) -> int:
+    """Choose a size of an axis: no dimension of it may have fewer than two entries."""
     taken = set(avoid)
-    candidates = [rows for rows in _ROWS if axis.holds(rows)] or [max(axis.min, 2)]
-    return next((rows for rows in candidates if rows not in taken), candidates[0])
+    least = next(rows for rows in itertools.count(axis.min) if all(s.at(rows) >= 2 for s in sizes))
+    candidates = [rows for rows in _ROWS if axis.holds(rows) and rows >= least] or [least]
+    return next((r for r in candidates if not taken & {s.at(r) for s in sizes}), candidates[0])
 
 
 def _unequal(
-    name: str, tensors: Mapping[Key, Tensor], places: Sequence[tuple[Key, int]]
+    name: str, tensors: Mapping[Key, Tensor], places: Sequence[tuple[Key, int, LinearSize]]
 ) -> ShapeMismatch:
-    found = ", ".join(f"`{wire_name(k)}`[{d}] = {tensors[k].shape[d]}" for k, d in places)
+    found = ", ".join(
+        f"`{wire_name(key)}`[{dim}] = {tensors[key].shape[dim]}"
+        + ("" if str(size) == name else f" for `{size}`")
+        for key, dim, size in places
+    )
     return ShapeMismatch(
         f"the axis `{name}` has different sizes in the example: {found}.",
         key=places[0][0],
-        got=tuple(tensors[key].shape[dim] for key, dim in places),
-        hint="Give dimensions that differ different names.",
+        got=tuple(tensors[key].shape[dim] for key, dim, _ in places),
+        hint="Give dimensions that differ different names, or say how one follows from the other, "
+        f"as in `2*{name} + 1`.",
     )
 
 

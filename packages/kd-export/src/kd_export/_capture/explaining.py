@@ -15,6 +15,7 @@ from kd_export._capture.dynamic_shapes import DynamicShapes
 from kd_export._capture.signature import FlatModule
 from kd_export._errors import ExportError, Key, NotExportable, Specialized
 from kd_export._running.places import line_of
+from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Axis
 from kd_export._schema.wire import wire_name
 
@@ -46,28 +47,31 @@ def specialized(
 ) -> Specialized:
     """Name the key, dimension and axis of a dimension that did not stay dynamic."""
     key, dim = _place_of(text, flat, shapes)
-    axis = shapes.names.get(key, {}).get(dim, "")
+    dims = shapes.names.get(key, {})
+    axis = str(dims[dim]) if dim in dims else ""
     where = f"dimension {dim} of `{wire_name(key)}` (axis `{axis}`)"
     fixed = "only some of its sizes" if size is None else f"the size {size}"
-    needed, remedy = _relation(text, axis)
+    needed = _relations(text).get(axis)
     return Specialized(
         f"the module allows {fixed} of {where}."
         if needed is None
-        else f"{where} must be {needed}.",
+        else f"{where} must be {_told(axis, needed)}.",
         key=key,
         expected=str(shapes.axes.get(axis, "dynamic")),
-        got=size if needed is None else needed,
-        hint=remedy or _remedy(text, shapes),
+        got=size if needed is None else str(needed),
+        hint=_remedy(text, shapes),
     )
 
 
 def _place_of(text: str, flat: FlatModule, shapes: DynamicShapes) -> tuple[Key, int]:
     """Find the dimension that torch names: by its axis, or else by the argument."""
-    places = [(name, key, d) for key, dims in shapes.names.items() for d, name in dims.items()]
-    named = re.search(r"Constraints violated \((\w+)", text)
-    for name, key, dim in places:
-        if named is not None and named[1] == name:
-            return key, dim
+    places = [(str(s), key, d) for key, dims in shapes.names.items() for d, s in dims.items()]
+    named = re.search(r"Constraints violated \(([^)]+)\)", text)
+    listed = [] if named is None else named[1].split(", ")
+    for wanted in (*_relations(text), *listed):
+        for name, key, dim in places:
+            if name == wanted:
+                return key, dim
     for key in flat.inputs:
         pattern = rf"\b{re.escape(flat.arguments[key])}'?\]?\.(?:size\(\)|shape)\[(\d+)\]"
         if (found := re.search(pattern, text)) is not None:
@@ -76,23 +80,15 @@ def _place_of(text: str, flat: FlatModule, shapes: DynamicShapes) -> tuple[Key, 
     return key, dim
 
 
-def _relation(text: str, axis: str) -> tuple[str | None, str | None]:
-    """Return what torch says that an axis must be, if it follows from another, and the remedy."""
-    found = re.search(rf"^\s*{re.escape(axis)} = (?!Dim)(.*[-+*/].*?)\s*$", text, re.MULTILINE)
-    if not axis or found is None:
-        return None, None
-    factor = re.fullmatch(rf"(\d+)\*_{re.escape(axis)}", found[1])
-    if factor is not None:
-        return (
-            f"a multiple of {factor[1]}",
-            f"Let the input have a dimension of {factor[1]} of its own, which the module flattens, "
-            "or fix the shape with `dynamic=None`.",
-        )
-    return (
-        f"`{found[1]}`",
-        "An axis cannot follow from another one: let the module take one of the inputs and derive "
-        "the other, or fix the shapes with `dynamic=None`.",
-    )
+def _relations(text: str) -> dict[str, LinearSize]:
+    """Return what torch says that axes must be, if they follow from another or are multiples."""
+    lines = re.findall(r"^\s*(\w+) = (?!Dim)(.*[-+*/].*?)\s*$", text, re.MULTILINE)
+    parsed = ((name, LinearSize.parse(fix)) for name, fix in lines)
+    return {name: size for name, size in parsed if size is not None}
+
+
+def _told(axis: str, needed: LinearSize) -> str:
+    return f"a multiple of {needed.factor}" if needed.axis == f"_{axis}" else f"`{needed}`"
 
 
 def _remedy(text: str, shapes: DynamicShapes) -> str:
@@ -106,26 +102,49 @@ def _remedy(text: str, shapes: DynamicShapes) -> str:
             axes[name] = Axis(limits.get("min", axes[name].min), limits.get("max", axes[name].max))
             continue
         del axes[name]  # it is another axis, or one size
-        names = {k: _renamed(dims, name, fix) for k, dims in names.items()}
-    if axes == dict(shapes.axes):
+        other = None if fix.isdecimal() else LinearSize(fix)
+        names = {k: _renamed(dims, name, other) for k, dims in names.items()}
+    for name, needed in _relations(text).items():
+        if name not in axes:
+            continue
+        axis = axes.pop(name)
+        if needed.axis == f"_{name}":
+            needed = LinearSize(name, needed.factor)
+        axes[needed.axis] = _within(axes.get(needed.axis, Axis(0)), needed, axis)
+        names = {k: _renamed(dims, name, needed) for k, dims in names.items()}
+    if axes == dict(shapes.axes) and names == shapes.names:
         return (
             "Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
             "give the axis a range it can serve, or fix the shape with `dynamic=None`."
         )
-    dims = {key: dims for key, dims in names.items() if dims}
+    dims = {key: {d: str(size) for d, size in dims.items()} for key, dims in names.items() if dims}
     words = [f"{key[0]!r}" if len(key) == 1 else f"{key!r}" for key in dims]
     pairs = [f"{word}: {dims}" for word, dims in zip(words, dims.values(), strict=True)]
     pairs += [f"{name!r}: {(axis.min, axis.max)}" for name, axis in axes.items()]
     return f"Pass `dynamic={{{', '.join(pairs)}}}`." if dims else "Pass `dynamic=None`."
 
 
-def _renamed(dims: Mapping[int, str], name: str, fix: str) -> dict[int, str]:
-    """Rename dimensions as another axis; those of one size have no name any more."""
-    return {
-        dim: fix if known == name else known
-        for dim, known in dims.items()
-        if known != name or not fix.isdecimal()
-    }
+def _within(axis: Axis, size: LinearSize, limits: Axis) -> Axis:
+    """Restrict the range of an axis to where a size that follows from it is within limits."""
+    low = -((size.offset - limits.min) // size.factor)
+    high = None if limits.max is None else (limits.max - size.offset) // size.factor
+    known = [most for most in (axis.max, high) if most is not None]
+    return Axis(max(axis.min, low), min(known, default=None))
+
+
+def _renamed(
+    dims: Mapping[int, LinearSize], name: str, other: LinearSize | None
+) -> dict[int, LinearSize]:
+    """Write an axis in terms of another one; dimensions of one size have no name any more."""
+    found = {}
+    for dim, size in dims.items():
+        if size.axis != name:
+            found[dim] = size
+        elif other is not None:
+            found[dim] = LinearSize(
+                other.axis, size.factor * other.factor, size.factor * other.offset + size.offset
+            )
+    return found
 
 
 def _module_of(error: BaseException, flat: FlatModule) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, fx
 
 from kd_export._errors import UntrustedArtifact
 from kd_export._running.backend import Direct
+from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Schema
 from kd_export._schema.serialized_program import is_name
 from kd_export._schema.wire import unused_name
@@ -59,7 +60,7 @@ adaptive_avg_pool2d.default avg_pool2d.default scaled_dot_product_attention.defa
 """
 
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
-_USED = ("Tensor", "KeyError", "len", "slice")
+_USED = ("Tensor", "KeyError", "divmod", "len", "slice")
 """What the written functions read besides their own names."""
 
 
@@ -98,7 +99,7 @@ class StraightLine:
     ) -> None:
         self._globals: dict[str, object] = {}
         self._names: dict[fx.Node, str] = {}
-        self._taken: set[str] = {"inputs", "shape", *_USED}
+        self._taken: set[str] = {"inputs", "shape", "rest", *_USED}
         self._constants: dict[object, str] = {}
         body, results = self._write(graph_module, bound)
         arguments = [self._by_placeholder[name] for name in inputs]
@@ -218,14 +219,22 @@ class StraightLine:
                 continue
             yield f"if len(shape) != {len(entry.shape)}: return None"
             for position, size in enumerate(entry.shape):
-                if isinstance(size, int) or size in seen:
-                    wanted = seen[size] if isinstance(size, str) else size
+                if isinstance(size, int):
+                    yield f"if shape[{position}] != {size}: return None"
+                    continue
+                linear = LinearSize.parse(size)
+                assert linear is not None  # the schema was checked
+                if linear.axis in seen:
+                    wanted = LinearSize(seen[linear.axis], linear.factor, linear.offset)
                     yield f"if shape[{position}] != {wanted}: return None"
                     continue
-                axis = schema.axes[size]
-                local = seen[size] = self._local()
-                upper = "" if axis.max is None else f" <= {axis.max}"
+                axis, local = schema.axes[linear.axis], self._local()
+                seen[linear.axis] = local
                 yield f"{local} = shape[{position}]"
+                if size != linear.axis:
+                    yield f"{local}, rest = divmod({local} - {linear.offset}, {linear.factor})"
+                    yield "if rest: return None"
+                upper = "" if axis.max is None else f" <= {axis.max}"
                 yield f"if not {axis.min} <= {local}{upper}: return None"
 
     def _local(self) -> str:

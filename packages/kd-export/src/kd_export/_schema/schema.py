@@ -33,6 +33,7 @@ from kd_export._schema.json_values import (
     as_size,
     as_str,
 )
+from kd_export._schema.linear_size import known_size
 from kd_export._schema.wire import as_key, wire_key, wire_name
 from kd_export._tables import Row, html_table, plain_table
 
@@ -80,8 +81,8 @@ class Entry:
         key: The key in the container, as a tuple of its parts.
         name: What the tensor is called inside the file.
         dtype: The dtype's name, without ``torch.``.
-        shape: A size for each fixed dimension, an axis name (or an expression of axis names) for
-            each dynamic one.
+        shape: A size for each fixed dimension, and for each dynamic one an axis name or what
+            follows from one (``2*batch + 1``); of outputs also another expression of axis names.
         low: The smallest value of an input that test vectors use.
         high: The largest value of an input that test vectors use.
 
@@ -275,7 +276,8 @@ class Schema:
 def _check_axes(schema: Schema) -> None:
     for entry in schema.inputs:
         for size in entry.shape:
-            if isinstance(size, str) and size not in schema.axes:
+            least = known_size(size, {name: axis.min for name, axis in schema.axes.items()})
+            if least is None or least < 0:
                 raise ValueError(f"the input {entry.wire!r} has the unknown axis {size!r}")
 
 
@@ -305,8 +307,8 @@ def _check_vector(vector: Vector, schema: Schema) -> None:
     for name, numbers in vector.inputs.items():
         if name not in shapes:
             raise ValueError(f"a stored test has the unknown input {brief(name)}")
-        sizes = [size if isinstance(size, int) else vector.sizes[size] for size in shapes[name]]
-        if len(numbers) != math.prod(sizes):
+        sizes = [known_size(size, vector.sizes) for size in shapes[name]]
+        if len(numbers) != math.prod(size for size in sizes if size is not None):
             raise ValueError(f"a stored test has {len(numbers)} numbers for {brief(name)}")
     expected = set() if schema.mode == RANDOM else {entry.wire for entry in schema.outputs}
     if set(vector.outputs) != expected:

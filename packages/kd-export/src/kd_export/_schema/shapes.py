@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kd_export._errors import ShapeMismatch
+from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Entry, Schema
 
 
@@ -48,14 +49,20 @@ def check_shape(
 
 
 def _axis_fault(
-    entry: Entry, name: str, size: int, schema: Schema, sizes: dict[str, tuple[int, Entry]]
+    entry: Entry, text: str, size: int, schema: Schema, sizes: dict[str, tuple[int, Entry]]
 ) -> str | None:
-    known, first = sizes.setdefault(name, (size, entry))
-    if known != size:
-        return f"The axis `{name}` has size {known} in `{first.wire}`."
-    axis = schema.axes.get(name)
-    if axis is not None and not axis.holds(size):
-        return f"The axis `{name}` ranges over {axis}."
+    linear = LinearSize.parse(text)
+    assert linear is not None  # the schema was checked
+    found = linear.axis_at(size)
+    if found is None:
+        return f"{size} is not a value of `{text}`."
+    known, first = sizes.setdefault(linear.axis, (found, entry))
+    if known != found:
+        follows = "" if text == linear.axis else f", so that `{text}` is {linear.at(known)}"
+        return f"The axis `{linear.axis}` has size {known} in `{first.wire}`{follows}."
+    axis = schema.axes[linear.axis]
+    if not axis.holds(found):
+        return f"The axis `{linear.axis}` ranges over {axis}."
     return None
 
 

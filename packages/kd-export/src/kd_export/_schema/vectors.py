@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from kd_export._errors import ExportError, ShapeMismatch
 from kd_export._schema.json_values import Number
+from kd_export._schema.linear_size import known_size
 from kd_export._schema.schema import Entry, Schema, Vector
 
 STORED = 32
@@ -88,13 +89,16 @@ def _draw(entry: Entry, vector: Vector, source: random.Random) -> Drawn:
 def concrete(shape: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Replace axis names by sizes.
 
-    >>> concrete(("batch", 3), {"batch": 2})
-    (2, 3)
+    >>> concrete(("batch", 3, "batch + 1"), {"batch": 2})
+    (2, 3, 3)
     """
-    missing = [size for size in shape if isinstance(size, str) and size not in sizes]
-    if missing:
-        raise ShapeMismatch(f"no size was given for the axis `{missing[0]}`.", got=missing[0])
-    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+    found = []
+    for size in shape:
+        known = known_size(size, sizes)
+        if known is None:
+            raise ShapeMismatch(f"no size was given for the axis `{size}`.", got=size)
+        found.append(known)
+    return tuple(found)
 
 
 def positions(count: int) -> list[int]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 from kd_export._errors import ExportError, VerifyError
 from kd_export._running.session import Session
+from kd_export._schema.linear_size import known_size
 from kd_export._schema.schema import RANDOM, Entry, Vector
 from kd_export._schema.vectors import (
-    concrete,
     distance,
     draw,
     magnitude,
@@ -109,8 +109,10 @@ def _compare_stored(
 ) -> Comparison:
     shape = tuple(getattr(result, "shape", ()))
     dtype = str(getattr(result, "dtype", entry.dtype)).removeprefix("torch.")
-    known = all(isinstance(size, int) or size in vector.sizes for size in entry.shape)
-    fits = shape == concrete(entry.shape, vector.sizes) if known else len(shape) == len(entry.shape)
+    known = [known_size(size, vector.sizes) for size in entry.shape]
+    fits = len(shape) == len(known) and all(
+        wanted in (None, size) for size, wanted in zip(shape, known, strict=True)
+    )
     count = math.prod(shape)
     random = session.schema.mode == RANDOM
     expected = vector.outputs.get(entry.wire, ())

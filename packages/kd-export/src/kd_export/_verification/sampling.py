@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kd_export._running.torch_runner import numbers_of
 from kd_export._schema.json_values import Number
+from kd_export._schema.linear_size import axes_of
 from kd_export._schema.schema import Entry, Schema, Vector
-from kd_export._schema.shapes import axis_sizes
-from kd_export._schema.vectors import MOST_STORED
+from kd_export._schema.vectors import MOST_STORED, concrete
 
 Change = Callable[[Tensor, int], Tensor]
 _UNCHANGED: Change = lambda tensor, limit: tensor  # noqa: E731  # one of a list of functions
@@ -90,22 +90,29 @@ def _sampled(
 ) -> list[Tensor]:
     """Select rows of the example: of one axis the same ones from every input."""
     source = random.Random(seed)
-    rows = {
-        axis: _rows(have, sizes[axis], source if _is_leading(schema, axis) else None)
-        for axis, have in axis_sizes(schema, [tuple(tensor.shape) for tensor in example]).items()
-    }
+    rows: dict[str, Tensor] = {}
     results = []
     for entry, whole in zip(schema.inputs, example, strict=True):
-        tensor = whole
+        tensor, wanted = whole, concrete(entry.shape, sizes)
         for dim, axis in enumerate(entry.shape):
-            tensor = tensor.index_select(dim, rows[axis]) if isinstance(axis, str) else tensor
+            if not isinstance(axis, str):
+                continue
+            if axis not in rows:
+                free = source if _is_leading(schema, axis) else None
+                rows[axis] = _rows(tensor.shape[dim], wanted[dim], free)
+            tensor = tensor.index_select(dim, rows[axis])
         results.append(tensor)
     return results
 
 
 def _is_leading(schema: Schema, axis: str) -> bool:
-    """Decide whether an axis is the first of every input that has it, so that rows may change."""
-    return all(axis not in entry.shape[1:] for entry in schema.inputs)
+    """Decide whether an axis is the first of every input that has it, so that rows may change.
+
+    The rows of an axis that another follows from stay in their order, too.
+    """
+    shapes = [entry.shape for entry in schema.inputs]
+    others = [size for shape in shapes for size in shape if size != axis]
+    return all(axis not in shape[1:] for shape in shapes) and axis not in axes_of(others)
 
 
 def _rows(have: int, wanted: int, source: random.Random | None) -> Tensor:
