@@ -55,7 +55,6 @@ LEFT_OUT = {
     "save": "writes a file: `tests/core/store`",
     "load": "reads a file: `tests/core/store`",
     "__hash__": "is None",
-    "__getattr__": "explains names that are left out: `tests/repo/test_decided.py`",
     "__torch_function__": "every call of a function of torch goes through it",
     "__array_ufunc__": "tells numpy to leave operators to us",
     "__init_subclass__": "makes classes",
@@ -110,6 +109,7 @@ def test_every_public_method_is_called_or_left_out_for_a_reason() -> None:
         name
         for name in dir(TensorDictBase)
         if not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+        if hasattr(TensorDictBase, name)
     }
     covered = {name.split()[0] for name in OPERATIONS}
     changed = {"__hash__", "__init_subclass__", "__subclasshook__", "__repr__"}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._display.html import html_of_node
 from kd_core._display.printing import describe_node
-from kd_core._naming.left_out import instance_getattr
+from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
 from kd_core._ops.calls.apply import Apply
 from kd_core._ops.calls.modules import Modules
@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 
+@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "pack")
+@leaves_out("qint8", "qint32", "quint8", "quint4x2")
+@leaves_out("stack", "cat", "lazy_stack", "maybe_dense_stack")
 class TensorDictBase(
     Access,
     Description,
@@ -121,10 +124,6 @@ class TensorDictBase(
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         registry.new_kind(cls)
-
-    if not TYPE_CHECKING:
-        # Hidden from type checkers, so that they report a misspelt method.
-        __getattr__ = instance_getattr
 
     def __repr__(self) -> str:
         return describe_node(self)

@@ -30,6 +30,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.writes import write_all
+from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import blend
 from kd_core._ops.math.output import written_to
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 
 
+@leaves_out("hook_in", "hook_out", "valid_keys")
 class LazyStackedTensorDict(MemberReading, MemberGrowth):
     """Containers of the same batch size, stacked lazily along a new batch dimension.
 

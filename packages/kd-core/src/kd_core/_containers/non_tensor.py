@@ -23,7 +23,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
-from kd_core._naming.left_out import instance_getattr
+from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ class NonTensorDataBase:
     _desc: Descriptor
     _of_batch: bool = False
     """Whether it is one value that belongs to all rows of a batch."""
-
-    if not TYPE_CHECKING:
-        # Hidden from type checkers, so that they report a misspelt method.
-        __getattr__ = instance_getattr
 
     @property
     def batch_size(self) -> torch.Size:
@@ -122,6 +118,7 @@ class NonTensorDataBase:
         pass  # it does not have a structure to lock
 
 
+@leaves_out("fields", "from_tensordict", "extend")
 class NonTensorData(NonTensorDataBase):
     """A non-tensor entry: one value for the whole batch.
 

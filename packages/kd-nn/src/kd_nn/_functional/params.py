@@ -207,9 +207,6 @@ class TensorDictParams(TensorDictBase, nn.Module):
         # torch keeps modules in sets.
         return id(self)
 
-    if not TYPE_CHECKING:
-        __getattr__ = nn.Module.__getattr__  # of tensors by their names
-
     to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
     cpu = nn.Module.cpu
     cuda = nn.Module.cuda  # type: ignore[assignment]  # a module's: in place
