@@ -82,3 +82,15 @@ def test_threads_read_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_leaf_is_not_kept_by_the_history_of_what_is_written_to_it() -> None:
+    gc.disable()
+    try:
+        leaf = torch.ones(2, requires_grad=True) * 1
+        found = weakref.ref(leaf)
+        td = TensorDict({"a": leaf}).minimum_(0.5).maximum_(TensorDict({"a": leaf}))
+        del leaf, td
+        assert found() is None
+    finally:
+        gc.enable()

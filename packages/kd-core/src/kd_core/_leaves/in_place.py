@@ -53,7 +53,9 @@ def writing(fn: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the in-place form of a function of two for which torch has none."""
 
     def write(leaf: Tensor, other: Tensor) -> Tensor:
-        result = fn(leaf, other)
+        # A leaf that is kept by the history of its own new value would never be freed.
+        mine = leaf.clone() if leaf.requires_grad and torch.is_grad_enabled() else leaf
+        result = fn(mine, mine if other is leaf else other)
         if _rank(result.dtype) > _rank(leaf.dtype):
             raise InvalidValue(
                 f"result type {result.dtype} cannot be cast to the dtype {leaf.dtype} of the leaf"
