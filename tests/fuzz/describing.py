@@ -9,7 +9,7 @@ from random import Random
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal
-from tests.fuzz.data import Data
+from tests.fuzz.data import Data, Unknown
 from tests.fuzz.registry import operation
 from tests.fuzz.subjects import Plain, Subject
 from tests.fuzz.trees import walk
@@ -254,6 +254,8 @@ def _regrown(tree: Plain, batch: tuple[int, ...]) -> None:
         if isinstance(value, Tensor) and tuple(value.shape[: len(batch)]) != batch:
             raise Refusal("an entry does not fit")
         rows = value.rows if isinstance(value, Data) else None
+        if rows is not None and not rows.ndim:
+            raise Unknown("the value of the one row that there was")
         if rows is not None and tuple(rows.shape[: len(batch)]) != batch:
             raise Refusal("there are rows without a value")
         if isinstance(value, Plain):

@@ -12,7 +12,6 @@ from tests.fuzz.conftest import Seeds
 from tests.fuzz.plain_models import (
     Key,
     Misfit,
-    Missing,
     Runner,
     State,
     copy_of,
@@ -95,8 +94,9 @@ class Call:
 
     def refused_for_parts(self) -> None:
         """Check that a part of a container that is replaced later could not be computed."""
-        with pytest.raises((Missing, Misfit, KeyError)):
+        with pytest.raises(Exception) as caught:
             self.run(copy_of(self.given), parts=True)
+        assert not isinstance(caught.value, AssertionError)
         if self.form == "container":
             self.unchanged()
         align(self.world)
