@@ -14,7 +14,7 @@ from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._types import BatchSize, DeviceLike
+    from kd_core._types import Batch, BatchSize, DeviceLike
 
 C = TypeVar("C", bound=AbstractContainer)
 
@@ -44,19 +44,31 @@ def build(
     Raises:
         InvalidArgument: if the class is not built from a mapping.
     """
+    if batch_size is None and (auto_batch_size or batch_dims is not None):
+        batch_size = inferred_batch(cls, tree, batch_dims)
+    made = _maker(cls)(tree, found if batch_size is None else batch_size, device)
+    return made if names is None else named(made, names)
+
+
+def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
+    """Return the leading dimensions that the leaves of nested dicts share, at most `most`.
+
+    Raises:
+        InvalidArgument: if the class is not built from a mapping.
+    """
+    # Apart from what is built in the end: with a batch size lists are rows.
+    made = _maker(cls)(tree, None, None)
+    made.auto_batch_size_(most)  # type: ignore[attr-defined]  # of a concern
+    return made._desc.batch
+
+
+def _maker(cls: type[C]) -> Callable[..., C]:
     make = cast("Callable[..., C] | None", getattr(cls, "from_dict", None))
     if make is None:
         raise InvalidArgument(
             f"`{cls.__name__}` cannot be built from a mapping. Call the method of `TensorDict`."
         )
-    if batch_size is None and (auto_batch_size or batch_dims is not None):
-        made = make(tree, None, device)
-        bare = made._shallow().auto_batch_size_(batch_dims)  # type: ignore[attr-defined]  # of a concern
-        if bare._desc.ndim:
-            made = make(tree, bare._desc.batch, device)  # lists are rows now
-    else:
-        made = make(tree, found if batch_size is None else batch_size, device)
-    return made if names is None else named(made, names)
+    return make
 
 
 def kind_of(td: C) -> type[C]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._batch.shapes import batch_of
 from kd_core._convert import plain
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
-from kd_core._ops.formats.building import build, kind_of, stack_rows
+from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -174,6 +174,9 @@ class Objects(AbstractContainer):
             >>> type(td.from_dict_instance({"p": {"x": torch.ones(())}})["p"]).__name__
             'Point'
         """
+        kind = kind_of(self)
+        if batch_size is None and (auto_batch_size or batch_dims is not None):
+            batch_size = inferred_batch(kind, input_dict, batch_dims)
         tree: dict[str, object] = {}
         for key, value in input_dict.items():
             current = self._entries.get(key)
@@ -181,11 +184,7 @@ class Objects(AbstractContainer):
             if nested:  # with the batch size, which says what is a list of rows
                 value = current.from_dict_instance(value, batch_size=batch_size)  # type: ignore[union-attr]  # asked above
             tree[key] = value
-        made = build(kind_of(self), tree, batch_size, device, auto_batch_size, batch_dims)
-        batch = made._desc.batch
-        if batch_size is None and batch:
-            made = self.from_dict_instance(input_dict, batch_size=batch, device=device)
-        return made if names is None else named(made, names)
+        return build(kind, tree, batch_size, device, names=names)
 
     @classmethod
     def from_list(
