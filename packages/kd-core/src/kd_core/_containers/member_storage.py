@@ -20,11 +20,10 @@ from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import (
     held_twice,
-    holds_row_values,
     rows_to_write,
     stage_rows,
 )
-from kd_core._errors import InvalidArgument, ShapeMismatch, shape_text
+from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._nodes import registry
@@ -155,13 +154,8 @@ class MemberStorage(TensorDictBase, Composite):
         picked = pick(index, self._desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
-            taken = self._taken(picked)
-            try:
-                stage_rows(taken, value, path, writes)
+            if stage_rows(self._taken(picked), value, path, writes, self._desc.ndim > 1):
                 return writes
-            except InvalidArgument:
-                if self._desc.ndim == 1 or not holds_row_values(taken):
-                    raise
             writes = []  # the value of a row is not a view: all rows are written below
         if picked is not None and alone:
             for member in self._picked(picked):

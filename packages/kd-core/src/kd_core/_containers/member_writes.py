@@ -78,7 +78,13 @@ def held_twice(action: str) -> InvalidValue:
     )
 
 
-def stage_rows(target: AbstractContainer, value: object, path: Path, writes: list[Write]) -> None:
+def stage_rows(
+    target: AbstractContainer,
+    value: object,
+    path: Path,
+    writes: list[Write],
+    are_views: bool = False,
+) -> bool:
     """Append the writes that store a value in all rows of a container.
 
     Args:
@@ -86,13 +92,17 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
         value: a container or mapping, which may have fewer keys, or one value for all leaves.
         path: the path of the target.
         writes: the list to which the writes are appended.
+        are_views: whether the rows are views of other containers, as the tensors in them are. The
+            value of one row is none.
+
+    Returns:
+        Whether all writes are in the list; `False` if the value of one row would not be written.
     """
     if isinstance(target, Composite):
         rows = _rows_of(target, value)
         if rows is not None:
-            for member, row in zip(target._members, rows, strict=True):
-                stage_rows(member, row, path, writes)
-            return
+            pairs = zip(target._members, rows, strict=True)
+            return all(stage_rows(*pair, path, writes, are_views) for pair in pairs)
     kinds = kinds_by_key(target._entries)
     source = _by_key(kinds, value)
     if any(key not in kinds for key in source):
@@ -100,21 +110,21 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
     for key, new in source.items():
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
-            stage_rows(entry, new, where_, writes)
+            if not stage_rows(entry, new, where_, writes, are_views):
+                return False
         elif isinstance(entry, Tensor) or not same_data(unwrapped(entry), unwrapped(new)):
+            if are_views and _holds_value_of_row(target, key):
+                return False
             writes += target._writes(key, new, where_)
+    return True
 
 
-def holds_row_values(target: AbstractContainer) -> bool:
-    """Return whether there is data that is the value of one row, not a view of its stack."""
-    nodes = [node for node in target._below() if isinstance(node, AbstractContainer)]
+def _holds_value_of_row(target: AbstractContainer, key: str) -> bool:
+    """Return whether the entry at a key, or that of a member, is data of one row."""
     if isinstance(target, Composite):
-        return any(map(holds_row_values, nodes))
-    alone = any(
-        isinstance(entry, NonTensorData) and not entry._of_batch
-        for entry in target._entries.values()
-    )
-    return alone or any(map(holds_row_values, nodes))
+        return any(_holds_value_of_row(member, key) for member in target._members)
+    entry = target._entries[key]
+    return isinstance(entry, NonTensorData) and not entry._of_batch
 
 
 def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
