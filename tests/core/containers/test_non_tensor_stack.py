@@ -13,6 +13,7 @@ import torch
 from tests.core.kinds import inner
 from tests.core.rows import names
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.utils._pytree import tree_map
 
 from kd_core import (
@@ -423,6 +424,20 @@ def test_a_compiled_write_takes_its_values() -> None:
     for td in (write(make((2,)), make((2,)).flip(0)), compiled(make((2,)), make((2,)).flip(0))):
         assert td["n", "s"] == ["0", "0"]
         assert td["x"].tolist() == [0, 0]
+
+
+def test_a_compiled_write_of_all_rows_does_not_compile_again() -> None:
+    counter = CompileCounter()
+    write = torch.compile(lambda td, new: td.update_(new), fullgraph=True, backend=counter)
+    td, new = make((3,)), make((3,)).flip(0)
+    part = td[1:]
+    for _ in range(3):
+        write(td, new)
+        assert td["n", "s"] == ["2", "1", "0"]
+        assert part["n", "s"] == ["1", "0"]
+    assert counter.frame_count == 1
+    write(part, new[1:])
+    assert td["n", "s"] == ["2", "1", "0"]
 
 
 def test_it_shows_its_values() -> None:

@@ -377,7 +377,7 @@ def _stage_out(
 
 def _stage_data_out(data: NonTensorDataBase, out: Entry, path: Path, staged: _Staged) -> None:
     if isinstance(out, NonTensorStack) and out._desc.batch == data._desc.batch:
-        staged.copies.append((*out._encode(data, data._desc.batch, path), path))
+        staged.copies.append((*out._encode(data, path), path))
     elif not isinstance(out, NonTensorDataBase) or not same_data(out._item(), data._item()):
         raise InvalidValue(
             f"entry {format_key(path)} of `out` must hold {data._item()!r}, the value of the "

@@ -249,13 +249,15 @@ class NonTensorStack(NonTensorDataBase):
         whole.data, whole._desc, whole._of_batch = self, desc._unlocked, True
         return whole
 
-    def _encode(self, value: object, shape: Batch, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    def _encode(
+        self, value: object, path: tuple[str, ...], shape: Batch | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Add values to the pool; return the positions of all rows, and those of the values.
 
         Args:
             value: a wrapper, nested lists with one value for each row, or one value for all.
-            shape: the shape of the rows that are written.
             path: the path of the entry, for messages.
+            shape: the shape of the rows that are written; `None`: all rows are written.
 
         Raises:
             InvalidArgument: if the value is a tensor.
@@ -268,23 +270,34 @@ class NonTensorStack(NonTensorDataBase):
                 "tensor in `NonTensorData` to store it as a value."
             )
         if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
-            start = len(self._pool)
-            self._pool.extend(value._pool)
-            return self._positions, value._positions + start
+            return self._positions, value._positions + self._add(value._pool, shape is None)
+        rows = self._desc.batch if shape is None else shape
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
             values, batch = _flat(node), node._desc.batch
-        elif node is not None or not shape or not isinstance(value, (list, tuple)):
+        elif node is not None or not rows or not isinstance(value, (list, tuple)):
             values, batch = [value if node is None else node._item()], ()
         else:
-            values, batch = values_of_rows(value, shape, format_key(path)), shape
+            values, batch = values_of_rows(value, rows, format_key(path)), rows
         _compact(self)
         if self._positions.ndim > self._desc.ndim:  # its values are lists
             self._pool = _flat(self)
             self._positions = _count(len(self._pool)).reshape(self._desc.batch)
+        start = self._add(values, shape is None)
+        return self._positions, (_count(len(values)) + start).reshape(batch)
+
+    def _add(self, values: list[object], everywhere: bool) -> int:
+        """Add values to the pool; return the position of the first.
+
+        Compiled code depends on the length of the pool, so it replaces the pool where it writes
+        `everywhere`, to all rows, and no other rows are in the storage.
+        """
+        if everywhere and is_compiling() and _is_whole(self._positions):
+            self._pool[:] = values
+            return 0
         start = len(self._pool)
         self._pool.extend(values)
-        return self._positions, (_count(len(values)) + start).reshape(batch)
+        return start
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorStack):
@@ -381,6 +394,11 @@ def _share(one: Tensor, other: Tensor) -> bool:
     return one is other or (
         one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
     )
+
+
+def _is_whole(positions: Tensor) -> bool:
+    """Return whether positions are all that there is in their storage."""
+    return positions.untyped_storage().size() == 8 * positions.numel()
 
 
 def _own(pool: list[object], positions: Tensor) -> tuple[list[object], Tensor]:

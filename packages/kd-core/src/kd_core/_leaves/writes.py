@@ -77,7 +77,7 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
         if not is_row_data(entry):
             check_same_data(entry, value, path)
             continue
-        positions, rows = entry._encode(value, entry._desc.batch, path)
+        positions, rows = entry._encode(value, path)
         targets.append(positions)
         sources.append(rows.expand(positions.shape))
         targets.rows += 1

@@ -83,8 +83,13 @@ class Data(Node, Protocol):
 class RowData(Data, Protocol):
     """Non-tensor data with one value per row, which is written as its rows are."""
 
-    def _encode(self, value: object, shape: Batch, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """Return a tensor that stands for all rows, and one that stands for new values of them."""
+    def _encode(
+        self, value: object, path: tuple[str, ...], shape: Batch | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return a tensor that stands for all rows, and one that stands for new values of them.
+
+        `shape` is that of the rows that are written; `None`: all rows are.
+        """
 
 
 def is_row_data(value: object) -> TypeGuard[RowData]:

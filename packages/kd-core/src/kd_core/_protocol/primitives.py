@@ -114,7 +114,7 @@ class AbstractContainer:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
         entry = self._entries[key]
         if is_row_data(entry):
-            return [(*entry._encode(value, entry._desc.batch, path), path)]
+            return [(*entry._encode(value, path), path)]
         return [(cast(Tensor, entry), writable_source(path, entry, value), path)]
 
     def _item(self) -> object:

@@ -327,7 +327,7 @@ class _Rows:
             check_same_data(entry, value, path)
             return
         shape = self.batch_fn(entry._desc.batch)
-        positions, source = entry._encode(value, shape, path)
+        positions, source = entry._encode(value, path, shape)
         writes.append(self.stage(positions, source, path))
 
     def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
