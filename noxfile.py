@@ -120,9 +120,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typecheck(session: nox.Session) -> None:
-    """Run mypy --strict over the packages, tests and tools."""
+    """Run mypy --strict over the packages, tests and tools, and pyright over what users write."""
     install(session, "typecheck")
     session.run("mypy", *session.posargs)
+    session.run("basedpyright")
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""What mypy infers for keyed modules; `assert_type` does nothing when it runs."""
+"""What type checkers infer for keyed modules; `assert_type` does nothing when it runs."""
 
 import inspect
 from typing import assert_type
@@ -39,8 +39,8 @@ class InInit(TensorDictModuleBase):
 def test_call_with_a_container_gives_its_kind() -> None:
     module = TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=["y"])
     assert_type(module(TensorDict(x=X)), TensorDict)
-    base: TensorDictBase = TensorDict(x=X)
-    assert_type(module(base), TensorDictBase)
+    bases: list[TensorDictBase] = [TensorDict(x=X)]
+    assert_type(module(bases[0]), TensorDictBase)
     assert_type(TensorDictSequential(module)(TensorDict(x=X)), TensorDict)
     assert_type(Double()(TensorDict(x=X)), TensorDict)
 

@@ -1,4 +1,4 @@
-"""Programs as users write them, which a type checker takes without an error; mypy checks them."""
+"""Programs as users write them, which mypy and pyright take without an error."""
 
 from __future__ import annotations
 

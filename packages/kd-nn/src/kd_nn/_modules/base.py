@@ -5,7 +5,7 @@ back as fresh lists. Assigning to anything that decides how a module runs (its k
 a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
 """
 
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,8 @@ class TensorDictModuleBase(ModuleFacts):
     __signature__ = ForwardSignature()
 
     if TYPE_CHECKING:
+        # Of any type, so that a decorated method may take its place for pyright too.
+        forward: Any
         in_keys: list[NestedKey]
         out_keys: list[NestedKey]
     else:
