@@ -41,9 +41,9 @@ class Calls:
                 real(*args)
                 raise self._error
             if now and name == "write":
-                descriptor, data = args
+                descriptor, data, *start = args
                 assert isinstance(data, (bytes, memoryview))
-                real(descriptor, data[: len(data) // 2])
+                real(descriptor, data[: len(data) // 2], *start)
             if now or (isinstance(self._error, Killed) and 0 < self._at < self.count):
                 raise self._error
             return real(*args)

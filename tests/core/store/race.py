@@ -9,14 +9,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from kd_core import TensorDict, store
 
 SECONDS = 1.0
 KILLS = 10
+ROWS = 400
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -67,8 +71,8 @@ def write_until_killed(path: Path) -> None:
 
 def race(path: Path) -> None:
     TensorDict({"v": torch.full((3000,), 0), "writer": 0}).save(path)
-    work = [lambda writer=writer: write(path, writer) for writer in (1, 2)]
-    children = [forked(each) for each in [*work, *[lambda: read(path)] * 4]]
+    work = [partial(write, path, writer) for writer in (1, 2)]
+    children = [forked(each) for each in [*work, *[partial(read, path)] * 4]]
     failed = [child for child in children if os.waitpid(child, 0)[1]]
     assert not failed, failed
 
@@ -93,8 +97,39 @@ def kill(path: Path) -> None:
     print("killed", KILLS, "reached", newest)
 
 
+def fill(path: Path, part: int) -> None:
+    data = TensorDict.load_memmap(path)
+    rows = slice(part * ROWS // 4, (part + 1) * ROWS // 4)
+    for row in range(rows.start, rows.stop):
+        data["tokens"][row] = row
+        data["length"][row] = row % 8
+
+
+def as_it_is(rows: object) -> object:
+    return rows
+
+
+def share(path: Path) -> None:
+    """Fill an arena in parts, then read it with the workers of a data loader."""
+    row = TensorDict({"tokens": torch.zeros(8, dtype=torch.int64), "length": torch.tensor(0)})
+    data = row.expand(ROWS).memmap_like(path)
+    children = [forked(partial(fill, path, part)) for part in range(4)]
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+    assert data["length"].tolist() == [number % 8 for number in range(ROWS)]
+    store.seal(path)
+    sealed = TensorDict.load(path, verify="full")
+    for source in (data, sealed):
+        batches: DataLoader[TensorDict] = DataLoader(
+            cast("Dataset[TensorDict]", source), batch_size=16, num_workers=2, collate_fn=as_it_is
+        )
+        seen = [number for batch in batches for number in batch["tokens"][:, 3].tolist()]
+        assert seen == list(range(ROWS))
+    print("shared", len(seen))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     race(folder / "race.kd")
     kill(folder / "kill.kd")
+    share(folder / "share.kd")

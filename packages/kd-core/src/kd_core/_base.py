@@ -53,6 +53,7 @@ from kd_core._ops.shape.shaping import Shape
 from kd_core._ops.values.copying import Copying, dense_copy
 from kd_core._ops.values.filling import Filling
 from kd_core._ops.values.inventory import Inventory
+from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
 from kd_core._protocol import overrides
@@ -97,6 +98,7 @@ class TensorDictBase(
     Placement,
     Autograd,
     Storage,
+    MemoryMaps,
     EntryJoins,
     Conversion,
     Ragged,

@@ -86,6 +86,27 @@ def compact(path: str | Path) -> None:
     forms.compact(path)
 
 
+def seal(path: str | Path) -> None:
+    """Write an arena to the disk and record its checksums: it becomes a store like a saved one.
+
+    Tensors that were loaded from it before must not be written to any more: that would be damage.
+
+    Args:
+        path: the directory that `memmap` or `memmap_like` wrote.
+
+    Raises:
+        FormatError: if it is not an arena, or it is sealed.
+
+    Example:
+        >>> from kd_core import TensorDict, store
+        >>> data = TensorDict({"a": [1, 2]}, [2]).memmap("seal.kd")
+        >>> store.seal("seal.kd")
+        >>> TensorDict.load("seal.kd", verify="full")["a"]
+        tensor([1, 2])
+    """
+    forms.seal(path)
+
+
 def register_class(
     cls: C,
     name: str,

@@ -12,9 +12,12 @@ rename is the only commit. One idea a module, from the lowest:
 | `registered` | classes and types by registered names; nothing is imported by a name of a file |
 | `segments` | header, order, checksums and views of the tensors of one file |
 | `manifest` | generation, segments and tree of a store, and the limits of all three |
-| `tree` | a container as nodes of a manifest, and back |
+| `encoding`, `decoding` | a container as nodes of a manifest, and back |
 | `commit` | lock, temporary files, renames, and what is removed afterwards |
-| `directory`, `single` | the two forms of a store |
+| `appending`, `summary` | whether rows fit; what a store holds |
+| `directory`, `single`, `arena` | the forms of a store; one that is filled in place |
+| `places` | which tensors lie in an arena |
+| `forms` | which form a path stands for |
 
 Must not know operations or container kinds.
 """

@@ -72,18 +72,31 @@ class Writer:
         """
         name = f"seg-{token_hex(16)}.safetensors"
         self._made.append(name)
-        segment = self._put(name, fill)
-        return segment._replace(name=name)
+        return self._put(name, fill)._replace(name=name)
 
-    def commit(self, segments: list[Segment], tree: object) -> Manifest:
-        """Replace the manifest: from here on readers see the new content."""
+    def add_arena(self, fill: Callable[[int], Segment]) -> Segment:
+        """Write a segment that will change, and does not have to be on the disk."""
+        name = f"arena-{token_hex(16)}.safetensors"
+        self._made.append(name)
+        return self._put(name, fill, durable=False)._replace(name=name)
+
+    def commit(self, segments: list[Segment], tree: object, *, sealed: bool = True) -> Manifest:
+        """Replace the manifest: from here on readers see the new content.
+
+        Args:
+            segments: the files of the new content.
+            tree: its node.
+            sealed: whether they will not change; then they must be on the disk first.
+        """
         old = self.current
         generation, parent = (1, None) if old is None else (old.generation + 1, old.digest)
-        new = Manifest(generation, parent, segments, tree)
+        new = Manifest(generation, parent, segments, tree, sealed)
         data = text_of(new)
-        files.sync(self._folder)  # the names of the segments, before a manifest names them
-        self._put(MANIFEST, lambda descriptor: files.write(descriptor, data))
-        files.sync(self._folder)
+        if sealed:
+            files.sync(self._folder)  # the names of the segments, before a manifest names them
+        self._put(MANIFEST, lambda descriptor: files.write(descriptor, data), durable=sealed)
+        if sealed:
+            files.sync(self._folder)
         self.current = new
         kept = {MANIFEST, LOCK} | {segment.name for segment in segments}
         kept |= {segment.name for segment in old.segments} if old else set()
@@ -101,13 +114,14 @@ class Writer:
         named = {segment.name for segment in current.segments} if current else set()
         self._remove(name for name in self._made if name not in named)
 
-    def _put(self, name: str, fill: Callable[[int], T]) -> T:
+    def _put(self, name: str, fill: Callable[[int], T], *, durable: bool = True) -> T:
         temporary = f".tmp-{token_hex(16)}"
         descriptor = files.create(temporary, self._folder)
         self._made.append(temporary)
         try:
             result = fill(descriptor)
-            files.sync(descriptor)
+            if durable:
+                files.sync(descriptor)
         finally:
             files.close(descriptor)
         files.rename(temporary, name, self._folder)

@@ -54,8 +54,12 @@ def wanted_of(keys: Iterable[NestedKey]) -> Wanted:
     return tree
 
 
-def specs_of(tree: object, count: int) -> list[dict[str, Spec]]:
-    """Return the tensors of each segment, in the order of the tree.
+Specs: TypeAlias = list[dict[str, Spec]]
+"""The tensors of each segment, in the order of the tree."""
+
+
+def specs_of(tree: object, count: int) -> Specs:
+    """Return the tensors that a tree refers to.
 
     Args:
         tree: the node of the whole container.
@@ -64,37 +68,32 @@ def specs_of(tree: object, count: int) -> list[dict[str, Spec]]:
     Raises:
         FormatError: if a tensor is not valid, or two nodes say different things of it.
     """
-    found: list[dict[str, Spec]] = [{} for _ in range(count)]
-    for row in _tensor_rows(tree, 0):
-        segment, name, spec = _spec_of(row)
-        if not 0 <= segment < count or found[segment].setdefault(name, spec) != spec:
-            raise _invalid("tensor", row)
+    found: Specs = [{} for _ in range(count)]
+    _add_specs(tree, found, 0)
     return found
 
 
-def _tensor_rows(node: object, depth: int) -> Iterable[object]:
-    """Yield the row of each tensor."""
+def _add_specs(node: object, found: Specs, depth: int) -> None:
+    """Add the tensors of a node."""
     kind, value = _kind_of(node)
+    if kind == "tensor":
+        _add_spec(value, found)
+        return
     if depth > _MOST_NODES_DEEP:
         raise _too_deep()
     match kind, value:
-        case "tensor", row:
-            yield row
         case "jagged", [*parts, int()]:
             for part in parts:
                 if part is not None:
-                    yield from _tensor_rows(part, depth + 1)
+                    _add_specs(part, found, depth + 1)
         case "rows", {"values": values}:
-            yield from _tensor_rows(values, depth + 1)
-        case "lazy", {"members": list(members)}:
-            for member in members:
-                yield from _tensor_rows(member, depth + 1)
-        case "cat", list(parts):
+            _add_specs(values, found, depth + 1)
+        case ("lazy", {"members": list(parts)}) | ("cat", list(parts)):
             for part in parts:
-                yield from _tensor_rows(part, depth + 1)
+                _add_specs(part, found, depth + 1)
         case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
             for pair in entries:
-                yield from _tensor_rows(_pair_of(pair)[1], depth + 1)
+                _add_specs(_pair_of(pair)[1], found, depth + 1)
         case "data", _:
             pass
         case _:
@@ -105,10 +104,15 @@ _MOST_NODES_DEEP: Final = 2 * MAX_DEPTH
 """Containers may be nested `MAX_DEPTH` levels deep, and parts and members are levels of nodes."""
 
 
-def _spec_of(row: object) -> tuple[int, str, Spec]:
-    match row:
-        case [int(segment), str(name), str(dtype), list(sizes)] if dtype in DTYPES:
-            return segment, name, Spec(DTYPES[dtype], _sizes_of(sizes))
+def _add_spec(row: object, found: Specs) -> None:
+    # Without patterns, which are slow: "io" in the benchmarks.
+    if isinstance(row, list) and len(row) == 4:
+        segment, name, dtype, sizes = row
+        named = type(segment) is int and isinstance(name, str) and isinstance(dtype, str)
+        if named and 0 <= segment < len(found) and dtype in DTYPES:
+            spec = Spec(DTYPES[dtype], _sizes_of(sizes))
+            if found[segment].setdefault(name, spec) == spec:
+                return
     raise _invalid("tensor", row)
 
 
@@ -116,10 +120,12 @@ class Decoder:
     """Builds containers from nodes.
 
     Args:
+        specs: the tensors of each segment; `specs_of` the tree.
         tensor: returns the tensors.
     """
 
-    def __init__(self, tensor: Reader) -> None:
+    def __init__(self, specs: Specs, tensor: Reader) -> None:
+        self._specs = specs
         self._tensor = tensor
         self._known: dict[tuple[int, str], Tensor] = {}
 
@@ -202,7 +208,7 @@ class Decoder:
             raise walks_through_leaf(
                 format_key((*path, *wanted)), format_key(path), f"`{kind}` of the file"
             )
-        if kind in ("tensor", "jagged"):
+        if kind in _LEAVES:
             leaf = self._leaf(node) if kind == "tensor" else self._jagged(value)
             if not leaf_fits(leaf, above):
                 raise _does_not_fit(path)
@@ -247,13 +253,15 @@ class Decoder:
         kind, row = _kind_of(node)
         if kind != "tensor":
             raise _invalid("tensor", node)
-        segment, name, spec = _spec_of(row)
+        segment, name, *_ = cast("tuple[int, str, object, object]", row)  # as `specs_of` checked
         known = self._known.get((segment, name))
         if known is None:
-            known = self._known[segment, name] = self._tensor(segment, name, spec)
+            tensor = self._tensor(segment, name, self._specs[segment][name])
+            known = self._known[segment, name] = tensor
         return known
 
 
+_LEAVES: Final = frozenset({"tensor", "jagged"})
 _LEVELS: Final = frozenset({"td", "class", "lazy", "cat"})
 
 
@@ -287,16 +295,14 @@ def _list_of(value: object) -> list[object]:
 
 
 def _pair_of(pair: object) -> tuple[str, object]:
-    match pair:
-        case [str(key), node]:
-            return key, node
+    if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str):
+        return pair[0], pair[1]
     raise _invalid("entry", pair)
 
 
 def _kind_of(node: object) -> tuple[str, object]:
     if isinstance(node, dict) and len(node) == 1:
-        [(kind, value)] = node.items()
-        return cast(str, kind), value
+        return node.copy().popitem()
     raise _invalid("node", node)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kd_core._errors import FormatError, KdError, listed
 from kd_core._store import files
 from kd_core._store.appending import check_fits, parts_of
 from kd_core._store.canonical import RESTORE
 from kd_core._store.commit import is_own, read_manifest, writing
-from kd_core._store.decoding import Decoder, specs_of, wanted_of
+from kd_core._store.decoding import Decoder, Specs, specs_of, wanted_of
 from kd_core._store.encoding import Encoder
 from kd_core._store.manifest import Manifest, Segment
 from kd_core._store.segments import (
@@ -26,11 +26,8 @@ from kd_core._store.segments import (
 from kd_core._store.summary import StoreInfo, info_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kd_core._protocol.primitives import AbstractContainer
     from kd_core._store.encoding import Json
-    from kd_core._store.segments import Spec
     from kd_core._types import NestedKey
 
 
@@ -56,6 +53,7 @@ def append(td: AbstractContainer, path: Path) -> None:
         tree = encoder.node_of(td)
         segments: list[Segment] = []
         if current is not None:
+            check_sealed(current, path)
             parts = parts_of(cast("Json", current.tree))
             _check_fits(tree, parts[0], path)
             tree = {"cat": [*parts, tree]}
@@ -82,7 +80,7 @@ def compact(path: Path) -> None:
         with files.opened_folder(path) as folder:
             opened = _opened_segments(folder, path, writer.current, full=True)
         encoder = Encoder()
-        tree = encoder.node_of(Decoder(opened).container_of(writer.current.tree))
+        tree = encoder.node_of(opened.decoder().container_of(writer.current.tree))
         segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if encoder.specs else []
         writer.commit(segments, tree)
 
@@ -113,7 +111,7 @@ def load(
         tree, segments = _current(folder, path, full)
         if full:
             _check_names(folder, path)
-        return Decoder(segments).container_of(tree, wanted)
+        return segments.decoder().container_of(tree, wanted)
 
 
 def _current(folder: int, path: Path, full: bool) -> tuple[object, _Segments]:
@@ -132,19 +130,20 @@ def _current(folder: int, path: Path, full: bool) -> tuple[object, _Segments]:
             seen = manifest.digest
 
 
-class _Segments:
+class _Segments(NamedTuple):
     """The mapped segments of one manifest."""
 
-    def __init__(self, opened: list[MappedFile]) -> None:
-        self._opened = opened
+    specs: Specs
+    opened: list[MappedFile]
 
-    def __call__(self, segment: int, name: str, spec: Spec) -> Tensor:
-        """Return a tensor."""
-        return self._opened[segment].tensor(name, spec)
+    def decoder(self) -> Decoder:
+        """Return what builds containers from them."""
+        return Decoder(self.specs, lambda at, name, spec: self.opened[at].tensor(name, spec))
 
 
 def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) -> _Segments:
     """Check and map all segments of a manifest."""
+    check_sealed(manifest, path)
     specs = specs_of(manifest.tree, len(manifest.segments))
     opened = []
     for segment, tensors in zip(manifest.segments, specs, strict=True):
@@ -160,7 +159,7 @@ def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) ->
             if full and stored_checksums(file) != segment.checksums:
                 raise FormatError(f"`{where}` is damaged: a checksum does not match. {RESTORE}")
             opened.append(mapped(file, layout.starts))
-    return _Segments(opened)
+    return _Segments(specs, opened)
 
 
 def _check_names(folder: int, path: Path) -> None:
@@ -177,3 +176,12 @@ def info(path: Path) -> StoreInfo:
         manifest = read_manifest(folder, path)
     names = tuple(segment.name for segment in manifest.segments)
     return info_of(str(path), "directory", manifest, names)
+
+
+def check_sealed(manifest: Manifest, path: Path) -> None:
+    """Raise `FormatError` for an arena whose tensors may change."""
+    if not manifest.sealed:
+        raise FormatError(
+            f"`{path}` is an arena that is not sealed: its tensors may change while they are read. "
+            "Open it with `load_memmap`, or call `kd_core.store.seal` first."
+        )

@@ -59,6 +59,8 @@ class Encoder:
     def __init__(self, named: Callable[[Path, int], str] | None = None, segment: int = 0) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.specs: dict[str, Spec] = {}
+        self.blobs: list[str] = []
+        """The tensors that hold non-tensor data."""
         self._segment = segment
         self._named = named
         self._known: dict[int, str] = {}
@@ -104,7 +106,9 @@ class Encoder:
         more = {} if value._desc.batch == above.batch else _batch_of(value._desc)
         if is_row_data(value):
             blob = _blob(written(_row_values(value), path))
-            return {"rows": {**more, "values": self._tensor(blob, path)}}
+            node = self._tensor(blob, path)
+            self.blobs.append(self._known[id(blob)])
+            return {"rows": {**more, "values": node}}
         constant, of_batch = registry.state_of_data(value)
         data = written(value._item(), path)
         return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}

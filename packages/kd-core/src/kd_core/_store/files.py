@@ -39,8 +39,10 @@ def create(name: str, folder: int) -> int:
     return os.open(name, flags, 0o666, dir_fd=folder)
 
 
-def write(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of some bytes at the position of a file."""
+def write(descriptor: int, data: bytes | memoryview, start: int | None = None) -> None:
+    """Write all of some bytes at the position of a file, or at `start`."""
+    if start is not None:
+        os.lseek(descriptor, start, os.SEEK_SET)
     rest = memoryview(data)
     while len(rest):
         count = os.write(descriptor, rest)
@@ -97,17 +99,19 @@ def opened_folder(path: Path | str) -> Iterator[int]:
 
 
 @contextmanager
-def opened(name: str | Path, folder: int | None) -> Iterator[OpenFile]:
-    """Open a regular file for reading for as long as the block runs.
+def opened(name: str | Path, folder: int | None, *, writable: bool = False) -> Iterator[OpenFile]:
+    """Open a regular file for as long as the block runs.
 
     Args:
         name: its name in the directory, or its path.
         folder: the directory; a link in it is not followed. `None`: `name` is what a user gave.
+        writable: open it for writing, too.
 
     Raises:
         OSError: if it is not a regular file, or has other names beside this one.
     """
     flags = _READ if folder is not None else _READ & ~os.O_NOFOLLOW
+    flags |= os.O_RDWR if writable else os.O_RDONLY
     descriptor = os.open(name, flags, dir_fd=folder)
     try:
         found = os.fstat(descriptor)

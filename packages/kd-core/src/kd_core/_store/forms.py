@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kd_core._errors import InvalidValue
-from kd_core._store import directory, single
+from kd_core._store import arena, directory, single
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer
@@ -45,16 +45,37 @@ def append(td: AbstractContainer, path: str | Path) -> None:
 
 def compact(path: str | Path) -> None:
     """Rewrite the store at a path in one segment."""
-    place = _directory(path, "compact")
-    if not place.is_dir():
-        raise FileNotFoundError(ENOENT, "there is not a store", str(path))
-    directory.compact(place)
+    directory.compact(_existing(path, "compact"))
+
+
+def create_arena(
+    td: AbstractContainer, path: str | Path, *, filled: bool = True
+) -> AbstractContainer:
+    """Write an arena to a path, and return the container in it, not locked."""
+    return arena.create(td, _directory(path, "create an arena at"), filled=filled)
+
+
+def load_arena(path: str | Path) -> AbstractContainer:
+    """Return the container in the arena at a path, not locked."""
+    return arena.load(_directory(path, "open as an arena"))
+
+
+def seal(path: str | Path) -> None:
+    """Write the arena at a path to the disk, and record its checksums."""
+    arena.seal(_existing(path, "seal"))
 
 
 def info(path: str | Path) -> StoreInfo:
     """Return what the store at a path holds, without reading its tensors."""
     place = Path(path)
     return directory.info(place) if place.is_dir() else single.info(place)
+
+
+def _existing(path: str | Path, action: str) -> Path:
+    place = _directory(path, action)
+    if not place.is_dir():
+        raise FileNotFoundError(ENOENT, "there is not a store", str(path))
+    return place
 
 
 def _directory(path: str | Path, action: str) -> Path:

@@ -21,8 +21,17 @@ MOST_BYTES: Final = 64 << 20
 """The largest manifest."""
 
 _FIRST_LINE: Final = re.compile(rb'\{"sha256": "([0-9a-f]{64})"\}\n')
-SEGMENT: Final = re.compile(r"seg-[0-9a-f]{32}\.safetensors")
-_FIELDS: Final = {"format", "generation", "min_reader", "parent", "segments", "tree", "version"}
+SEGMENT: Final = re.compile(r"(seg|arena)-[0-9a-f]{32}\.safetensors")
+_FIELDS: Final = {
+    "format",
+    "generation",
+    "min_reader",
+    "parent",
+    "sealed",
+    "segments",
+    "tree",
+    "version",
+}
 
 
 class NewerFormat(FormatError):
@@ -35,7 +44,7 @@ class Segment(NamedTuple):
     name: str
     size: int
     checksums: list[int]
-    """The CRC-32 of each block of 4 MiB."""
+    """The CRC-32 of each block of 4 MiB; none while an arena is not sealed."""
 
 
 class Manifest(NamedTuple):
@@ -46,6 +55,8 @@ class Manifest(NamedTuple):
     """The digest of the manifest that this one replaced."""
     segments: list[Segment]
     tree: object
+    sealed: bool = True
+    """Whether the segments will not change any more; `False` for an arena."""
     digest: str = ""
 
 
@@ -61,6 +72,7 @@ def text_of(manifest: Manifest) -> bytes:
             "generation": manifest.generation,
             "min_reader": 1,
             "parent": manifest.parent,
+            "sealed": manifest.sealed,
             "segments": [list(segment) for segment in manifest.segments],
             "tree": manifest.tree,
             "version": VERSION,
@@ -112,11 +124,12 @@ def manifest_of(data: bytes, what: str) -> Manifest:
         case {
             "generation": int(generation),
             "parent": None | str() as parent,
+            "sealed": bool(sealed),
             "segments": list(rows),
             "tree": tree,
         } if fields.keys() == _FIELDS and generation > 0:
             segments = [_segment_of(row, what) for row in rows]
-            return Manifest(generation, parent, segments, tree, digest)
+            return Manifest(generation, parent, segments, tree, sealed, digest)
     raise FormatError(f"{what} does not have the fields of a manifest. {RESTORE}")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kd_core._errors import FormatError, InvalidValue
 from kd_core._store import files
 from kd_core._store.canonical import RESTORE, parsed
-from kd_core._store.decoding import Decoder, specs_of, wanted_of
+from kd_core._store.decoding import Decoder, Specs, specs_of, wanted_of
 from kd_core._store.dtypes import FOREIGN
 from kd_core._store.encoding import Encoder, tensor_node
 from kd_core._store.manifest import Manifest, Segment, is_manifest, manifest_of, text_of
@@ -107,16 +107,16 @@ def load(
     """Return the container that a file holds; its tensors are mapped, copy on write."""
     wanted = None if keys is None else wanted_of(keys)
     with files.opened(path, None) as file:
-        _, manifest, starts = _content_of(file, path, full)
+        _, manifest, specs, starts = _content_of(file, path, full)
         data = mapped(file, starts)
-    decoder = Decoder(lambda _, name, spec: data.tensor(name, spec))
+    decoder = Decoder(specs, lambda _, name, spec: data.tensor(name, spec))
     return decoder.container_of(manifest.tree, wanted)
 
 
 def info(path: Path) -> StoreInfo:
     """Return what the metadata or the header of a file says."""
     with files.opened(path, None) as file:
-        form, manifest, _ = _content_of(file, path, full=False)
+        form, manifest, *_ = _content_of(file, path, full=False)
     return info_of(str(path), form, manifest, (path.name,))
 
 
@@ -125,6 +125,7 @@ class _Content(NamedTuple):
 
     form: str
     manifest: Manifest
+    specs: Specs
     starts: Mapping[str, int]
     """The first byte of each tensor."""
 
@@ -139,15 +140,15 @@ def _content_of(file: files.OpenFile, path: Path, full: bool) -> _Content:
             raise FormatError(f"the metadata of `{path}` is damaged. {RESTORE}")
         return _foreign(file, header, path)
     manifest = manifest_of(text.encode(), f"the metadata of `{path}`")
-    [specs] = specs_of(manifest.tree, 1)
-    layout = layout_of(specs, {METADATA: text})
+    specs = specs_of(manifest.tree, 1)
+    layout = layout_of(specs[0], {METADATA: text})
     check_header(file, layout, str(path))
     start = len(layout.header)
     if full and manifest.segments:
         found = Segment("", file.size - start, stored_checksums(file, start))
         if [found] != manifest.segments:
             raise FormatError(f"`{path}` is damaged: a checksum does not match. {RESTORE}")
-    return _Content("file", manifest, layout.starts)
+    return _Content("file", manifest, specs, layout.starts)
 
 
 def _check_header_size(size: int, path: Path) -> None:
@@ -185,7 +186,8 @@ def _foreign(file: files.OpenFile, header: dict[str, object], path: Path) -> _Co
     entries = [[name, tensor_node(0, name, spec)] for name, (spec, _, _) in rows.items()]
     tree = {"td": {"batch": [], "entries": entries}}
     starts = {name: start + first for name, (_, first, _) in rows.items()}
-    return _Content("safetensors", Manifest(0, None, [Segment("", end, [])], tree), starts)
+    manifest = Manifest(0, None, [Segment("", end, [])], tree)
+    return _Content("safetensors", manifest, specs_of(tree, 1), starts)
 
 
 def _row_of(row: object, name: str) -> tuple[Spec, int, int]:

@@ -6,14 +6,16 @@ kind that is defined later.
 
 from __future__ import annotations
 
+import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from kd_core._batch.descriptor import restore_descriptor
 from kd_core._batch.names import NamedSize
-from kd_core._containers.dense import restore_dense
+from kd_core._containers.dense import Dense, restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
 from kd_core._containers.non_tensor_stack import restore_rows
@@ -27,7 +29,20 @@ def _allow(cls: type) -> None:
 
 
 def _reduced_for_processes(container: object) -> tuple[Any, ...]:
-    return cast("tuple[Any, ...]", container.__reduce_ex__(4))
+    function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(4))
+    if function is restore_dense and sys.modules.get("kd_core._store.arena"):
+        cls, entries, *more = args
+        originals = cast("Dense", container)._entries
+        args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
+    return function, args, *rest
+
+
+def _in_arena(entry: object, reduced: object) -> object:
+    """Return what stands for an entry in another process: a leaf of an arena is mapped there."""
+    from kd_core._store.arena import mapped_leaf  # loaded already
+
+    mapped = mapped_leaf(entry) if isinstance(entry, Tensor) else None
+    return reduced if mapped is None else mapped
 
 
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._protocol.composite import Composite, unchanged_on_error
+from kd_core._ops.values.replacing import take_leaves
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ class Storage(AbstractContainer):
                 groups = _by_dtype(self, leaves)
                 made = self._rebuild(iter(_together(leaves, groups, place)))
         if inplace:
-            with unchanged_on_error(self):
-                _take_leaves(self, made)
+            take_leaves(self, made)
             return self
         if place.device is None or place.device == self._desc.device:
             return made
@@ -154,20 +154,6 @@ class _Place(NamedTuple):
         if self.pin:
             flat = flat.pin_memory()
         return flat.share_memory_() if self.share else flat  # type: ignore[no-untyped-call]  # by torch
-
-
-def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
-    """Replace the leaves of a container by those of another one of the same structure."""
-    if isinstance(td, Composite) and isinstance(made, Composite):
-        for member, other in zip(td._members, made._members, strict=True):
-            _take_leaves(member, other)
-        return
-    for key, value in made._entries.items():
-        mine = td._entries[key]
-        if isinstance(value, Tensor):
-            td._set_entry(key, value)
-        elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
-            _take_leaves(mine, value)
 
 
 def _on_device(td: W, device: torch.device) -> W:

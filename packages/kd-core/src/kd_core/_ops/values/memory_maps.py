@@ -1,0 +1,136 @@
+"""Leaves in a file that several processes fill: arenas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from kd_core._ops.values.replacing import take_leaves
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
+
+if TYPE_CHECKING:
+    from typing import Self
+
+PathLike: TypeAlias = "str | Path"
+
+
+class MemoryMaps(AbstractContainer):
+    """Containers whose leaves are in an arena: a file in memory that every process sees."""
+
+    __slots__ = ()
+
+    def memmap(self, path: PathLike) -> Self:
+        """Write the container to an arena, and return one whose leaves are in it.
+
+        A write in place to a leaf of the result, or of what `load_memmap` returns in any process,
+        is seen by all of them. An arena has no checksums, and may be lost when the machine stops,
+        until `kd_core.store.seal` makes it a store like a saved one.
+
+        Args:
+            path: the directory; what a store there holds is replaced.
+
+        Returns:
+            A container that is locked: its keys and shapes are those of the arena.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            OSError: if writing fails, as on a full disk; the old content stays.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).memmap("arena.kd")
+            >>> td["a"][1] = 1
+            >>> TensorDict.load_memmap("arena.kd")["a"]
+            tensor([0., 1., 0.])
+        """
+        from kd_core._store.forms import create_arena
+
+        return cast("Self", lock(create_arena(self, path)))
+
+    def memmap_(self, path: PathLike) -> Self:
+        """Write the container to an arena, and replace its leaves by those in it; return self.
+
+        Args:
+            path: the directory; what a store there holds is replaced.
+
+        Returns:
+            The container itself, locked; see `memmap`.
+
+        Raises:
+            Locked: if the container is locked.
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+        """
+        from kd_core._store.forms import create_arena
+
+        self._check_unlocked("replace leaves by those in an arena")
+        take_leaves(self, create_arena(self, path))
+        return lock(self)
+
+    def memmap_like(self, path: PathLike) -> Self:
+        """Create an arena for a container of this structure, whose leaves are zeros.
+
+        Leaves are not read and their bytes are not written, so an expanded container describes a
+        large arena. Non-tensor data is copied.
+
+        Args:
+            path: the directory; what a store there holds is replaced.
+
+        Returns:
+            A container that is locked; see `memmap`.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            OSError: if there is no room for it; the old content stays.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict, store
+            >>> row = TensorDict({"x": torch.zeros(4), "done": False})
+            >>> data = row.expand(1000).memmap_like("rows.arena")
+            >>> data[:2] = row.apply(torch.ones_like).expand(2)
+            >>> store.seal("rows.arena")
+            >>> TensorDict.load("rows.arena")["x"].sum()
+            tensor(8.)
+        """
+        from kd_core._store.forms import create_arena
+
+        return cast("Self", lock(create_arena(self, path, filled=False)))
+
+    @classmethod
+    def load_memmap(cls, path: PathLike) -> Self:
+        """Return the container in an arena; writes in place go to its file.
+
+        Args:
+            path: the directory that `memmap` or `memmap_like` wrote.
+
+        Raises:
+            FormatError: if it is damaged, is not an arena, or is sealed: see `load`.
+            OSError: if there is nothing at the path.
+        """
+        from kd_core._store.forms import load_arena
+
+        return cast("Self", lock(load_arena(path)))
+
+    def is_memmap(self) -> bool:
+        """Return whether all leaves are in one arena.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": [1, 2]}, [2])
+            >>> td.is_memmap(), td.memmap("is.arena").is_memmap()
+            (False, True)
+        """
+        return self.saved_path is not None
+
+    @property
+    def saved_path(self) -> Path | None:
+        """The directory of the arena in which all leaves are, or `None`."""
+        from kd_core._store.places import place_of
+
+        places = {place and place.path for leaf in leaves_of(self) for place in [place_of(leaf)]}
+        found = places.pop() if len(places) == 1 else None
+        return None if found is None else Path(found)

@@ -1,0 +1,27 @@
+"""Replacing all leaves of a container, of all levels or of none."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kd_core._protocol.composite import Composite, unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer
+
+
+def take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    """Replace the leaves of a container by those of another one of the same structure."""
+    with unchanged_on_error(td):
+        _take_leaves(td, made)
+
+
+def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    if isinstance(td, Composite) and isinstance(made, Composite):
+        for member, other in zip(td._members, made._members, strict=True):
+            _take_leaves(member, other)
+        return
+    for key, value in made._entries.items():
+        mine = td._entries[key]
+        if isinstance(value, Tensor):
+            td._set_entry(key, value)
+        elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
+            _take_leaves(mine, value)

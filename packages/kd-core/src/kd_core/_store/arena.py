@@ -1,0 +1,164 @@
+"""Arenas: stores whose tensors are filled in place, by several processes, until they are sealed.
+
+The file of an arena is allocated in full when it is created, so that writes through a mapping
+cannot find the disk full. Until it is sealed it has no checksums, and what is in it after the
+machine stopped is what the system had written by then.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kd_core._errors import FormatError
+from kd_core._store import files
+from kd_core._store.commit import read_manifest, writing
+from kd_core._store.decoding import Decoder, specs_of
+from kd_core._store.encoding import Encoder
+from kd_core._store.manifest import Segment
+from kd_core._store.places import memory_of, place_of, record
+from kd_core._store.segments import (
+    MappedFile,
+    check_header,
+    data_of,
+    layout_of,
+    mapped,
+    stored_checksums,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._store.segments import Spec
+
+
+def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContainer:
+    """Write an arena in place of what the store at a path holds, and return it.
+
+    Args:
+        td: what it holds.
+        path: the directory.
+        filled: whether tensors are written; else they are zeros.
+    """
+    encoder = Encoder()
+    tree = encoder.node_of(td)
+    with writing(path) as writer:
+        segments = []
+        if encoder.specs:
+            segments.append(writer.add_arena(lambda fd: _fill(fd, encoder, filled)))
+        writer.commit(segments, tree, sealed=False)
+    return load(path)
+
+
+def _fill(descriptor: int, encoder: Encoder, filled: bool) -> Segment:
+    layout = layout_of(encoder.specs)
+    if filled:
+        files.write(descriptor, layout.header)
+        for piece in data_of(encoder.tensors, layout):
+            files.write(descriptor, piece)
+    else:
+        files.allocate(descriptor, layout.size)
+        files.write(descriptor, layout.header)
+        blobs = {name: encoder.tensors[name] for name in encoder.blobs}
+        for name, blob in blobs.items():
+            alone = layout_of({name: encoder.specs[name]})
+            for piece in data_of({name: blob}, alone):
+                files.write(descriptor, piece, layout.starts[name])
+    return Segment("", layout.size, [])
+
+
+def load(path: Path) -> AbstractContainer:
+    """Return the container in an arena; writes to its tensors go to the file.
+
+    Raises:
+        FormatError: if it is not an arena, or it is sealed.
+    """
+    with files.opened_folder(path) as folder:
+        manifest = read_manifest(folder, path)
+        if manifest.sealed:
+            raise FormatError(
+                f"`{path}` is not an arena, or it is sealed: its tensors must not change. Read it "
+                "with `load`, whose tensors may be written to in this process."
+            )
+        specs = specs_of(manifest.tree, len(manifest.segments))
+        pairs = zip(manifest.segments, specs, strict=True)
+        opened = [_mapped(folder, path, segment.name, tensors) for segment, tensors in pairs]
+    decoder = Decoder(specs, lambda at, name, spec: opened[at].tensor(name, spec))
+    return decoder.container_of(manifest.tree)
+
+
+def _mapped(folder: int, path: Path, name: str, specs: dict[str, Spec]) -> MappedFile:
+    layout = layout_of(specs)
+    with files.opened(name, folder, writable=True) as file:
+        check_header(file, layout, f"{path / name}")
+        made = mapped(file, layout.starts, shared=True)
+    record(made.memory, str(path.resolve()), name)
+    return made
+
+
+def seal(path: Path) -> None:
+    """Write an arena to the disk and record its checksums; from then on it is like a saved store.
+
+    Raises:
+        FormatError: if it is not an arena, or it is sealed.
+    """
+    with writing(path) as writer:
+        manifest = writer.current
+        if manifest is None or manifest.sealed:
+            raise FormatError(f"`{path}` is not an arena, or it is sealed already.")
+        segments = []
+        with files.opened_folder(path) as folder:
+            for segment in manifest.segments:
+                with files.opened(segment.name, folder, writable=True) as file:
+                    files.sync(file.descriptor)
+                    segments.append(segment._replace(checksums=stored_checksums(file)))
+        writer.commit(segments, manifest.tree)
+
+
+class MappedLeaf:
+    """A tensor of an arena, on its way to another process of this program.
+
+    It is rebuilt as a view of the same file.
+    """
+
+    def __init__(self, leaf: Tensor, path: str, file: str, start: int) -> None:
+        self._state = (path, file, start, leaf.dtype, tuple(leaf.shape), leaf.stride())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_mapped, self._state
+
+
+def mapped_leaf(leaf: Tensor) -> MappedLeaf | None:
+    """Return what stands for a tensor of an arena in another process; `None` for other tensors."""
+    place = place_of(leaf)
+    if place is None:
+        return None
+    return MappedLeaf(leaf, place.path, place.file, leaf.data_ptr() - place.address)
+
+
+def restore_mapped(
+    path: str,
+    file: str,
+    start: int,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
+    """Rebuild a tensor of an arena; called in another process of the same program."""
+    memory = memory_of(path, file)
+    if memory is None:
+        with (
+            files.opened_folder(path) as folder,
+            files.opened(file, folder, writable=True) as found,
+        ):
+            memory = mmap.mmap(found.descriptor, found.size, access=mmap.ACCESS_WRITE)
+        record(memory, path, file)
+    count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+    return flat.as_strided(tuple(shape), tuple(stride))

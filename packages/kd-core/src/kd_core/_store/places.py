@@ -1,0 +1,50 @@
+"""Which tensors lie in an arena, and where: by their addresses, because they are plain tensors."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Place(NamedTuple):
+    """An arena that is mapped into memory."""
+
+    address: int
+    size: int
+    path: str
+    """The directory, as an absolute path."""
+    file: str
+    """The name of the file in it."""
+
+
+_LIVE: Final[dict[int, tuple[Place, weakref.ref[mmap.mmap]]]] = {}
+
+
+def record(memory: mmap.mmap, path: str, file: str) -> None:
+    """Record where an arena is mapped, until no tensor refers to it."""
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    place = Place(address, len(memory), path, file)
+    _LIVE[address] = place, weakref.ref(memory, lambda _: _LIVE.pop(address, None))
+
+
+def place_of(leaf: Tensor) -> Place | None:
+    """Return the arena in which a tensor lies."""
+    if not _LIVE or leaf.layout is not torch.strided or not leaf.is_cpu or not leaf.numel():
+        return None
+    start = leaf.data_ptr()
+    for place, _ in _LIVE.values():
+        if place.address <= start < place.address + place.size:
+            return place
+    return None
+
+
+def memory_of(path: str, file: str) -> mmap.mmap | None:
+    """Return the memory of an arena that is mapped already."""
+    for place, memory in _LIVE.values():
+        if (place.path, place.file) == (path, file):
+            return memory()
+    return None

@@ -1,0 +1,171 @@
+"""Arenas: filled in place, seen by all mappings, and sealed."""
+
+import errno
+import gc
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+import torch
+from tests.core.content import assert_same
+from tests.core.store.faults import Killed, calls, names_in
+
+from kd_core import FormatError, Locked, TensorDict, lazy_stack, store
+from kd_core._store import places
+
+
+def sample() -> TensorDict:
+    inner = {"b": torch.ones(3, 2), "w": ["x", "y", "z"], "none": torch.zeros(3, 0)}
+    return TensorDict({"a": torch.arange(3), "n": inner, "unit": "m"}, [3])
+
+
+def test_writes_are_seen_by_other_mappings(tmp_path: Path) -> None:
+    td = sample()
+    mine = td.memmap(tmp_path / "td")
+    other = TensorDict.load_memmap(tmp_path / "td")
+    assert_same(other, td)
+    mine["a"][1] = 7
+    other["n", "b"].zero_()
+    assert other["a"].tolist() == [0, 7, 2]
+    assert mine["n", "b"].sum() == 0
+    assert td["a"].tolist() == [0, 1, 2]
+    with pytest.raises(Locked):
+        mine["new"] = torch.zeros(3)
+
+
+def test_a_container_becomes_an_arena_in_place(tmp_path: Path) -> None:
+    td = sample()
+    inner = td.get("n")
+    assert td.memmap_(tmp_path / "td") is td
+    assert td.get("n") is inner
+    assert td.is_locked
+    td["a"].fill_(5)
+    assert TensorDict.load_memmap(tmp_path / "td")["a"].tolist() == [5, 5, 5]
+    with pytest.raises(Locked, match="cannot replace leaves by those in an arena"):
+        td.memmap_(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_arena_like_a_container_holds_zeros_and_its_data(tmp_path: Path) -> None:
+    row = TensorDict({"x": torch.ones(100), "y": torch.ones((), dtype=torch.bfloat16)})
+    row.expand(1000).memmap_like(tmp_path / "rows")
+    loaded = TensorDict.load_memmap(tmp_path / "rows")
+    assert loaded.batch_size == (1000,)
+    assert loaded["x"].sum() == 0
+    assert loaded["y"].dtype is torch.bfloat16
+    words = sample().memmap_like(tmp_path / "words")
+    assert words["n", "w"] == ["x", "y", "z"]
+    assert words["a"].tolist() == [0, 0, 0]
+
+
+def test_members_of_a_stack_are_in_one_arena(tmp_path: Path) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.ones(n)}) for n in (1, 3)])
+    mapped = stack.memmap(tmp_path / "td")
+    mapped[1]["x"].fill_(4)
+    assert TensorDict.load_memmap(tmp_path / "td")[1]["x"].tolist() == [4, 4, 4]
+    assert mapped.saved_path == tmp_path / "td"
+
+
+def test_where_leaves_are_is_known(tmp_path: Path) -> None:
+    td = sample().select("a").memmap(tmp_path / "td")
+    assert td.is_memmap()
+    assert td.saved_path == (tmp_path / "td").resolve()
+    assert td[1:].saved_path == td.saved_path
+    assert not td.clone().is_memmap()
+    assert not TensorDict().is_memmap()
+    del td
+    gc.collect()
+    assert not places._LIVE
+
+
+def test_an_arena_is_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    sample().memmap(path)["a"].fill_(3)
+    for act in (lambda: TensorDict.load(path), lambda: sample().append_to(path)):
+        with pytest.raises(FormatError, match=r"is an arena that is not sealed.*load_memmap"):
+            act()
+    with pytest.raises(FormatError, match="is an arena that is not sealed"):
+        store.compact(path)
+    assert not TensorDict.load_memmap(path).is_empty()
+    store.seal(path)
+    assert TensorDict.load(path, verify="full")["a"].tolist() == [3, 3, 3]
+    for act in (lambda: TensorDict.load_memmap(path), lambda: store.seal(path)):
+        with pytest.raises(FormatError, match="is sealed"):
+            act()
+    sample().append_to(path)
+    assert TensorDict.load(path, verify="full").batch_size == (6,)
+
+
+def test_a_write_after_the_seal_is_damage(tmp_path: Path) -> None:
+    td = sample().memmap(tmp_path / "td")
+    store.seal(tmp_path / "td")
+    td["a"].fill_(9)
+    with pytest.raises(FormatError, match="checksum"):
+        store.check(tmp_path / "td")
+
+
+@pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "injected")], ids=str)
+def test_a_failure_at_any_call_keeps_what_was_there(error: BaseException, tmp_path: Path) -> None:
+    old = TensorDict({"old": torch.ones(5)})
+    for at in range(1, 40):
+        path = tmp_path / f"{at}"
+        old.save(path)
+        with calls(at, error) as made:
+            try:
+                sample().memmap_like(path)
+            except (Killed, OSError):
+                assert_same(TensorDict.load(path, verify="full"), old)
+            else:
+                assert_same(TensorDict.load_memmap(path).select("unit"), sample().select("unit"))
+                if at > made.count:
+                    break
+        old.save(path)
+        old.save(path)
+        assert len(names_in(path)) == 4
+    assert at > 4
+
+
+@pytest.mark.parametrize("error", [Killed(), OSError(errno.EIO, "injected")], ids=str)
+def test_a_failure_at_any_call_of_a_seal_keeps_the_arena(
+    error: BaseException, tmp_path: Path
+) -> None:
+    for at in range(1, 40):
+        path = tmp_path / f"{at}"
+        sample().memmap(path)
+        with calls(at, error) as made:
+            try:
+                store.seal(path)
+            except (Killed, OSError):
+                pass
+            else:
+                break
+        if "rename" in made.names[: at - 1]:
+            assert_same(TensorDict.load(path, verify="full"), sample())
+        else:
+            assert_same(TensorDict.load_memmap(path), sample())
+    assert at > 4
+
+
+def test_other_processes_map_the_same_file(tmp_path: Path) -> None:
+    td = sample().memmap(tmp_path / "td")
+    pickled = bytes(ForkingPickler.dumps(td[1:]))
+    assert len(pickled) < 3000
+    other = pickle.loads(pickled)
+    other["a"].fill_(8)
+    assert td["a"].tolist() == [0, 8, 8]
+    del td, other
+    gc.collect()
+    assert not places._LIVE
+    again = pickle.loads(pickled)  # as in a process that has not mapped it yet
+    again["n", "b"].fill_(6)
+    assert TensorDict.load_memmap(tmp_path / "td")["n", "b"].tolist() == [[1, 1], [6, 6], [6, 6]]
+
+
+def test_all_leaves_are_in_one_mapping(tmp_path: Path) -> None:
+    count = 2000  # a process may have some 65 000 mappings
+    td = TensorDict({f"k{number}": torch.tensor(number) for number in range(count)})
+    loaded = td.memmap(tmp_path / "td")
+    assert len(places._LIVE) == 1
+    assert loaded.saved_path == tmp_path / "td"
+    assert [int(leaf) for leaf in loaded.values()] == list(range(count))
