@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 from tests.core.content import assert_same
 from tests.core.store.trees import trees
 
-from kd_core import FormatError, KeyNotFound, TensorDict, TensorDictBase
+from kd_core import (
+    FormatError,
+    KeyNotFound,
+    TensorDict,
+    TensorDictBase,
+    from_safetensors,
+    to_safetensors,
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -83,3 +90,14 @@ def test_what_is_not_safetensors_is_refused(content: bytes, tmp_path: Path) -> N
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"safetensors|must be an object"):
         TensorDict.load(path)
+
+
+def test_names_of_other_tools_become_nested_keys(tmp_path: Path) -> None:
+    path = tmp_path / "other.st"
+    save_file({"layer.weight": torch.ones(2, 3), "layer.bias": torch.zeros(2)}, path)
+    td = from_safetensors(path, separator=".")
+    assert td["layer", "weight"].shape == (2, 3)
+    assert td.is_locked
+    assert list(from_safetensors(path).keys()) == ["layer.bias", "layer.weight"]
+    to_safetensors(td, path)
+    assert_same(from_safetensors(path), td)

@@ -86,12 +86,18 @@ from kd_core.convert import from_namedtuple as from_namedtuple
 from kd_core.convert import from_pandas as from_pandas
 from kd_core.convert import from_parquet as from_parquet
 from kd_core.convert import from_pytree as from_pytree
+from kd_core.convert import from_safetensors as from_safetensors
 from kd_core.convert import from_schema as from_schema
 from kd_core.convert import from_struct_array as from_struct_array
 from kd_core.convert import from_tuple as from_tuple
 from kd_core.convert import from_zarr as from_zarr
 from kd_core.convert import fromkeys as fromkeys
+from kd_core.convert import load as load
+from kd_core.convert import load_memmap as load_memmap
+from kd_core.convert import memmap as memmap
+from kd_core.convert import save as save
 from kd_core.convert import to_arrow as to_arrow
+from kd_core.convert import to_safetensors as to_safetensors
 
 __version__: Final = "0.1.0"
 

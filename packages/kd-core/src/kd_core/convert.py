@@ -4,13 +4,21 @@ Each `from_` function returns a `TensorDict`; call the method of another class f
 class, as in `Sample.from_pandas(frame)`.
 """
 
-from typing import cast
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.peer import container_of, node_of
 from kd_core._convert.printed import container_of_text
 from kd_core._convert.schema import LeafSchema as LeafSchema
+
+if TYPE_CHECKING:
+    from kd_core._types import DeviceLike
+
+C = TypeVar("C", bound=TensorDictBase)
 
 from_any = TensorDict.from_any
 from_arrow = TensorDict.from_arrow
@@ -30,6 +38,73 @@ from_struct_array = TensorDict.from_struct_array
 from_tuple = TensorDict.from_tuple
 from_zarr = TensorDict.from_zarr
 fromkeys = TensorDict.fromkeys
+load = TensorDict.load
+load_memmap = TensorDict.load_memmap
+
+
+def save(td: TensorDictBase, path: str | Path) -> None:
+    """Write a container to a directory or a file: `TensorDictBase.save` as a function.
+
+    Example:
+        >>> from kd_core import TensorDict, load, save
+        >>> save(TensorDict({"a": [1, 2]}, [2]), "saved.kd")
+        >>> load("saved.kd")["a"]
+        tensor([1, 2])
+    """
+    td.save(path)
+
+
+def memmap(td: C, path: str | Path) -> C:
+    """Write a container to an arena: `TensorDictBase.memmap` as a function.
+
+    Example:
+        >>> from kd_core import TensorDict, memmap
+        >>> memmap(TensorDict({"a": [1, 2]}, [2]), "mapped.kd").is_memmap()
+        True
+    """
+    return td.memmap(path)
+
+
+def to_safetensors(td: TensorDictBase, path: str | Path) -> None:
+    """Write a container to one file of safetensors, whatever its name is.
+
+    Names of tensors are keys joined by dots, where that is clear. `load` of a file whose name ends
+    in `.safetensors`, and `from_safetensors`, return the same container.
+
+    Example:
+        >>> from kd_core import TensorDict, from_safetensors, to_safetensors
+        >>> to_safetensors(TensorDict({"n": {"a": [1, 2]}}), "plain.st")
+        >>> from_safetensors("plain.st")["n", "a"]
+        tensor([1, 2])
+    """
+    from kd_core._store import single
+
+    single.save(td, Path(path))
+
+
+def from_safetensors(
+    path: str | Path, *, device: DeviceLike | None = None, separator: str | None = None
+) -> TensorDict:
+    """Return the container in a file of safetensors; one of another origin is flat.
+
+    Args:
+        path: the file.
+        device: where the tensors are moved; `None`: the CPU.
+        separator: split names at it into nested keys, as in `"layer.weight"`; `None`: do not.
+
+    Raises:
+        FormatError: if the file is damaged, or is not of this format.
+        KeyCollision: if a name is a tensor and the start of another name.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, from_safetensors
+        >>> TensorDict({"layer.bias": torch.zeros(2)}).save("layer.safetensors")
+        >>> list(from_safetensors("layer.safetensors", separator=".")["layer"].keys())
+        ['bias']
+    """
+    td = load(path, device=device)
+    return td if separator is None else td.unflatten_keys(separator).lock_()
 
 
 def to_arrow(td: TensorDictBase) -> object:

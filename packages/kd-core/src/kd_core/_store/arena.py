@@ -112,13 +112,16 @@ def seal(path: Path) -> None:
         manifest = writer.current
         if manifest is None or manifest.sealed:
             raise FormatError(f"`{path}` is not an arena, or it is sealed already.")
-        segments = []
         with files.opened_folder(path) as folder:
-            for segment in manifest.segments:
-                with files.opened(segment.name, folder, writable=True) as file:
-                    files.sync(file.descriptor)
-                    segments.append(segment._replace(checksums=stored_checksums(file)))
+            segments = [_on_disk(folder, segment) for segment in manifest.segments]
         writer.commit(segments, manifest.tree)
+
+
+def _on_disk(folder: int, segment: Segment) -> Segment:
+    """Write a segment to the disk, and return it with its checksums."""
+    with files.opened(segment.name, folder, writable=True) as file:
+        files.sync(file.descriptor)
+        return segment._replace(checksums=stored_checksums(file))
 
 
 class MappedLeaf:

@@ -7,13 +7,22 @@ Names are relative to an open directory, and links are never followed. A call th
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from kd_core._errors import MissingDependency
+
+try:
+    import fcntl
+except ImportError as error:
+    raise MissingDependency(
+        "saving and loading containers requires a POSIX system, whose files can be locked and "
+        "opened relative to a directory. Use `torch.save`, `to_h5` or `to_json` instead."
+    ) from error
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -76,13 +85,23 @@ def close(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def lock(descriptor: int, *, wait: bool) -> None:
+    """Lock an open file against other writers, until it is closed.
+
+    Args:
+        descriptor: the file.
+        wait: wait until another writer has closed it; else raise `BlockingIOError`.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def locked(name: str, folder: int) -> Iterator[None]:
     """Lock out other writers while the block runs; create the file of the lock if needed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

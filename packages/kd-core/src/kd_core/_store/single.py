@@ -6,7 +6,6 @@ them. A file of another origin is read as a flat container.
 
 from __future__ import annotations
 
-import fcntl
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -57,7 +56,7 @@ def save(td: AbstractContainer, path: Path) -> None:
         temporary = prefix + token_hex(16)
         descriptor = files.create(temporary, folder)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed: see `_sweep`
+            files.lock(descriptor, wait=True)  # see `_sweep`
             files.write(descriptor, layout.header)
             for piece in data_of(encoder.tensors, layout):
                 files.write(descriptor, piece)
@@ -77,7 +76,7 @@ def _sweep(prefix: str, folder: int) -> None:
     for name in files.names_in(folder):
         if name.startswith(prefix) and _RANDOM.fullmatch(name, len(prefix)):
             with suppress(OSError), files.opened(name, folder) as file:
-                fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.lock(file.descriptor, wait=False)
                 files.remove(name, folder)
 
 
