@@ -1,8 +1,10 @@
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.export.models import case
 
 import kd_export
 from kd_export import Axis, Entry, KeyMismatch, Schema
+from kd_export._commands.header import header
 from kd_export.cli import main
 
 
@@ -134,6 +137,7 @@ class Filtered(PathFinder):
 sys.meta_path[:] = [Filtered if f is PathFinder else f for f in sys.meta_path]
 import warnings
 warnings.simplefilter("ignore")
+from kd_export._commands.header import header
 from kd_export.cli import main
 for line in sys.stdin:
     told = io.StringIO()
@@ -201,6 +205,130 @@ def test_diff_tells_what_differs(folder: Path, tmp_path: Path, capsys: Capture) 
     told = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert told == ["differs", "metadata", "weights", "result", "result", "result", "result"]
     assert main(["diff", str(one), str(tmp_path / "none.pt2")]) == 2
+
+
+def test_bench_times_stored_and_other_sizes(folder: Path, capsys: Capture) -> None:
+    files = [str(folder / f"model.{suffix}") for suffix in ("pt2", "onnx")]
+    words = ["bench", *files, "--seconds", "0.001", "--trusted"]
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * 4
+    assert main([*words, "--batch-sizes", "2,50", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["sizes"]["batch"] for row in rows] == [2, 50, 2, 50]
+    assert all(0 < row["best"] <= row["seconds"] for row in rows)
+    assert main(["bench", files[0]]) == 4
+
+
+PROGRAM = r"""
+#include "policy.h"
+#include "odd.h"
+#include <string.h>
+
+int main(void) {
+  if (POLICY_INPUT_COUNT != 1 || POLICY_INPUT_IN_X != 0 || ODD_INPUT_COUNT != 4) return 1;
+  if (strcmp(policy_inputs[POLICY_INPUT_IN_X].name, "in.x")) return 2;
+  if (strcmp(policy_outputs[0].wire, "out.image") || policy_outputs[0].dims != 2) return 3;
+  if (policy_input_in_x_shape[0].axis != 0 || policy_input_in_x_shape[1].size != 3) return 4;
+  if (strcmp(policy_axes[0].name, "batch") || policy_axes[0].max != -1) return 5;
+  if (strcmp(odd_inputs[0].name, "a\\\"?" "?/\n*/\303\251")) return 6;
+  if (odd_inputs[0].next != 1 || odd_inputs[1].next != -1 || odd_inputs[3].dims != 0) return 7;
+  const odd_dim *dim = odd_inputs[1].shape;
+  if (dim[0].axis != 0 || dim[0].factor != 2 || dim[0].offset != -1) return 8;
+  return odd_outputs[0].shape[0].axis == -2 ? 0 : 9;
+}
+"""
+
+
+def test_a_header_compiles_as_c_and_cpp(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    target = tmp_path / "policy.h"
+    assert main(["header", str(folder / "model.onnx"), "-o", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["header", str(folder / "model.pt2")]) == 0
+    assert "#ifndef MODEL_H" in capsys.readouterr().out
+    target.write_text(header(kd_export.inspect(folder / "model.onnx"), "policy"))
+    wires = [('a\\"??/\n*/\u00e9',), ("X",), ("x",), ("count",)]
+    shapes = [("n",), ("2*n - 1", 3), (0,), ()]
+    entries = [Entry(w, w[0], "int64", s) for w, s in zip(wires, shapes, strict=True)]
+    outputs = (Entry(("y",), "y", "bool", ("n*n",)), Entry(("h",), "h", "int64", ("n",)))
+    schema = Schema(tuple(entries), outputs, {"n": Axis(1, 1 << 40)}, state={entries[0].wire: "h"})
+    (tmp_path / "odd.h").write_text(header(schema, "odd"), encoding="ascii")
+    compiler = next((path for path in map(shutil.which, ("g++", "clang++")) if path), None)
+    assert compiler is not None, "the tests need a C++ compiler, as AOTInductor does"
+    for language in ("c", "c++"):
+        (tmp_path / "main.c").write_text(PROGRAM)
+        words = [compiler, "-x", language, "-Wall", "-Werror", "-Wno-unused-const-variable"]
+        subprocess.run([*words, "main.c", "-o", "main"], cwd=tmp_path, check=True)
+        assert subprocess.run([tmp_path / "main"], check=False).returncode == 0
+
+
+def test_doctor_tells_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["doctor", ".pt2", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["packages"]["torch"] == version("torch")
+    assert {row["suffix"] for row in data["formats"]} >= {".pt2", ".onnx", ".aoti.pt2", ".xml"}
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["doctor", ".xml"]) == 3
+    told = capsys.readouterr()
+    assert 'pip install "kd-export[openvino]"' in told.out
+    assert told.err == "kd-export: not usable: .xml\n"
+    assert main(["doctor"]) == 0
+    assert main(["doctor", ".zip"]) == 3
+
+
+FACTORY = """
+import torch
+from kd_nn import TensorDictModule
+
+def policy():
+    module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    return module, {"x": torch.zeros(1, 3)}, {"dynamic": {"rows": (1, 8)}}
+
+def spectrum():
+    return TensorDictModule(torch.fft.rfft, in_keys=["x"], out_keys=["y"]), {"x": torch.ones(2, 8)}
+
+def broken():
+    raise ValueError("no data here")
+
+wrong = 3
+surplus = (1, 2, {"batch": 3})
+"""
+
+
+def test_export_and_diagnose_take_own_code(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kd_test_train.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert main(["export", "kd_test_train:policy", "policy.pt2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert kd_export.inspect("policy.pt2").axes == {"rows": Axis(1, 8)}
+    assert main(["diagnose", "kd_test_train:spectrum", "--targets", ".onnx"]) == 1
+    assert "REFUSED" in capsys.readouterr().out
+    for place, message in (
+        ("kd_test_train", "expected `package.module:attribute`, got `kd_test_train`"),
+        ("kd_test_other:f", "`kd_test_other` cannot be imported: ModuleNotFoundError"),
+        ("kd_test_train:polcy", "has no `polcy`. Did you mean `policy`?"),
+        ("kd_test_train:broken", "fails: ValueError: no data here"),
+        ("kd_test_train:wrong", "expected `kd_test_train:wrong` to return `(module, example)`"),
+        ("kd_test_train:surplus", "options that `export` does not take: {'batch': 3}"),
+    ):
+        assert main(["export", place, "other.pt2"]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["export", "kd_test_train:policy", "policy.tvm"]) == 3
+    assert not list(tmp_path.glob("other*"))
+
+
+def test_help_shows_an_example_of_each_command(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    names = re.findall(r"^    (\w+)  ", capsys.readouterr().out, re.MULTILINE)
+    assert len(names) == 10
+    for name in names:
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help"])
+        assert f"  kd-export {name} " in capsys.readouterr().out
 
 
 def test_a_file_cannot_command_the_terminal(tmp_path: Path, capsys: Capture) -> None:

@@ -3,6 +3,8 @@
 Importing this package imports no torch: `inspect`, and running an ONNX file, work without it.
 """
 
+from kd_export._commands.timing import Timing as Timing
+from kd_export._commands.timing import benchmark as benchmark
 from kd_export._errors import BackendMissing as BackendMissing
 from kd_export._errors import DtypeMismatch as DtypeMismatch
 from kd_export._errors import ExportError as ExportError

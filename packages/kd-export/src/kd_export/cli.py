@@ -1,4 +1,4 @@
-"""The command ``kd-export``: look into an artefact, check, compare, convert and run it.
+"""The command ``kd-export``: write an artefact, look into it, check, compare, time and run it.
 
 Exit codes: 0 ok, 1 something does not match or differs, 2 wrong use or a damaged file, 3 a package
 or backend is missing, 4 the file is not trusted.
@@ -12,10 +12,15 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, cast
 
 from kd_export import __version__
+from kd_export._commands.factory import made
+from kd_export._commands.header import header
+from kd_export._commands.installed import formats, packages, unusable
+from kd_export._commands.timing import benchmark
 from kd_export._errors import (
     BackendMissing,
     DtypeMismatch,
@@ -26,13 +31,16 @@ from kd_export._errors import (
     VerifyError,
     printable,
 )
+from kd_export._export import diagnose, export
 from kd_export._program import convert
 from kd_export._running.backend import backend_for, require
 from kd_export._running.loading import diff, inspect, open  # noqa: A004  # the package's own
 from kd_export._schema.files import open_regular, read_regular, replacing
 from kd_export._schema.schema import ENTRY_HEADER, entry_rows
 from kd_export._tables import Row, plain_table
+from kd_export._verification import diagnosis
 from kd_export._verification.report import HEADER, Report
+from kd_export._verification.trials import shown
 from kd_export._verify import verify
 
 OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
@@ -95,12 +103,65 @@ def _parser() -> argparse.ArgumentParser:
     for command in (look, check, other, run):
         command.add_argument("file", type=Path, metavar="FILE")
     other.add_argument("target", type=Path, metavar="TARGET")
-    for command in (look, check, compare, other, run):
+    timed, *others = _more(commands)
+    for command in (look, check, compare, other, run, timed, *others):
         command.add_argument("--json", action="store_true", help="print JSON, for machines")
-    for command in (check, other, run):
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+    for command in (check, other, run, timed):
         command.add_argument("--trusted", action="store_true", help="trust who made the file")
         command.add_argument("--sha256", metavar="HEX", help="require this digest of the file")
+    for name, example in _EXAMPLES.items():
+        commands.choices[name].epilog = f"example:\n  kd-export {name} {example}"
     return parser
+
+
+_EXAMPLES = {
+    "inspect": "policy.onnx",
+    "verify": "policy.pt2 --trusted",
+    "diff": "policy.onnx newer.onnx --interface",
+    "convert": "policy.pt2 policy.onnx --trusted",
+    "run": "policy.onnx -i in.safetensors -o out.safetensors",
+    "bench": "policy.onnx policy.pt2 --batch-sizes 1,64 --trusted",
+    "header": "policy.onnx -o policy.h",
+    "doctor": ".onnx .aoti.pt2",
+    "export": "train:policy policy.onnx",
+    "diagnose": "train:policy --targets .pt2,.onnx",
+}
+_OWN_CODE = "It imports MODULE and calls FUNCTION: name only code that you trust."
+
+
+def _more(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> list[argparse.ArgumentParser]:
+    bench = commands.add_parser("bench", help="time calls of artefacts in their own runtimes")
+    bench.set_defaults(command=_bench)
+    bench.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    bench.add_argument("--batch-sizes", type=_sizes, metavar="N,N", help="default: those stored")
+    bench.add_argument("--seconds", type=float, default=0.5, help="for each size (default 0.5)")
+    head = commands.add_parser("header", help="write names, dtypes and shapes for C and C++")
+    head.set_defaults(command=_header)
+    head.add_argument("file", type=Path, metavar="FILE")
+    head.add_argument("-o", "--output", type=Path, metavar="OUT.h", help="default: print it")
+    doctor = commands.add_parser("doctor", help="list formats, packages, and what to install")
+    doctor.set_defaults(command=_doctor)
+    doctor.add_argument("suffixes", nargs="*", metavar="SUFFIX", help="exit with 3 without them")
+    write = commands.add_parser(
+        "export", help="export a module of your own code, verified", description=_OWN_CODE
+    )
+    write.set_defaults(command=_export)
+    tried = commands.add_parser(
+        "diagnose", help="try your module in several formats", description=_OWN_CODE
+    )
+    tried.set_defaults(command=_diagnose)
+    for command in (write, tried):
+        command.add_argument(
+            "factory",
+            metavar="MODULE:FUNCTION",
+            help="returns (module, example), or with a dict of options of `kd_export.export`",
+        )
+    write.add_argument("target", type=Path, metavar="TARGET")
+    tried.add_argument("--targets", type=lambda text: text.split(","), default=[".pt2", ".onnx"])
+    return [bench, head, doctor, write, tried]
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -191,6 +252,77 @@ def _run(options: argparse.Namespace) -> int:
     else:
         _print_table(str(options.output), ("output", "dtype and shape"), rows)
     return OK
+
+
+def _bench(options: argparse.Namespace) -> int:
+    rows = [
+        row
+        for file in options.files
+        for row in benchmark(
+            file,
+            options.batch_sizes,
+            seconds=options.seconds,
+            trusted=options.trusted,
+            sha256=options.sha256,
+        )
+    ]
+    if options.json:
+        _print_json([asdict(row) | {"sizes": dict(row.sizes)} for row in rows])
+        return OK
+    cells = [
+        (r.path, shown(r.sizes), f"{r.seconds * 1e6:,.1f} us", f"{r.best * 1e6:,.1f} us")
+        for r in rows
+    ]
+    _print_table("", ("file", "sizes", "median of a call", "best"), cells)
+    return OK
+
+
+def _header(options: argparse.Namespace) -> int:
+    target: Path | None = options.output
+    text = header(inspect(options.file), (target or options.file).name.partition(".")[0])
+    if target is not None:
+        with replacing(target) as temporary:
+            temporary.write_text(text, encoding="ascii")
+    if options.json:
+        _print_json({"path": None if target is None else str(target), "header": text})
+    elif target is None:
+        print(text, end="")
+    return OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    found, installed = formats(), packages()
+    lacking = unusable(found, options.suffixes)
+    if options.json:
+        rows = [asdict(row) | {"missing": list(row.missing)} for row in found]
+        _print_json({"ok": not lacking, "formats": rows, "packages": dict(installed)})
+        return MISSING if lacking else OK
+    cells = [(r.suffix, r.name, ", ".join(r.missing) or "-", r.remedy) for r in found]
+    _print_table("", ("format", "by", "missing", "what to do"), cells)
+    print()
+    _print_table("", ("package", "version"), installed)
+    if lacking:
+        print(f"kd-export: not usable: {', '.join(map(printable, lacking))}", file=sys.stderr)
+    return MISSING if lacking else OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    backend_for(options.target)  # an unknown format is refused before anything runs
+    module, example, chosen = made(options.factory)
+    return _tell(export(module, example, **chosen).save(options.target), options)  # type: ignore[arg-type]  # what the user's code gives
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    module, example, chosen = made(options.factory)
+    chosen.pop("metadata", None)
+    found = diagnose(module, example, targets=options.targets, **chosen)  # type: ignore[arg-type]  # what the user's code gives
+    if options.json:
+        _print_json(found.to_data())
+    else:
+        _print_table("", diagnosis.HEADER, found.cells())
+        for note in found.notes:
+            print(f"note: {printable(note)}")
+    return OK if found.ok else MISMATCH
 
 
 class _Safetensors(Protocol):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _FOLDER = "model"
 _KNOWN = re.compile(rf"data/aotinductor/model/[\w.-]+|{FORMAT_FILES}")
-_COMPILERS = ("g++", "clang++", "c++", "cl")
+COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 class AotiBackend:
@@ -58,10 +58,10 @@ class AotiBackend:
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Check that there is a compiler."""
-        if not any(map(shutil.which, _COMPILERS)):
+        if not any(map(shutil.which, COMPILERS)):
             raise BackendMissing(
                 "AOTInductor needs a C++ compiler, which was not found.",
-                expected=_COMPILERS,
+                expected=COMPILERS,
                 hint="Install `g++`, or save it as `.pt2`.",
             )
         return schema

@@ -9,7 +9,7 @@ from kd_export._errors import ExportError
 from kd_export._schema.json_values import Json
 from kd_export._tables import Row, html_table, plain_table
 
-_HEADER = ("format", "verdict", "what there is to say")
+HEADER = ("format", "verdict", "what there is to say")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
-        return html_table(_HEADER, self.cells()) + notes
+        return html_table(HEADER, self.cells()) + notes
 
     def __repr__(self) -> str:
-        table = plain_table(_HEADER, self.cells())
+        table = plain_table(HEADER, self.cells())
         return "\n".join([table, *(f"note: {note}" for note in self.notes)])
