@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_export import KeyMismatch, NotExportable, export
+from kd_export import Axis, Entry, KeyMismatch, NotExportable, Schema, diagnose, export
 from kd_nn import TensorDictModule
 
 
@@ -80,3 +80,20 @@ def test_an_input_that_is_left_out_is_named() -> None:
     module = TensorDictModule(lambda x, mask: x * mask, in_keys=["x", "mask"], out_keys=["y"])
     with pytest.raises(KeyMismatch, match=r"`mask` not found in the example.*leave it out of its"):
         export(module, {"x": torch.ones(2, 3)})
+
+
+def test_a_schema_is_an_example() -> None:
+    module = TensorDictModule(lambda x, i: x[i] + 1, in_keys=[("in", "x"), "i"], out_keys=["y"])
+    entries = (
+        Entry(("in", "x"), "x", "float32", ("2*n", 3), -1.0, 1.0),
+        Entry(("i",), "i", "int64", ("n",), 0, 1),
+    )
+    schema = Schema(entries, (), {"n": Axis(1, 9)})
+    found = export(module, schema).schema
+    assert [entry.shape for entry in found.inputs] == [("2*n", 3), ("n",)]
+    assert found.axes == schema.axes
+    again = export(module, found, dynamic=None)
+    assert again.schema.input("in.x").shape == (6, 3)
+    assert diagnose(module, schema, targets=[".pt2"]).ok
+    with pytest.raises(KeyMismatch, match=r"`i` not found in the example; available keys: `in\.x`"):
+        export(module, Schema(entries[:1], (), schema.axes))

@@ -47,7 +47,8 @@ def export(
     Args:
         module: Any module with ``in_keys`` and ``out_keys`` that takes a container.
         example: A container, a nested dict, or a flat dict by wire name or key. Give it the values
-            that the module meets: integers and masks of the tests are taken from its rows.
+            that the module meets: integers and masks of the tests are taken from its rows. Or the
+            `Schema` of a program: its axes are the default of ``dynamic``, and values are drawn.
         inputs: The keys to be inputs, in order; by default the module's ``in_keys``.
         outputs: The keys to be outputs, in order; by default the module's ``out_keys``.
         dynamic: ``"batch"``: the leading dimension of all inputs is one axis of this name, of any

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from kd_core import KdError, TensorDictBase
-from kd_export._capture.dynamic_shapes import Dynamic, DynamicShapes, Name, resolve, widen
+from kd_export._capture.dynamic_shapes import (
+    BATCH,
+    Dynamic,
+    DynamicShapes,
+    Name,
+    axes_of_schema,
+    resolve,
+    widen,
+)
 from kd_export._capture.example import bounds, prepare, read_example
 from kd_export._capture.explaining import check_dynamic, explained, input_values
 from kd_export._capture.fixups import mend
@@ -60,7 +68,12 @@ def capture(
     tensors = read_example(example, in_keys)
     # Without a container nobody said that results have a batch size too: then there is none.
     batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else 0
-    shapes = resolve(dynamic, tensors, batch_dims)
+    if isinstance(example, Schema):
+        batch_dims = example.batch_dims
+    if isinstance(example, Schema) and dynamic == BATCH:
+        shapes = resolve(axes_of_schema(example), tensors, 0)
+    else:
+        shapes = resolve(dynamic, tensors, batch_dims)
     given = tensors
     tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
     flat = FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims)

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
 from kd_export._schema.linear_size import LinearSize
-from kd_export._schema.schema import Axis
+from kd_export._schema.schema import Axis, Schema
 from kd_export._schema.wire import as_key, wire_key, wire_name
 
 BATCH = "batch"
@@ -97,6 +97,17 @@ def resolve(
     shapes = DynamicShapes(named, {name: ranges.get(name, Axis()) for name in sorted(used)})
     _check_least(shapes)
     return shapes
+
+
+def axes_of_schema(schema: Schema) -> Dynamic[object]:
+    """Return the argument ``dynamic`` that gives a program the axes of a schema."""
+    found: dict[object, Range | Mapping[int, str]] = {}
+    for entry in schema.inputs:
+        names = {dim: size for dim, size in enumerate(entry.shape) if isinstance(size, str)}
+        if names:
+            found[entry.key] = names
+    found |= {name: (axis.min, axis.max) for name, axis in schema.axes.items()}
+    return found or None
 
 
 def _check_least(shapes: DynamicShapes) -> None:

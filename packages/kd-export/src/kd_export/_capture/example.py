@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from kd_core import KdError, is_tensor_collection
 from kd_export._capture.signature import Example, Word
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, NotExportable, nearest, quoted
+from kd_export._running.torch_runner import build_tensor
 from kd_export._schema.json_values import Number
-from kd_export._schema.schema import Schema
+from kd_export._schema.schema import Schema, Vector
+from kd_export._schema.vectors import draw
 from kd_export._schema.wire import as_key, unnest, wire_key, wire_name
 
 
@@ -106,9 +108,11 @@ def _chosen(
 
 
 def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """Read the module's inputs from a container, a nested or a flat dictionary."""
+    """Read the module's inputs from a container, a nested or a flat dictionary, or a schema."""
     entries: dict[Key, object]
-    if is_tensor_collection(example):
+    if isinstance(example, Schema):
+        entries = _drawn_entries(example)
+    elif is_tensor_collection(example):
         entries = {key: example.get(key) for key in in_keys if key in example.keys(True)}
     elif isinstance(example, Mapping):
         entries = {}
@@ -138,6 +142,17 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
                 else f"Did you mean `{close}`?",
             )
     return {key: _tensor(key, entries[key]) for key in in_keys}
+
+
+def _drawn_entries(schema: Schema) -> dict[Key, object]:
+    """Build inputs as a schema describes them: those of a stored test, or drawn ones."""
+    sizes = {
+        name: max(axis.min, 3 if axis.max is None else min(3, axis.max))
+        for name, axis in schema.axes.items()
+    }
+    drawn = draw(schema, schema.vectors[-1] if schema.vectors else Vector(sizes, 0, {}))
+    keys = [entry.key for entry in schema.inputs]
+    return dict(zip(keys, map(build_tensor, drawn), strict=True))
 
 
 def read_vectors(vectors: Sequence[Example[Word]], schema: Schema) -> list[list[Tensor]]:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, quoted
+from kd_export._schema.schema import Schema
 from kd_export._schema.wire import argument_names, wire_name
 
 Word = TypeVar("Word")
-Example = TensorDictBase | Mapping[Word, object]
+Example = TensorDictBase | Mapping[Word, object] | Schema
 
 
 class FlatModule(nn.Module):
