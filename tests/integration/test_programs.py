@@ -1,0 +1,21 @@
+"""Each program of `examples/learning` computes what its hand-written twin computes."""
+
+import importlib
+
+import pytest
+import torch
+
+# How many iterations prove it: all code of a program runs, and parameters have changed.
+PROGRAMS = {"ppo": 1}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_are_those_of_plain_dicts(name: str) -> None:
+    example = importlib.import_module(f"examples.learning.{name}")
+    by_hand = importlib.import_module(f"benchmarks.programs.{name}")
+    agent, history = example.train(PROGRAMS[name])
+    expected_agent, expected_history = by_hand.train(PROGRAMS[name])
+    assert history == expected_history
+    pairs = list(zip(agent.parameters(), expected_agent.parameters(), strict=True))
+    assert pairs
+    assert all(torch.equal(mine, expected) for mine, expected in pairs)
