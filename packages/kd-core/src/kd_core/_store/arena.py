@@ -16,7 +16,7 @@ import torch
 from kd_core._errors import FormatError
 from kd_core._store import files
 from kd_core._store.commit import read_manifest, writing
-from kd_core._store.decoding import Decoder, specs_of
+from kd_core._store.decoding import Decoder, Specs, specs_of
 from kd_core._store.encoding import Encoder
 from kd_core._store.manifest import Segment
 from kd_core._store.places import memory_of, place_of, record
@@ -53,7 +53,8 @@ def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContai
         if encoder.specs:
             segments.append(writer.add_arena(lambda fd: _fill(fd, encoder, filled)))
         writer.commit(segments, tree, sealed=False)
-    return load(path)
+        with files.opened_folder(path) as folder:
+            return _container(folder, path, [encoder.specs], segments, tree)
 
 
 def _fill(descriptor: int, encoder: Encoder, filled: bool) -> Segment:
@@ -87,10 +88,16 @@ def load(path: Path) -> AbstractContainer:
                 "with `load`, whose tensors may be written to in this process."
             )
         specs = specs_of(manifest.tree, len(manifest.segments))
-        pairs = zip(manifest.segments, specs, strict=True)
-        opened = [_mapped(folder, path, segment.name, tensors) for segment, tensors in pairs]
+        return _container(folder, path, specs, manifest.segments, manifest.tree)
+
+
+def _container(
+    folder: int, path: Path, specs: Specs, segments: list[Segment], tree: object
+) -> AbstractContainer:
+    pairs = zip(segments, specs, strict=False)  # without tensors there is not a segment
+    opened = [_mapped(folder, path, segment.name, tensors) for segment, tensors in pairs]
     decoder = Decoder(specs, lambda at, name, spec: opened[at].tensor(name, spec))
-    return decoder.container_of(manifest.tree)
+    return decoder.container_of(tree)
 
 
 def _mapped(folder: int, path: Path, name: str, specs: dict[str, Spec]) -> MappedFile:

@@ -57,18 +57,18 @@ class Layout(NamedTuple):
 
 def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None) -> Layout:
     """Return the layout of a file that holds some tensors."""
-    order = sorted(specs.items(), key=lambda item: -WIRE[item[1].dtype].itemsize)
+    sized = [(name, spec, WIRE[spec.dtype]) for name, spec in specs.items()]
+    sized.sort(key=lambda row: -row[2].itemsize)
     rows: dict[str, object] = {}
     offsets: dict[str, int] = {}
     end = 0
-    for name, spec in order:
-        wire = WIRE[spec.dtype]
-        offsets[name] = end
-        end += spec.nbytes
+    for name, (_, shape), wire in sized:
+        start = offsets[name] = end
+        end += math.prod(shape) * wire.itemsize
         rows[name] = {
             "dtype": wire.name,
-            "shape": [*spec.shape, *wire.more],
-            "data_offsets": [offsets[name], end],
+            "shape": [*shape, *wire.more],
+            "data_offsets": [start, end],
         }
     if metadata is not None:
         rows["__metadata__"] = metadata
@@ -80,28 +80,37 @@ def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = No
 
 
 def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
-    """Yield the bytes of tensors in the order of a layout, small ones together."""
+    """Yield the bytes of tensors in the order of a layout, small ones of a dtype together."""
     together: list[Tensor] = []
     size = 0
     for name in layout.starts:
-        octets = _octets(tensors[name])
-        if octets.numel() < _SMALL:
-            together.append(octets)
-            size += octets.numel()
-            if size < BLOCK:
-                continue
-        if together:
-            yield _buffer(torch.cat(together))
+        plain = _plain(tensors[name])
+        if together and (size > BLOCK or plain.dtype is not together[0].dtype):
+            yield _octets(together)
             together, size = [], 0
-        if octets.numel() >= _SMALL:
-            yield _buffer(octets)
+        if plain.nbytes > _SMALL:
+            if together:
+                yield _octets(together)
+                together, size = [], 0
+            yield _octets([plain])
+        else:
+            together.append(plain)
+            size += plain.nbytes
     if together:
-        yield _buffer(torch.cat(together))
+        yield _octets(together)
 
 
-def _octets(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
+def _plain(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
+    return tensor.resolve_conj() if tensor.is_complex() else tensor.resolve_neg()
+
+
+def _octets(tensors: list[Tensor]) -> memoryview:
+    """Return the bytes of tensors of one dtype, one behind the other."""
+    flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
+    return _buffer(flat.view(torch.uint8))
 
 
 def _buffer(octets: Tensor) -> memoryview:
