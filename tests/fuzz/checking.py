@@ -8,6 +8,7 @@ from typing import TypeAlias, cast
 
 import torch
 from tests.fuzz.comparing import (
+    TOLERANCE,
     differ,
     fingerprint,
     fingerprints_differ,
@@ -437,11 +438,13 @@ def _gradients(call: Call, node: Node, got: object, want: object) -> str | None:
         return None
     if mine is None:
         return None if has_stack(node) else "no gradients"
+    # A gradient goes through the dtype of each result.
+    rate = max(TOLERANCE.get(each.dtype, 0.0) for each in _results(want))
     for leaf, a, b in zip(inputs, mine, theirs, strict=True):
         if (a is None) != (b is None) and not has_stack(node):
             return f"gradient {a} instead of {b}"
         if a is None or b is None:
             continue
-        if not values_equal(_logit_at_zero(call, leaf.detach(), a, b), b, exact=False):
+        if not values_equal(_logit_at_zero(call, leaf.detach(), a, b), b, exact=False, rate=rate):
             return f"gradient {a.tolist()} instead of {b.tolist()}"
     return None

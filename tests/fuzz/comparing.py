@@ -37,7 +37,8 @@ def tensors_differ(got: object, want: Tensor, exact: bool) -> str | None:
     return None
 
 
-def values_equal(got: Tensor, want: Tensor, exact: bool) -> bool:
+def values_equal(got: Tensor, want: Tensor, exact: bool, rate: float = 0.0) -> bool:
+    """Whether two tensors agree, to the rounding of their dtype or to a coarser rate."""
     if not (got.is_floating_point() or got.is_complex()):
         return torch.equal(got, want)
     equal = (got == want) | ((got != got) & (want != want))
@@ -45,7 +46,7 @@ def values_equal(got: Tensor, want: Tensor, exact: bool) -> bool:
         equal |= ~torch.isfinite(got) & ~torch.isfinite(want)
     if bool(equal.all()):
         return True
-    rate = TOLERANCE.get(got.dtype, 0.0)
+    rate = max(rate, TOLERANCE.get(got.dtype, 0.0))
     return not exact and torch.allclose(got, want, rtol=rate, atol=rate, equal_nan=True)
 
 
