@@ -56,6 +56,9 @@ def test_an_arena_like_a_container_holds_zeros_and_its_data(tmp_path: Path) -> N
     assert loaded.batch_size == (1000,)
     assert loaded["x"].sum() == 0
     assert loaded["y"].dtype is torch.bfloat16
+    tokens = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    ragged = TensorDict({"tokens": tokens}, [2]).memmap_like(tmp_path / "ragged")
+    assert [row.tolist() for row in ragged["tokens"].unbind()] == [[0, 0], [0, 0, 0]]
     words = sample().memmap_like(tmp_path / "words")
     assert words["n", "w"] == ["x", "y", "z"]
     assert words["a"].tolist() == [0, 0, 0]
@@ -152,6 +155,16 @@ def test_a_failure_at_any_call_of_a_seal_keeps_the_arena(
         else:
             assert_same(TensorDict.load_memmap(path), sample())
     assert at > 4
+
+
+def test_systems_that_cannot_allocate_write_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.posix_fallocate")
+    row = TensorDict({"x": torch.ones(1000)})
+    row.expand(700).memmap_like(tmp_path / "td")[-1] = row
+    store.seal(tmp_path / "td")
+    assert TensorDict.load(tmp_path / "td", verify="full")["x"].sum() == 1000
 
 
 def test_other_processes_map_the_same_file(tmp_path: Path) -> None:

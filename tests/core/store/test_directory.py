@@ -173,6 +173,10 @@ def test_what_is_not_a_store_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"must be an empty directory or a store, got .*cat\.png"):
         sample().save(tmp_path / "photos")
+    (tmp_path / "photos" / "manifest.json").write_text("{}")  # of another program
+    with pytest.raises(ValueError, match="must be an empty directory or a store"):
+        sample().save(tmp_path / "photos")
+    assert (tmp_path / "photos" / "manifest.json").read_text() == "{}"
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ValueError, match="got a file"):
         sample().save(tmp_path / "file")
@@ -208,3 +212,11 @@ def test_a_newer_format_says_to_upgrade(tmp_path: Path) -> None:
     for act in (lambda: TensorDict.load(tmp_path / "td"), lambda: sample().save(tmp_path / "td")):
         with pytest.raises(FormatError, match=r"needs a reader of version 7.*Upgrade kd-core"):
             act()
+
+
+def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
+    sample().save(tmp_path / "td")
+    (tmp_path / "td" / "manifest.json").write_bytes(b"x")
+    sample().save(tmp_path / "td")
+    assert_same(TensorDict.load(tmp_path / "td", verify="full"), sample())
+    assert len(list((tmp_path / "td").glob("seg-*"))) == 1

@@ -70,6 +70,7 @@ def test_a_class_without_a_name_is_refused(tmp_path: Path) -> None:
     registered._CLASS_NAMES.clear()
     with pytest.raises(FormatError, match="the class 'point' is not registered"):
         TensorDict.load(tmp_path / "td")
+    assert store.check(tmp_path / "td").lines[0] == "point (version 1) []"
 
 
 def test_old_versions_of_a_class_are_converted(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def inspect(path: str | Path) -> StoreInfo:
 def check(path: str | Path) -> StoreInfo:
     """Read all of a store, compare it with its checksums, and return what it holds.
 
+    Classes and types that it names need not be registered.
+
     Raises:
         FormatError: if anything is damaged; the message names the file.
         OSError: if there is nothing at the path, or reading fails.
@@ -59,7 +61,7 @@ def check(path: str | Path) -> StoreInfo:
         >>> store.check("check.kd").generation
         1
     """
-    forms.load(path, "full")
+    forms.check(path)
     return forms.info(path)
 
 

@@ -65,11 +65,10 @@ def _fill(descriptor: int, encoder: Encoder, filled: bool) -> Segment:
             files.write(descriptor, piece)
     else:
         files.allocate(descriptor, layout.size)
-        files.write(descriptor, layout.header)
-        blobs = {name: encoder.tensors[name] for name in encoder.blobs}
-        for name, blob in blobs.items():
+        files.write(descriptor, layout.header, 0)
+        for name in encoder.rows:
             alone = layout_of({name: encoder.specs[name]})
-            for piece in data_of({name: blob}, alone):
+            for piece in data_of(encoder.tensors, alone):
                 files.write(descriptor, piece, layout.starts[name])
     return Segment("", layout.size, [])
 

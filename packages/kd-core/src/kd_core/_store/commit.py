@@ -173,7 +173,7 @@ def writing(path: Path) -> Iterator[Writer]:
 def _check_is_store(folder: int, path: Path) -> None:
     names = files.names_in(folder)
     strange = [name for name in names if not is_own(name)]
-    if strange and MANIFEST not in names:
+    if strange and (MANIFEST not in names or _current(folder, path) is None):
         raise InvalidValue(
             f"`{path}` must be an empty directory or a store, got one with {listed(strange, 3)}. "
             "Choose another path."

@@ -170,6 +170,13 @@ def _check_names(folder: int, path: Path) -> None:
         )
 
 
+def check(path: Path) -> None:
+    """Read all of a store and compare it with its checksums; classes need not be registered."""
+    with files.opened_folder(path) as folder:
+        _current(folder, path, full=True)
+        _check_names(folder, path)
+
+
 def info(path: Path) -> StoreInfo:
     """Return what the manifest in a directory says."""
     with files.opened_folder(path) as folder:

@@ -59,8 +59,8 @@ class Encoder:
     def __init__(self, named: Callable[[Path, int], str] | None = None, segment: int = 0) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.specs: dict[str, Spec] = {}
-        self.blobs: list[str] = []
-        """The tensors that hold non-tensor data."""
+        self.rows: list[str] = []
+        """The tensors that describe rows: their non-tensor data, and where ragged ones are."""
         self._segment = segment
         self._named = named
         self._known: dict[int, str] = {}
@@ -107,7 +107,7 @@ class Encoder:
         if is_row_data(value):
             blob = _blob(written(_row_values(value), path))
             node = self._tensor(blob, path)
-            self.blobs.append(self._known[id(blob)])
+            self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
         constant, of_batch = registry.state_of_data(value)
         data = written(value._item(), path)
@@ -119,6 +119,7 @@ class Encoder:
         lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
         parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
         nodes = [None if part is None else self._tensor(part, path) for part in parts]
+        self.rows += [self._known[id(part)] for part in parts[1:] if part is not None]
         return {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
 
     def _tensor(self, leaf: Tensor, path: Path) -> Json:

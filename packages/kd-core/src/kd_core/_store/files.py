@@ -27,6 +27,8 @@ except ImportError as error:
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
+_ZEROS: Final = 1 << 20
+
 
 class OpenFile(NamedTuple):
     """A regular file that is open."""
@@ -61,8 +63,13 @@ def write(descriptor: int, data: bytes | memoryview, start: int | None = None) -
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Allocate the blocks of a file of some size."""
-    os.posix_fallocate(descriptor, 0, size)
+    """Allocate the blocks of a new file of some size."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = memoryview(bytes(min(size, _ZEROS)))  # macOS does not have the call
+    for start in range(0, size, _ZEROS):
+        write(descriptor, zeros[: size - start], start)
 
 
 def sync(descriptor: int) -> None:

@@ -65,6 +65,12 @@ def seal(path: str | Path) -> None:
     arena.seal(_existing(path, "seal"))
 
 
+def check(path: str | Path) -> None:
+    """Read all of the store at a path and compare it with its checksums."""
+    place = Path(path)
+    (directory.check if place.is_dir() else single.check)(place)
+
+
 def info(path: str | Path) -> StoreInfo:
     """Return what the store at a path holds, without reading its tensors."""
     place = Path(path)
