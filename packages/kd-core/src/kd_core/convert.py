@@ -163,6 +163,40 @@ def from_tensordict_library(value: object) -> TensorDictBase:
     return cast("TensorDictBase", node_of(value))
 
 
+def from_tensordict_directory(path: str | Path) -> TensorDictBase:
+    """Return the container in a directory that the package tensordict wrote with `memmap`.
+
+    Everything is read into memory; `save` the result to keep it. Pickles are refused: load such a
+    directory with tensordict, and convert the container.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        FormatError: if it is not such a directory, or needs a pickle to be read.
+        OSError: if there is nothing at the path.
+
+    Example:
+        >>> import json
+        >>> from pathlib import Path
+        >>> from kd_core.convert import from_tensordict_directory
+        >>> folder = Path("old")
+        >>> folder.mkdir()
+        >>> leaf = {"device": "cpu", "shape": [2], "dtype": "torch.uint8"}
+        >>> kind = "<class 'tensordict._td.TensorDict'>"
+        >>> text = json.dumps({"a": leaf, "shape": [2], "device": "cpu", "_type": kind})
+        >>> (folder / "meta.json").write_text(text) > 0
+        True
+        >>> (folder / "a.memmap").write_bytes(bytes([1, 2]))
+        2
+        >>> from_tensordict_directory(folder)["a"]
+        tensor([1, 2], dtype=torch.uint8)
+    """
+    from kd_core._store.foreign import read_directory
+
+    return cast("TensorDictBase", read_directory(Path(path)))
+
+
 def to_tensordict_library(td: TensorDictBase) -> object:
     """Return a container of the package tensordict that shares the tensors of `td`.
 

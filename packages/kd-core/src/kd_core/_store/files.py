@@ -115,9 +115,10 @@ def locked(name: str, folder: int) -> Iterator[None]:
 
 
 @contextmanager
-def opened_folder(path: Path | str) -> Iterator[int]:
-    """Open a directory for as long as the block runs."""
-    descriptor = os.open(path, _FOLDER)
+def opened_folder(path: Path | str, folder: int | None = None) -> Iterator[int]:
+    """Open a directory for as long as the block runs; a link in `folder` is not followed."""
+    flags = _FOLDER if folder is None else _FOLDER | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, dir_fd=folder)
     try:
         yield descriptor
     finally:

@@ -1,0 +1,122 @@
+"""Directories of the package tensordict, written here as that package was seen to write them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd_core import FormatError, LazyStackedTensorDict, TensorDict
+from kd_core.convert import from_tensordict_directory
+
+KIND = "<class 'tensordict._td.TensorDict'>"
+
+
+def leaf(path: Path, value: torch.Tensor) -> dict[str, object]:
+    if value.numel():
+        octets = value.reshape(-1).view(torch.uint8)
+        path.with_name(f"{path.name}.memmap").write_bytes(bytes(octets.tolist()))
+    return {"device": "cpu", "shape": list(value.shape), "dtype": str(value.dtype)}
+
+
+def folder(path: Path, batch: list[int], kind: str = KIND, **entries: object) -> None:
+    path.mkdir(exist_ok=True)
+    rows = {
+        key: leaf(path / key, value) if isinstance(value, torch.Tensor) else value
+        for key, value in entries.items()
+    }
+    (path / "meta.json").write_text(json.dumps({**rows, "shape": batch, "_type": kind}))
+
+
+def data(path: Path, kind: str, **fields: object) -> None:
+    path.mkdir()
+    meta = {"_type": f"<class 'tensordict.tensorclass.{kind}'>", **fields}
+    (path / "meta.json").write_text(json.dumps(meta))
+
+
+def sample(path: Path) -> None:
+    node, rows = {"type": "TensorDict"}, {"type": "NonTensorStack"}
+    empty = torch.zeros(2, 0)
+    folder(path, [2], a=torch.arange(4).view(2, 2), n=node, w=rows, e=empty)
+    folder(path / "n", [2], b=torch.ones(2, dtype=torch.bfloat16), s={"type": "NonTensorData"})
+    data(path / "n" / "s", "NonTensorData", data="word")
+    data(path / "w", "NonTensorStack", data=["p", "q"])
+
+
+def test_a_directory_is_read_and_saved_anew(tmp_path: Path) -> None:
+    sample(tmp_path / "old")
+    td = from_tensordict_directory(tmp_path / "old")
+    assert td.batch_size == (2,)
+    assert td["a"].tolist() == [[0, 1], [2, 3]]
+    assert td["n", "b"].dtype is torch.bfloat16
+    found: list[object] = [td["n", "s"], td["w"], td["e"].shape]
+    assert found == ["word", ["p", "q"], (2, 0)]
+    td.save(tmp_path / "new")
+    words: object = TensorDict.load(tmp_path / "new", verify="full")["w"]
+    assert words == ["p", "q"]
+
+
+def test_members_of_a_stack_are_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "stack"
+    path.mkdir()
+    meta = {"_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>", "stack_dim": 0}
+    (path / "meta.json").write_text(json.dumps(meta))
+    for number in range(11):
+        folder(path / f"{number}", [], x=torch.ones(number + 1))
+    stack = from_tensordict_directory(path)
+    assert isinstance(stack, LazyStackedTensorDict)
+    assert [len(member["x"]) for member in stack.unbind(0)] == list(range(1, 12))
+
+
+def damaged(path: Path, what: str) -> None:
+    match what:
+        case "pickle":
+            folder(path, [], x={"type": "NonTensorData"})
+            data(path / "x", "NonTensorData")
+            (path / "x" / "other.pickle").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+        case "short":
+            folder(path, [2], a=torch.ones(2))
+            (path / "a.memmap").write_bytes(b"x")
+        case "dtype":
+            folder(path, [], a={"shape": [], "dtype": "torch.load"})
+        case "shape":
+            folder(path, [], a={"shape": [-1], "dtype": "torch.int64"})
+        case "batch":
+            folder(path, [3], a=torch.ones(2))
+        case "key":
+            path.mkdir()
+            meta = {"../../x": {"type": "TensorDict"}, "shape": [], "_type": KIND}
+            (path / "meta.json").write_text(json.dumps(meta))
+        case "file":
+            folder(path, [2], a=torch.ones(2))
+            (path / "shape.memmap").write_bytes(b"")
+        case "class":
+            folder(path, [2], kind="<class '__main__.Data'>")
+        case "json":
+            path.mkdir()
+            (path / "meta.json").write_text("[]")
+        case "link":
+            folder(path.with_name("other"), [])
+            folder(path, [], n={"type": "TensorDict"})
+            (path / "n").symlink_to(path.with_name("other"))
+
+
+@pytest.mark.parametrize(
+    ("what", "match"),
+    [
+        ("pickle", "holds a pickle, which is not read"),
+        ("short", "must have 8 bytes, got 1"),
+        ("dtype", "which cannot be read"),
+        ("shape", "which is not valid"),
+        ("batch", "batch_size"),
+        ("key", "is not the name of a file"),
+        ("file", "does not name"),
+        ("class", "a `Data`, which only tensordict can read"),
+        ("json", "is not one of tensordict"),
+        ("link", "Errno"),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused(what: str, match: str, tmp_path: Path) -> None:
+    damaged(tmp_path / "old", what)
+    with pytest.raises((FormatError, OSError), match=match):
+        from_tensordict_directory(tmp_path / "old")
