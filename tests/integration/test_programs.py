@@ -6,7 +6,7 @@ import pytest
 import torch
 
 # How many iterations prove it: all code of a program runs, and parameters have changed.
-PROGRAMS = {"ppo": 1}
+PROGRAMS = {"ppo": 1, "sac": 1, "world_model": 1, "grpo": 2}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

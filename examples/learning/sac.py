@@ -1,0 +1,157 @@
+"""SAC (Haarnoja et al. 2018) swings pendulums up, with twin critics and target networks.
+
+    python -m examples.learning.sac
+
+The parameters of both critics are one container, stacked, and `vmap` runs one critic over it. The
+target networks are a clone that follows by `lerp_`; the replay buffer is a container that is
+written and sampled by index.
+"""
+
+import torch
+from examples.learning.curves import report
+from examples.learning.pendulums import Pendulums
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+
+from kd_core import TensorDict, TensorDictBase
+from kd_nn import NormalParamExtractor, TensorDictModule
+from kd_probabilistic import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+)
+
+ITERATIONS, STEPS = 48, 40
+COUNT, BATCH = 8, 128
+DISCOUNT, TEMPERATURE, FOLLOW = 0.98, 0.02, 0.02
+
+
+def squashed_normal(loc: Tensor, scale: Tensor) -> Independent:
+    """Return a normal distribution on the actions between -1 and 1."""
+    squashed = TransformedDistribution(Normal(loc, scale), [TanhTransform(cache_size=1)])
+    return Independent(squashed, 1)
+
+
+class Critic(nn.Sequential):
+    """A network that values an action."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the value of actions `(batch, 1)`, of shape `(batch,)`."""
+        return super().forward(torch.cat((obs, action), -1)).squeeze(-1)
+
+
+def policy_network() -> nn.Sequential:
+    """Build the network of the actor, without the last step."""
+    return nn.Sequential(
+        nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
+
+
+def build_actor() -> ProbabilisticTensorDictSequential:
+    """Build `obs -> loc, scale -> action, action_log_prob`."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(policy_network(), in_keys=["obs"], out_keys=["raw"]),
+        TensorDictModule(NormalParamExtractor(), in_keys=["raw"], out_keys=["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=squashed_normal,
+            default_interaction_type=InteractionType.RANDOM,
+            return_log_prob=True,
+        ),
+    )
+
+
+class Critics:
+    """Two critics that run as one, on stacked parameters."""
+
+    def __init__(self) -> None:
+        critics = [Critic(), Critic()]
+        self.params = TensorDict.from_modules(*critics, as_module=True)
+        self.targets = self.params.data.clone()
+        self._critic = critics[0]
+
+    def __call__(self, params: TensorDictBase, batch: TensorDictBase) -> Tensor:
+        """Return the values of the actions of a batch, shape `(2, batch)`."""
+        return torch.vmap(self._one, (0, None, None))(params, batch["obs"], batch["action"])
+
+    def _one(self, params: TensorDictBase, obs: Tensor, action: Tensor) -> Tensor:
+        with params.to_module(self._critic):
+            return self._critic(obs, action)
+
+
+def critic_loss(
+    batch: TensorDictBase, actor: ProbabilisticTensorDictSequential, critics: Critics
+) -> Tensor:
+    """Return the error of both critics, a scalar."""
+    with torch.no_grad():
+        after = actor(batch["next"])
+        value = critics(critics.targets, after).amin(0) - TEMPERATURE * after["action_log_prob"]
+        target = after["reward"] + DISCOUNT * value
+    return (critics(critics.params, batch) - target).square().mean(1).sum()
+
+
+def actor_loss(
+    batch: TensorDictBase, actor: ProbabilisticTensorDictSequential, critics: Critics
+) -> Tensor:
+    """Return what the actor misses in the eyes of the critics, a scalar."""
+    chosen = actor(batch.select("obs"))
+    value = critics(critics.params.data, chosen).amin(0)
+    return (TEMPERATURE * chosen["action_log_prob"] - value).mean()
+
+
+def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    """Take one step against a loss, and return it."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
+    """Train an actor and two critics from seed 0.
+
+    Returns:
+        All of them, and the history of the iterations: the mean `reward` of a step, and `loss`, the
+        error of the critics in the last step.
+    """
+    torch.manual_seed(0)
+    actor, critics = build_actor(), Critics()
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
+    critic_optimizer = torch.optim.Adam(critics.params.parameters(), lr=1e-3)
+    pendulums = Pendulums(COUNT)
+    buffer = TensorDict(
+        {
+            "obs": torch.zeros(iterations * STEPS, COUNT, 3),
+            "action": torch.zeros(iterations * STEPS, COUNT, 1),
+            "next": {
+                "obs": torch.zeros(iterations * STEPS, COUNT, 3),
+                "reward": torch.zeros(iterations * STEPS, COUNT),
+            },
+        },
+        [iterations * STEPS, COUNT],
+    )
+    history: dict[str, list[float]] = {"reward": [], "loss": []}
+    for step in range(iterations * STEPS):
+        with torch.no_grad():
+            taken = actor(TensorDict({"obs": pendulums.obs}, [COUNT])).select("obs", "action")
+        taken["next"] = pendulums.step(taken["action"])
+        buffer[step] = taken
+        batch = buffer[torch.randint(step + 1, (BATCH,)), torch.randint(COUNT, (BATCH,))]
+        error = update(critic_optimizer, critic_loss(batch, actor, critics))
+        update(actor_optimizer, actor_loss(batch, actor, critics))
+        critics.targets.lerp_(critics.params.data, FOLLOW)
+        if (step + 1) % STEPS == 0:
+            recent = buffer["next", "reward"][step + 1 - STEPS : step + 1]
+            history["reward"].append(recent.mean().item())
+            history["loss"].append(error)
+    return nn.ModuleList([actor, critics.params]), history
+
+
+if __name__ == "__main__":
+    report("sac", "SAC swings pendulums up", train(ITERATIONS)[1], limit=("reward", 0))
