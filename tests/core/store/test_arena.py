@@ -182,6 +182,14 @@ def test_other_processes_map_the_same_file(tmp_path: Path) -> None:
     assert TensorDict.load_memmap(tmp_path / "td")["n", "b"].tolist() == [[1, 1], [6, 6], [6, 6]]
 
 
+def test_leaves_in_an_arena_are_shared_as_they_are(tmp_path: Path) -> None:
+    td = sample().select("a", ("n", "b")).memmap(tmp_path / "td")
+    assert td.is_shared()
+    td.share_memory_()
+    td["a"].fill_(4)
+    assert TensorDict.load_memmap(tmp_path / "td")["a"].tolist() == [4, 4, 4]
+
+
 def test_all_leaves_are_in_one_mapping(tmp_path: Path) -> None:
     count = 2000  # a process may have some 65 000 mappings
     td = TensorDict({f"k{number}": torch.tensor(number) for number in range(count)})

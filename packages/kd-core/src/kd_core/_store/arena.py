@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._store.places import Place
     from kd_core._store.segments import Spec
 
 
@@ -136,19 +137,14 @@ class MappedLeaf:
     It is rebuilt as a view of the same file.
     """
 
-    def __init__(self, leaf: Tensor, path: str, file: str, start: int) -> None:
-        self._state = (path, file, start, leaf.dtype, tuple(leaf.shape), leaf.stride())
+    def __init__(self, leaf: Tensor) -> None:
+        place = cast("Place", place_of(leaf))
+        start = leaf.data_ptr() - place.address
+        shape, stride = tuple(leaf.shape), leaf.stride()
+        self._state = (place.path, place.file, start, leaf.dtype, shape, stride)
 
     def __reduce__(self) -> tuple[object, ...]:
         return restore_mapped, self._state
-
-
-def mapped_leaf(leaf: Tensor) -> MappedLeaf | None:
-    """Return what stands for a tensor of an arena in another process; `None` for other tensors."""
-    place = place_of(leaf)
-    if place is None:
-        return None
-    return MappedLeaf(leaf, place.path, place.file, leaf.data_ptr() - place.address)
 
 
 def restore_mapped(

@@ -6,7 +6,6 @@ kind that is defined later.
 
 from __future__ import annotations
 
-import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
 from kd_core._containers.non_tensor_stack import restore_rows
 from kd_core._nodes import registry
+from kd_core._store.places import place_of
 
 
 def _allow(cls: type) -> None:
@@ -30,7 +30,7 @@ def _allow(cls: type) -> None:
 
 def _reduced_for_processes(container: object) -> tuple[Any, ...]:
     function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(4))
-    if function is restore_dense and sys.modules.get("kd_core._store.arena"):
+    if function is restore_dense:
         cls, entries, *more = args
         originals = cast("Dense", container)._entries
         args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
@@ -39,10 +39,11 @@ def _reduced_for_processes(container: object) -> tuple[Any, ...]:
 
 def _in_arena(entry: object, reduced: object) -> object:
     """Return what stands for an entry in another process: a leaf of an arena is mapped there."""
-    from kd_core._store.arena import mapped_leaf  # loaded already
+    if not isinstance(entry, Tensor) or place_of(entry) is None:
+        return reduced
+    from kd_core._store.arena import MappedLeaf  # loaded when the arena was
 
-    mapped = mapped_leaf(entry) if isinstance(entry, Tensor) else None
-    return reduced if mapped is None else mapped
+    return MappedLeaf(entry)
 
 
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.

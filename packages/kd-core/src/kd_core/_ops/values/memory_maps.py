@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._ops.values.replacing import take_leaves
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
+from kd_core._store.places import place_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -129,8 +130,6 @@ class MemoryMaps(AbstractContainer):
     @property
     def saved_path(self) -> Path | None:
         """The directory of the arena in which all leaves are, or `None`."""
-        from kd_core._store.places import place_of
-
-        places = {place and place.path for leaf in leaves_of(self) for place in [place_of(leaf)]}
+        places = {place and place.path for place in map(place_of, leaves_of(self))}
         found = places.pop() if len(places) == 1 else None
         return None if found is None else Path(found)

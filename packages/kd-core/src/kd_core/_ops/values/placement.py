@@ -13,6 +13,7 @@ from kd_core._ops.math.operands import cast_leaves
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+from kd_core._store.places import place_of
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -169,6 +170,8 @@ class Placement(AbstractContainer):
     def share_memory_(self) -> Self:
         """Move the storage of all leaves to shared memory, for other processes; return self.
 
+        Leaves in an arena are shared already, and stay there.
+
         Raises:
             InvalidValue: if a leaf is sparse; nothing is moved then.
         """
@@ -180,13 +183,17 @@ class Placement(AbstractContainer):
                     "`exclude` it first, or make it dense."
                 )
         for leaf in leaves:
-            leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if not _is_in_arena(leaf):
+                leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
     def is_shared(self) -> bool:
-        """Return whether all leaves are in shared memory."""
-        shared = (leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
-        return all(shared)
+        """Return whether all leaves are in shared memory, or in an arena."""
+        return all(_is_in_arena(leaf) or leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
+
+
+def _is_in_arena(leaf: Tensor) -> bool:
+    return place_of(leaf) is not None
 
 
 def _canonical(leaf: Tensor) -> Tensor:
