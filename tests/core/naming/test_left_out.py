@@ -30,6 +30,8 @@ def test_hasattr_and_defaults_work() -> None:
     assert not hasattr(kd_core, "lazy_legacy")
     assert not hasattr(TensorDict(), "clear_refs_for_compile_")
     assert getattr(TensorDict(), "clear_refs_for_compile_", None) is None
+    assert "clear_refs_for_compile_" not in dir(TensorDict())
+    assert "select" in dir(TensorDict())
 
 
 def test_a_property_that_fails_keeps_its_message() -> None:
@@ -43,6 +45,16 @@ def test_a_tensor_class_explains_too() -> None:
 
     with pytest.raises(NotOffered, match="quantize_per_tensor"):
         Point(torch.zeros(2)).qint8  # type: ignore[attr-defined]  # noqa: B018  # as above
+
+
+def test_a_field_may_have_a_name_that_is_left_out() -> None:
+    class Box(TensorClass):
+        pack: Tensor
+
+    box = Box(pack=torch.ones(2), batch_size=[2])
+    assert box.pack.tolist() == [1, 1]
+    assert box[0].pack.item() == 1
+    assert "pack" in dir(box)
 
 
 def test_compiled_code_asks_for_attributes() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._display.html import html_of_node
 from kd_core._display.printing import describe_node
-from kd_core._naming.left_out import leaves_out
+from kd_core._naming.left_out import leaves_out, offered_names
 from kd_core._nodes import registry
 from kd_core._ops.calls.apply import Apply
 from kd_core._ops.calls.modules import Modules
@@ -126,6 +126,9 @@ class TensorDictBase(
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         registry.new_kind(cls)
+
+    def __dir__(self) -> list[str]:
+        return offered_names(self)
 
     def __repr__(self) -> str:
         return describe_node(self)

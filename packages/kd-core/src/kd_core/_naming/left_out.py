@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from inspect import getattr_static
 from pathlib import Path
 from typing import Final, Never, TypeAlias, TypeVar
 
@@ -99,3 +100,13 @@ def leaves_out(*names: str) -> Callable[[C], C]:
         return cls
 
     return decorate
+
+
+def offered_names(self: object) -> list[str]:
+    """Return the names of an object without those that its class leaves out."""
+    kind = type(self)
+    return [
+        name
+        for name in object.__dir__(self)
+        if not isinstance(getattr_static(kind, name, None), LeftOut)
+    ]

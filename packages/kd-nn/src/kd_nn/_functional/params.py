@@ -207,6 +207,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
         # torch keeps modules in sets.
         return id(self)
 
+    __dir__ = nn.Module.__dir__  # with the names of tensors
+
     to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
     cpu = nn.Module.cpu
     cuda = nn.Module.cuda  # type: ignore[assignment]  # a module's: in place
