@@ -64,6 +64,16 @@ if TYPE_CHECKING:
 
 @leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "pack")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
+@leaves_out(
+    "dumps",
+    "load_",
+    "load_memmap_",
+    "memmap_refresh_",
+    "make_memmap",
+    "make_memmap_from_tensor",
+    "make_memmap_from_storage",
+    "from_consolidated",
+)
 @leaves_out("stack", "cat", "lazy_stack", "maybe_dense_stack")
 class TensorDictBase(
     Access,
