@@ -132,6 +132,8 @@ def test_it_is_not_written_to_some_rows() -> None:
         td[0] = make("grasp")[0]
     with pytest.raises(InvalidArgument, match="must be a tensor to be written in place"):
         td.set_(("n", "word"), "grasp")
+    with pytest.raises(InvalidArgument, match="`word` holds one value, 'reach', which cannot be"):
+        TensorDict({"word": "reach"}).copy_(TensorDict({"word": "grasp"}))
 
 
 def test_it_is_updated_in_place_with_the_same_only() -> None:

@@ -205,8 +205,13 @@ def cannot_broadcast(
     return ShapeMismatch(f"{text} {remedy}".rstrip())
 
 
-def one_value_for_all(key: str, old: object, new: object) -> InvalidArgument:
-    """Build the error for a write of non-tensor data to some rows only."""
+def one_value_for_all(key: str, old: object, new: object, ndim: int) -> InvalidArgument:
+    """Build the error for a write in place of data that does not have one value for each row."""
+    if not ndim:
+        return InvalidArgument(
+            f"entry {key} holds one value, {old!r}, which cannot be written in place: got {new!r}. "
+            "Use `set` or `update` to replace it."
+        )
     return InvalidArgument(
         f"entry {key} holds one value for the whole batch, {old!r}: cannot write {new!r} to some "
         "of its rows. Use `set` to replace it."

@@ -277,7 +277,7 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
     return source
 
 
-def check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
+def check_same_data(entry: Node, value: object, path: tuple[str, ...]) -> None:
     """Refuse to write rows of non-tensor data, which is one value for the whole batch.
 
     Raises:
@@ -285,7 +285,7 @@ def check_same_data(entry: Entry, value: object, path: tuple[str, ...]) -> None:
     """
     old, new = unwrapped(entry), unwrapped(value)
     if not same_data(old, new):
-        raise one_value_for_all(format_key(path), old, new)
+        raise one_value_for_all(format_key(path), old, new, entry._desc.ndim)
 
 
 def unknown_below(

@@ -55,7 +55,7 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._nodes.entry import AnyKey, Entry, Source
+    from kd_core._nodes.entry import AnyKey, Entry, Node, Source
     from kd_core._types import Batch, Index, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
@@ -320,7 +320,7 @@ class _Rows:
         return target, source, path
 
     def stage_data(
-        self, entry: Entry, value: object, path: tuple[str, ...], writes: list[Write]
+        self, entry: Node, value: object, path: tuple[str, ...], writes: list[Write]
     ) -> None:
         """Check and record a write of one value per row; other data may not change."""
         if not is_row_data(entry):
