@@ -270,7 +270,7 @@ class NonTensorStack(NonTensorDataBase):
                 "tensor in `NonTensorData` to store it as a value."
             )
         if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
-            return self._positions, value._positions + self._add(value._pool, shape is None)
+            return self._positions, value._positions + _add(self, value._pool, shape is None)
         rows = self._desc.batch if shape is None else shape
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
@@ -283,21 +283,8 @@ class NonTensorStack(NonTensorDataBase):
         if self._positions.ndim > self._desc.ndim:  # its values are lists
             self._pool = _flat(self)
             self._positions = _count(len(self._pool)).reshape(self._desc.batch)
-        start = self._add(values, shape is None)
+        start = _add(self, values, shape is None)
         return self._positions, (_count(len(values)) + start).reshape(batch)
-
-    def _add(self, values: list[object], everywhere: bool) -> int:
-        """Add values to the pool; return the position of the first.
-
-        Compiled code depends on the length of the pool, so it replaces the pool where it writes
-        `everywhere`, to all rows, and no other rows are in the storage.
-        """
-        if everywhere and is_compiling() and _is_whole(self._positions):
-            self._pool[:] = values
-            return 0
-        start = len(self._pool)
-        self._pool.extend(values)
-        return start
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorStack):
@@ -394,6 +381,20 @@ def _share(one: Tensor, other: Tensor) -> bool:
     return one is other or (
         one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
     )
+
+
+def _add(node: NonTensorStack, values: list[object], everywhere: bool) -> int:
+    """Add values to the pool of an entry; return the position of the first.
+
+    Compiled code depends on the length of the pool, so it replaces the pool where it writes
+    `everywhere`, to all rows, and no other rows are in the storage.
+    """
+    if everywhere and is_compiling() and _is_whole(node._positions):
+        node._pool[:] = values
+        return 0
+    start = len(node._pool)
+    node._pool.extend(values)
+    return start
 
 
 def _is_whole(positions: Tensor) -> bool:
