@@ -106,7 +106,7 @@ def actor_loss(
 
 
 def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
-    """Take one step against a loss, and return it."""
+    """Apply one step against a loss, and return it."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
