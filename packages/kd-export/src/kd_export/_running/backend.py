@@ -112,6 +112,13 @@ _known: dict[str, str | Backend] = {
 }
 
 
+_EXECUTORCH = (
+    "ExecuTorch has no backend in this release: pass `program.exported_program` to "
+    "`executorch.exir.to_edge_transform_and_lower`, or register a backend with "
+    "`register_backend`."
+)
+
+
 def register_backend(backend: Backend) -> None:
     """Add a format, or replace one, for all suffixes that the backend serves.
 
@@ -153,7 +160,9 @@ def backend_for(path: Path) -> Backend:
             f"no backend found for `{path.name}`; available suffixes: {quoted(sorted(known))}.",
             expected=tuple(sorted(known)),
             got=path.suffix,
-            hint="Name the file by its format, or register a backend with `register_backend`.",
+            hint=_EXECUTORCH
+            if path.suffix == ".pte"
+            else "Name the file by its format, or register a backend with `register_backend`.",
         )
     entry = _known.get(fitting[-1], known[fitting[-1]])
     if not isinstance(entry, str):
