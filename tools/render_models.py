@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,49 +36,58 @@ def tried(attempt: Callable[[], bool]) -> str:
         return "fails"
 
 
-def row(name: str, folder: Path) -> list[str]:
-    """Export one model in four ways, and compare each with the module at another batch."""
-    import onnxruntime
-    from tests.models.architectures import CASES
+class Attempts:
+    """One model, exported in four ways; each is compared with the module at another batch."""
 
-    import kd_export
+    def __init__(self, name: str, folder: Path) -> None:
+        from tests.models.architectures import CASES
 
-    case = next(case for case in CASES if case.name == name)
-    module = case.module().eval()
-    net, example = module.module, tuple(case.example.values())
-    assert isinstance(net, torch.nn.Module)
-    dims = [value for value in case.shapes.values() if isinstance(value, dict)]
-    large = tuple(tensor[[0, 1] * 3 + [0]] for tensor in example)
-    with torch.no_grad():
-        expected = net(*large)[0]
+        self.case = next(case for case in CASES if case.name == name)
+        self.folder = folder
+        self.module = self.case.module().eval()
+        net = self.module.module
+        assert isinstance(net, torch.nn.Module)
+        self.net = net
+        self.example = tuple(self.case.example.values())
+        self.dims = [value for value in self.case.shapes.values() if isinstance(value, dict)]
+        self.large = tuple(tensor[[0, 1] * 3 + [0]] for tensor in self.example)
+        with torch.no_grad():
+            self.expected = net(*self.large)[0]
 
-    def close(found: torch.Tensor) -> bool:
-        return torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
+    def close(self, found: torch.Tensor) -> bool:
+        return torch.allclose(found, self.expected, rtol=1e-3, atol=1e-4)
 
-    def exported() -> torch.export.ExportedProgram:
-        named = [dict.fromkeys(one, torch.export.Dim.DYNAMIC) for one in dims]
-        return torch.export.export(net, example, dynamic_shapes=(tuple(named),), strict=False)
+    def plain_pt2(self) -> bool:
+        dims = tuple(dict.fromkeys(one, torch.export.Dim.DYNAMIC) for one in self.dims)
+        program = torch.export.export(self.net, self.example, dynamic_shapes=(dims,), strict=False)
+        return self.close(program.module()(*self.large)[0])
 
-    def plain_pt2() -> bool:
-        return close(exported().module()(*large)[0])
+    def plain_onnx(self) -> bool:
+        import onnxruntime
 
-    def plain_onnx() -> bool:
-        path = folder / "plain.onnx"
+        path, dims = self.folder / "plain.onnx", (tuple(self.dims),)
         torch.onnx.export(
-            net, example, path, dynamo=True, dynamic_shapes=(tuple(dims),), verbose=False
+            self.net, self.example, path, dynamo=True, dynamic_shapes=dims, verbose=False
         )
         session = onnxruntime.InferenceSession(path)
         names = [value.name for value in session.get_inputs()]
-        inputs = dict(zip(names, (tensor.numpy() for tensor in large), strict=True))
-        return close(torch.from_numpy(session.run(None, inputs)[0]))
+        inputs = dict(zip(names, (tensor.numpy() for tensor in self.large), strict=True))
+        return self.close(torch.from_numpy(session.run(None, inputs)[0]))
 
-    def ours(suffix: str) -> bool:
-        path = folder / f"ours.{suffix}"
-        kd_export.save(module, path, case.example, dynamic=case.shapes)
+    def ours(self, suffix: str) -> bool:
+        import kd_export
+
+        case, path = self.case, self.folder / f"ours.{suffix}"
+        kd_export.save(self.module, path, case.example, dynamic=case.shapes)
         session = kd_export.open(path, trusted=True)
-        return close(session.run(dict(zip(case.example, large, strict=True)))[case.parts[0]])
+        inputs = dict(zip(case.example, self.large, strict=True))
+        return self.close(session.run(inputs)[case.parts[0]])
 
-    attempts = [plain_pt2, lambda: ours("pt2"), plain_onnx, lambda: ours("onnx")]
+
+def row(name: str, folder: Path) -> list[str]:
+    """Return the verdicts on one model."""
+    of = Attempts(name, folder)
+    attempts = [of.plain_pt2, partial(of.ours, "pt2"), of.plain_onnx, partial(of.ours, "onnx")]
     with torch.no_grad():
         return [name, *(tried(attempt) for attempt in attempts)]
 
