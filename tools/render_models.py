@@ -55,14 +55,17 @@ class Attempts:
             self.expected = net(*self.large)[0]
 
     def close(self, found: torch.Tensor) -> bool:
+        """Decide whether results are those of the module."""
         return torch.allclose(found, self.expected, rtol=1e-3, atol=1e-4)
 
     def plain_pt2(self) -> bool:
+        """Export by torch.export and run the program."""
         dims = tuple(dict.fromkeys(one, torch.export.Dim.DYNAMIC) for one in self.dims)
         program = torch.export.export(self.net, self.example, dynamic_shapes=(dims,), strict=False)
         return self.close(program.module()(*self.large)[0])
 
     def plain_onnx(self) -> bool:
+        """Export by torch.onnx and run the file."""
         import onnxruntime
 
         path, dims = self.folder / "plain.onnx", (tuple(self.dims),)
@@ -75,6 +78,7 @@ class Attempts:
         return self.close(torch.from_numpy(session.run(None, inputs)[0]))
 
     def ours(self, suffix: str) -> bool:
+        """Export by kd_export and run the file."""
         import kd_export
 
         case, path = self.case, self.folder / f"ours.{suffix}"
@@ -87,7 +91,12 @@ class Attempts:
 def row(name: str, folder: Path) -> list[str]:
     """Return the verdicts on one model."""
     of = Attempts(name, folder)
-    attempts = [of.plain_pt2, partial(of.ours, "pt2"), of.plain_onnx, partial(of.ours, "onnx")]
+    attempts: list[Callable[[], bool]] = [
+        of.plain_pt2,
+        partial(of.ours, "pt2"),
+        of.plain_onnx,
+        partial(of.ours, "onnx"),
+    ]
     with torch.no_grad():
         return [name, *(tried(attempt) for attempt in attempts)]
 
