@@ -125,7 +125,7 @@ def test_values_of_rows_limit_the_batch_size() -> None:
     words = NonTensorStack.from_list([["a", "b"], ["c", "d"]], (2, 2))
     inner = TensorDict({"words": words, "x": torch.zeros(2, 2, 3)}, [2, 2])
     td = TensorDict({"inner": inner}, [2]).auto_batch_size_()
-    assert td.batch_size == td.nested("inner").batch_size == (2, 2)
+    assert td.batch_size == td.nested("inner", TensorDict).batch_size == (2, 2)
 
 
 def test_a_stack_of_stacks_keeps_both_stacked_dimensions() -> None:

@@ -92,7 +92,7 @@ class LeftOut:
 
 
 def leaves_out(*names: str) -> Callable[[C], C]:
-    """Give a class an explanation for each of some attributes that it does not have."""
+    """Add to a class an explanation for each of some attributes that it does not have."""
 
     def decorate(cls: C) -> C:
         for name in names:
