@@ -57,7 +57,7 @@ def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
         InvalidArgument: if the class is not built from a mapping.
     """
     # Apart from what is built in the end: with a batch size lists are rows.
-    made = _maker(cls)(tree, None, None)
+    made = _maker(cls)(tree, None, None)._shallow()  # which is not locked
     made.auto_batch_size_(most)  # type: ignore[attr-defined]  # of a concern
     return made._desc.batch
 
