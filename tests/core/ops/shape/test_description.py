@@ -6,6 +6,7 @@ from tests.core.kinds import inner
 
 from kd_core import (
     InvalidValue,
+    LazyStackedTensorDict,
     Locked,
     NonTensorStack,
     OutOfRange,
@@ -131,3 +132,12 @@ def test_values_of_rows_limit_the_batch_size() -> None:
 def test_a_stack_of_stacks_keeps_both_stacked_dimensions() -> None:
     rows = lazy_stack([TensorDict({"x": torch.zeros(3, 4)}) for _ in range(2)])
     assert lazy_stack([rows, rows.clone()]).auto_batch_size_().batch_size == (2, 2, 3, 4)
+
+
+def test_a_stack_grows_with_the_words_of_its_members() -> None:
+    members = [TensorDict({"n": {"word": word, "late": {}}}) for word in "xyz"]
+    stack = lazy_stack(members)
+    stack.batch_size = torch.Size([3, 2])
+    assert stack.nested("n", LazyStackedTensorDict).batch_size == (3, 2)
+    assert [member["n", "late"].shape for member in members] == [(2,)] * 3
+    assert stack["n", "word"] == [["x", "x"], ["y", "y"], ["z", "z"]]

@@ -14,6 +14,7 @@ from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
 from kd_core._nodes.entry import is_row_data
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:
@@ -163,6 +164,11 @@ def _refuse_locked(level: AbstractContainer, desc: Descriptor, path: tuple[str, 
 
 def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
     """Set nested entries to at least the batch size of `desc`, which fits all leaves."""
+    if isinstance(level, Composite):
+        inner = desc.batch[: level._dim] + desc.batch[level._dim + 1 :]
+        for member in level._members:
+            _grow_children(member, member._desc.with_batch(inner))
+        return
     for key, value in list(kinds_of(level._entries)):
         if isinstance(value, Tensor):
             continue
