@@ -1,4 +1,4 @@
-"""A compiled sequence sees what has changed."""
+"""A compiled sequence sees what has changed, and returns what any other call returns."""
 
 from collections.abc import Callable
 from typing import cast
@@ -29,3 +29,15 @@ def test_step_that_is_replaced_in_its_list_is_run() -> None:
     compiled(TensorDict(x=X))
     model.module._modules["0"] = TensorDictModule(torch.exp, ["x"], ["z"])
     assert list(compiled(TensorDict(x=X)).keys()) == ["x", "z"]
+
+
+def parts(x: Tensor) -> dict[str, Tensor]:
+    return {"a": x, "b": x + 1}
+
+
+def test_a_nested_result_is_returned_by_a_call_of_tensors() -> None:
+    model = TensorDictSequential(TensorDictModule(parts, ["x"], ["n"]))
+    compiled = cast("Callable[..., TensorDict]", torch.compile(model, backend="eager"))
+    made = compiled(x=X)
+    assert list(made.keys()) == ["a", "b"]
+    torch.testing.assert_close(made["b"], X + 1)

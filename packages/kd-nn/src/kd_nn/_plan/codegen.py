@@ -74,6 +74,7 @@ class Calls:
         self.text = Text()
         self.absent = "_MISSING" if program.tolerant else "None"
         self.checks_batch = False
+        self._like = "_like"
         self._holders: dict[Path, str] = {}
         self._dying = last_reads(program)
         self._stored = last_writes(program)
@@ -136,6 +137,10 @@ class Calls:
         """Write the tests that the inputs are what the calls can work with."""
         raise NotImplementedError
 
+    def unbatched(self) -> str:
+        """Return the expression for a container without a batch size."""
+        return self.text.name("_like", TensorDict())
+
     def _write_body(self, container: str | None) -> None:
         self.write_input_test()
         self._write_like(container)
@@ -192,7 +197,7 @@ class Calls:
         text = self.text
         text.names.update(_fitted=fitted)
         if container is None:
-            text.name("_like", TensorDict())
+            self._like = self.unbatched()
             return
         text.add(1, f"_like = {container}")
         read = {slot for call in self.program.calls for slot in call.reads}
@@ -245,7 +250,7 @@ class Calls:
             if slot in self._moved:
                 test += f" or _device is not None and _v{slot}.device != _device"
             self.text.add(depth, f"if {test}:")
-            self.text.add(depth + 1, f"_v{slot} = _fitted(_like, {key!r}, _v{slot})")
+            self.text.add(depth + 1, f"_v{slot} = _fitted({self._like}, {key!r}, _v{slot})")
 
     def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
         text = self.text

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from kd_core import is_non_tensor
+from kd_core import TensorDict, is_non_tensor
 from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
@@ -63,6 +63,13 @@ class TracedCalls(Calls):
         for _, slot in self.program.inputs:
             absent = "" if self.program.tolerant else f"_v{slot} is None or "
             self.text.add(1, f"if {absent}_is_non_tensor(_v{slot}):", "    return _BUSY")
+
+    def unbatched(self) -> str:
+        """Return the expression for a container that the compiled code makes.
+
+        dynamo cannot guard that one of the function has the batch size of one that was traced.
+        """
+        return f"{self.text.name('_TensorDict', TensorDict)}()"
 
     def write_all(self) -> None:
         """Write all calls; what they raise has no note in compiled code."""
