@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -69,6 +70,18 @@ def test_output_that_a_later_step_replaces_must_fit_too() -> None:
         with pytest.raises(ValueError, match="`y`") as caught:
             model(TensorDict({"x": X}, [2]))
         assert caught.value.__notes__[0].startswith("In step 0")
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_part_of_an_argument_is_read_by_every_call(tolerant: bool) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, [("n", "a")], ["y"]),
+        TensorDictModule(lambda n: n["a"], ["n"], ["z"]),
+        partial_tolerant=tolerant,
+    )
+    model.select_out_keys("y")
+    for _ in range(3):
+        assert torch.equal(cast("Tensor", model(n={"a": X})), -X)
 
 
 def test_a_step_that_has_a_plan_of_its_own_is_freed_without_the_cycle_collector() -> None:

@@ -111,17 +111,20 @@ class Calls:
         """Return the function of tensors by position or keyword, which returns the outputs.
 
         Args:
-            names: The names of the arguments; None is returned where a function cannot have them.
+            names: The names of the arguments; None is returned where a function cannot have them,
+                or an input is only a part of an argument.
         """
         if not names.are_parameters or any(name.startswith("_") for name in names.names):
+            return None
+        given = dict(zip(names.keys, names.names, strict=True))
+        if any(key not in given for key, _ in self.program.inputs):
             return None
         text = self.text
         parameters = "".join(f", {name}={self.absent}" for name in names.names)
         text.add(0, f"def _call(_root, /{parameters}):")
         self.write_guard()
-        given = dict(zip(names.keys, names.names, strict=True))
         for key, slot in self.program.inputs:
-            text.add(1, f"_v{slot} = {given.get(key, self.absent)}")
+            text.add(1, f"_v{slot} = {given[key]}")
         self._write_body(None)
         outputs = [f"_v{slot}" for _, slot in self.program.outputs]
         if self.program.tolerant:
