@@ -49,6 +49,7 @@ if os.environ.get("DOCS_ONLINE"):
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!kd_).*"),
     (r"py:.*", r"kd_\w+\.(.*\.)?_.*"),
+    (r"py:class", r"kd_\w+\.(.*\.)?[A-Z]"),  # type variables
 ]
 
 
