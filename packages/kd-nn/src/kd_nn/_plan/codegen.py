@@ -18,7 +18,7 @@ from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch.call_names import MISSING, CallNames
 from kd_nn._dispatch.entries import Inplace, destination, fitted
 from kd_nn._dispatch.notes import add_step_note
-from kd_nn._keys.specs import InKeySpec
+from kd_nn._keys.specs import InKeySpec, strictly_overlaps
 from kd_nn._plan.program import Call, Path, Program, keyed
 
 _NAMES: dict[str, object] = {
@@ -117,14 +117,14 @@ class Calls:
         if not names.are_parameters or any(name.startswith("_") for name in names.names):
             return None
         given = dict(zip(names.keys, names.names, strict=True))
-        if any(key not in given for key, _ in self.program.inputs):
+        if any(strictly_overlaps(key, given) for key, _ in self.program.inputs):
             return None
         text = self.text
         parameters = "".join(f", {name}={self.absent}" for name in names.names)
         text.add(0, f"def _call(_root, /{parameters}):")
         self.write_guard()
         for key, slot in self.program.inputs:
-            text.add(1, f"_v{slot} = {given[key]}")
+            text.add(1, f"_v{slot} = {given.get(key, self.absent)}")
         self._write_body(None)
         outputs = [f"_v{slot}" for _, slot in self.program.outputs]
         if self.program.tolerant:
