@@ -270,7 +270,7 @@ class NonTensorStack(NonTensorDataBase):
                 "tensor in `NonTensorData` to store it as a value."
             )
         if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
-            return self._positions, value._positions + _add(self, value._pool, shape is None)
+            return self._positions, value._positions + _add(self, value._pool)
         rows = self._desc.batch if shape is None else shape
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
@@ -283,7 +283,7 @@ class NonTensorStack(NonTensorDataBase):
         if self._positions.ndim > self._desc.ndim:  # its values are lists
             self._pool = _flat(self)
             self._positions = _count(len(self._pool)).reshape(self._desc.batch)
-        start = _add(self, values, shape is None)
+        start = _add(self, values)
         return self._positions, (_count(len(values)) + start).reshape(batch)
 
     def __eq__(self, other: object) -> bool:
@@ -383,23 +383,14 @@ def _share(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _add(node: NonTensorStack, values: list[object], everywhere: bool) -> int:
+def _add(node: NonTensorStack, values: list[object]) -> int:
     """Add values to the pool of an entry; return the position of the first.
 
-    Compiled code depends on the length of the pool, so it replaces the pool where it writes
-    `everywhere`, to all rows, and no other rows are in the storage.
+    Values are never taken out here: in compiled code copies share the pool.
     """
-    if everywhere and is_compiling() and _is_whole(node._positions):
-        node._pool[:] = values
-        return 0
     start = len(node._pool)
     node._pool.extend(values)
     return start
-
-
-def _is_whole(positions: Tensor) -> bool:
-    """Return whether positions are all that there is in their storage."""
-    return positions.untyped_storage().size() == 8 * positions.numel()
 
 
 def _own(pool: list[object], positions: Tensor) -> tuple[list[object], Tensor]:
