@@ -425,6 +425,16 @@ def test_a_compiled_write_takes_its_values() -> None:
         assert td["x"].tolist() == [0, 0]
 
 
+def test_a_copy_made_in_compiled_code_keeps_its_words() -> None:
+    td = make((3,))
+    copied = torch.compile(lambda td: td.clone(), fullgraph=True, backend="eager")(td)
+    part = td[1:]
+    for number in range(200):
+        td.update_(TensorDict({"n": {"s": [f"{number}{each}" for each in "abc"]}}, [3]))
+    assert copied["n", "s"] == ["0", "1", "2"]
+    assert part["n", "s"] == ["199b", "199c"]
+
+
 def test_a_compiled_write_of_all_rows_is_seen_by_views_and_not_by_copies() -> None:
     def copy(td: TensorDict) -> TensorDict:
         return td.clone()

@@ -6,12 +6,15 @@ is applied to the positions as to any leaf, so rows stay aligned with the tensor
 is a write to the positions.
 
 A pool belongs to one storage of positions: views share both, copies have a pool of their own. So a
-pool that many writes have filled can be compacted in place.
+pool that many writes have filled can be compacted in place. Compiled code cannot compare storages,
+and its copies share the pool: it only grows then.
 """
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
@@ -331,14 +334,25 @@ def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStac
 
 def _compact(node: NonTensorStack) -> None:
     """Drop the values that no position refers to, if there are many."""
-    pool, storage = node._pool, node._positions.untyped_storage()
-    rows = storage.nbytes() // 8
-    if len(pool) <= 3 * rows + _SPARE or is_compiling():
+    rows = node._positions.untyped_storage().nbytes() // 8
+    if len(node._pool) <= 3 * rows + _SPARE or is_compiling() or _is_kept_by_copies(node):
         return
+    pool, storage = node._pool, node._positions.untyped_storage()
     everywhere = torch.empty(0, dtype=torch.int64).set_(storage, 0, (rows,), (1,))
     used, positions = torch.unique(everywhere, return_inverse=True)
     pool[:] = [pool[position] for position in used.tolist()]
     everywhere.copy_(positions)
+
+
+def _is_kept_by_copies(node: NonTensorStack) -> bool:
+    """Return whether copies may share the pool, as those made in compiled code do."""
+    pool = node._pool
+    holders = sys.getrefcount(pool) - 2  # without the variable and the argument
+    if holders == 1:
+        return False
+    kin = [each for each in gc.get_referrers(pool) if isinstance(each, NonTensorStack)]
+    alike = sum(_share(each._positions, node._positions) for each in kin)
+    return alike != holders
 
 
 def _count(rows: int) -> Tensor:
