@@ -425,34 +425,6 @@ def test_a_compiled_write_takes_its_values() -> None:
         assert td["x"].tolist() == [0, 0]
 
 
-def test_a_copy_made_in_compiled_code_keeps_its_words() -> None:
-    td = make((3,))
-    copied = torch.compile(lambda td: td.clone(), fullgraph=True, backend="eager")(td)
-    part = td[1:]
-    for number in range(200):
-        td.update_(TensorDict({"n": {"s": [f"{number}{each}" for each in "abc"]}}, [3]))
-    assert copied["n", "s"] == ["0", "1", "2"]
-    assert part["n", "s"] == ["199b", "199c"]
-
-
-def test_a_compiled_write_of_all_rows_is_seen_by_views_and_not_by_copies() -> None:
-    def copy(td: TensorDict) -> TensorDict:
-        return td.clone()
-
-    def write(td: TensorDict, new: TensorDict) -> TensorDict:
-        copied = copy(td)
-        td.update_(new)
-        return copied
-
-    td, new = make((3,)), make((3,)).flip(0)
-    part = td[1:]
-    before = torch.compile(copy, fullgraph=True, backend="eager")(td)
-    within = torch.compile(write, fullgraph=True, backend="eager")(td, new)
-    assert td["n", "s"] == ["2", "1", "0"]
-    assert part["n", "s"] == ["1", "0"]
-    assert before["n", "s"] == within["n", "s"] == ["0", "1", "2"]
-
-
 def test_it_shows_its_values() -> None:
     wrapper = NonTensorStack("a", "b")
     assert repr(wrapper) == "NonTensorStack(['a', 'b'], batch_size=torch.Size([2]), device=None)"
