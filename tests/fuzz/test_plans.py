@@ -162,7 +162,8 @@ def compare(call: Call, got: State, expected: State) -> None:
     gradients = []
     for which, state in enumerate((got, expected)):
         made = [path for path in call.world.graph.visible() if has(state, path)]
-        chosen = [cast(Tensor, v) for path in made for v in flat(look_up(state, path)).values()]
+        trees = [flat(look_up(state, path)) for path in made]
+        chosen = [cast(Tensor, tree[key]) for tree in trees for key in sorted(tree)]
         nets = (pair[which] for pair in call.world.pairs())
         wrt = [*call.leaves[which], *(param for net in nets for param in net.parameters())]
         gradients.append(grad(chosen, wrt))
