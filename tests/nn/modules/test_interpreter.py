@@ -167,6 +167,21 @@ def test_container_and_part_of_it_are_read_from_outside() -> None:
 
 @pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
 @pytest.mark.parametrize("hook", [False, True])
+def test_step_behind_an_unread_part_of_a_container_does_not_run(hook: bool) -> None:
+    inner = TensorDictSequential(
+        TensorDictModule(lambda x: TensorDict(a=x), ["x"], ["n"]),
+        TensorDictModule(fail, ["x"], [("n", "b")]),
+    )
+    if hook:
+        inner.register_forward_hook(lambda *_: None)
+    model = TensorDictSequential(inner, TensorDictModule(torch.neg, [("n", "a")], ["y"]))
+    model.select_out_keys("y")
+    for _ in range(3):
+        assert torch.equal(model(TensorDict(x=X))["y"], -X)
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+@pytest.mark.parametrize("hook", [False, True])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_output_stays_where_the_later_writer_is_skipped(depth: int, hook: bool) -> None:
     model = TensorDictSequential(

@@ -74,7 +74,7 @@ class KeyNode:
         """Return what it reads when only some of its keys are needed.
 
         Args:
-            out_keys: Those of its `writes` that are needed.
+            out_keys: Those of its `writes`, or of their parts, that are needed.
         """
         if self.inner is None:
             found = dict.fromkeys(self.partly, False)
@@ -209,7 +209,7 @@ class KeyFlow:
         kept: dict[int, Keys] = {}
         for idx in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[idx]
-            written = tuple(w for w in node.writes if overlaps(w, live))
+            written = _wanted_of(node.writes, live)
             if written or node.has_effects:
                 kept[idx] = written
                 if not node.may_skip:
@@ -260,3 +260,20 @@ class KeyFlow:
             if is_covered(key, node.writes) and not node.may_skip:
                 return after
         return None
+
+
+def _wanted_of(writes: Keys, wanted: Iterable[NestedKey]) -> Keys:
+    """Return what is wanted of the written keys: a key, the part of it, or the parts it is of."""
+    found: list[NestedKey] = []
+    for key in writes:
+        if key in wanted:
+            found.append(key)
+            continue
+        for want in wanted:
+            if isinstance(key, str) and isinstance(want, str):
+                continue
+            if is_prefix(key, want):
+                found.append(want)
+            elif is_prefix(want, key):
+                found.append(key)
+    return unique(found)
