@@ -43,6 +43,7 @@ _MAPPINGS: Final[dict[CodeType, _Mapping]] = {
     vmap._process_batched_inputs.__code__: _Mapping("in_dims", "args", 0),
     vmap._unwrap_batched.__code__: _Mapping("out_dims", "batched_outputs", 1),
 }
+_FIRST: Final = 0
 _RECURSION: Final = frozenset({"tree_flatten", "helper", "_tree_flatten_helper", "<listcomp>"})
 """The functions of `torch.utils._pytree` between the caller of `tree_flatten` and a node."""
 
@@ -67,7 +68,10 @@ def check_mapped_dims(container: AbstractContainer, depth: int = 2) -> None:
         return
     values = frame.f_locals
     count = container._desc.ndim + mapping.new
-    for dim in _dims_for(container, values[mapping.dims], values[mapping.tree]):
+    dims = values[mapping.dims]
+    if count and dims.__class__ is tuple and all(dim is None or dim is _FIRST for dim in dims):
+        return  # whatever the tree, nothing but a first dimension is mapped
+    for dim in _dims_for(container, dims, values[mapping.tree]):
         if dim.__class__ is int and not 0 <= dim < count:
             raise _not_of_the_batch(mapping.dims, dim, container._desc.batch, count)
         if dim.__class__ is int and dim:
