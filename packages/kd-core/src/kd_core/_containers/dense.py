@@ -59,7 +59,7 @@ class Dense(TensorDictBase):
         self._desc = desc
 
     def _set_entry(self, key: str, value: Entry) -> None:
-        if not isinstance(value, Tensor) or value.is_nested:
+        if value.__class__ is not Tensor and (not isinstance(value, Tensor) or value.is_nested):
             self._nested = True
         if is_dynamo_compiling():
             overlay(self, {key: value})

@@ -24,7 +24,7 @@ def dict_of(
     """
     plain: dict[str, object] = {}
     for key, value in td._entries.items():
-        if isinstance(value, Tensor):
+        if value.__class__ is Tensor or isinstance(value, Tensor):
             plain[key] = value.tolist() if convert_tensors else value
         elif not isinstance(value, AbstractContainer):
             item = value._item()

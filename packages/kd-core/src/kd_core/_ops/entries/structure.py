@@ -251,11 +251,12 @@ class Structure(AbstractContainer):
             ['a.b']
         """
         flat: dict[str, Entry] = {}
-        _flatten_into(self._entries, plain_str(separator), "", flat, is_leaf)
+        separator = plain_str(separator)
+        _flatten_into(self._entries, separator, "", flat, is_leaf)
         result = self._like(flat, self._desc._unlocked)
         if inplace:
             return self._replace_entries(result, "flatten keys in place")
-        return record(result, self, Flattened, plain_str(separator), is_leaf)
+        return record(result, self, Flattened, separator, is_leaf)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys at a separator into nested containers: the inverse of `flatten_keys`.
@@ -267,9 +268,6 @@ class Structure(AbstractContainer):
         if not separator:
             raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
         desc, separator = self._desc._unlocked, plain_str(separator)
-        for key in self._entries:
-            if key.count(separator) > MAX_DEPTH:
-                raise too_deep(tuple(key.split(separator)))
         result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         if inplace:
             return self._replace_entries(result, "unflatten keys in place")
@@ -293,7 +291,7 @@ class Structure(AbstractContainer):
         """
         if names is not NO_DEFAULT:
             return named(self.empty(recurse, batch_size=batch_size, device=device), names)
-        desc = self._desc.unlocked()
+        desc = self._desc._unlocked
         if batch_size is not None or device is not NO_DEFAULT:
             if recurse:
                 raise InvalidArgument(
@@ -341,6 +339,8 @@ def _unflattened(
     entries: Entries, separator: str, prefix: str, desc: Descriptor
 ) -> dict[str, Entry]:
     """Return the entries of a level whose keys are split at a separator."""
+    if len(prefix) > MAX_DEPTH and prefix.count(separator) > MAX_DEPTH:
+        raise too_deep(tuple(prefix.split(separator)))
     level: dict[str, Entry] = {}
     below: dict[str, dict[str, Entry]] = {}
     for key, value in entries.items():
@@ -364,7 +364,11 @@ def _flatten_into(
 ) -> None:
     for key, value in entries.items():
         name = prefix + key
-        if isinstance(value, AbstractContainer) and not (is_leaf and is_leaf(type(value))):
+        if (
+            value.__class__ is not Tensor
+            and isinstance(value, AbstractContainer)
+            and not (is_leaf and is_leaf(type(value)))
+        ):
             _flatten_into(value._entries, separator, name + separator, flat, is_leaf)
         elif name in flat:
             raise KeyCollision(

@@ -76,32 +76,28 @@ class Conversion(AbstractContainer):
             >>> sorted(td.state_dict(prefix="net.", flatten=True))
             ['net.a', 'net.b.c']
         """
-        state: dict[str, object] = {} if destination is None else destination
         if flatten:
-            _flatten_state(self, prefix, keep_vars, state)
-            return state
-        desc = self._desc
-        try:
-            entries = dict(self._entries.items())
-        except KdError:
-            if not isinstance(self, Composite):
-                raise
-            states = [
-                cast("Conversion", member).state_dict(None, "", keep_vars)
-                for member in self._members
-            ]
-            state |= {prefix + MEMBERS: states, prefix + STACK_DIM: self._dim}
-            entries = {}
+            flat: dict[str, object] = {} if destination is None else destination
+            _flatten_state(self, prefix, keep_vars, flat)
+            return flat
+        state: dict[str, object] = {}
+        entries = self._entries if self._owns_leaves else _stacked(self, keep_vars, state)
         for key, value in entries.items():
-            if isinstance(value, Tensor):
-                state[prefix + key] = _kept(value, keep_vars)
+            if value.__class__ is Tensor or isinstance(value, Tensor):
+                state[key] = _kept(value, keep_vars) if value.requires_grad else value
             elif isinstance(value, Conversion):
-                state[prefix + key] = value.state_dict(None, "", keep_vars)
+                state[key] = value.state_dict(keep_vars=keep_vars)
             else:
-                state[prefix + key] = value._item()
-        state[prefix + BATCH_SIZE] = desc.size
-        state[prefix + DEVICE] = desc.device
-        return state
+                state[key] = value._item()
+        desc = self._desc
+        state[BATCH_SIZE] = desc.size
+        state[DEVICE] = desc.device
+        if prefix:
+            state = {prefix + key: value for key, value in state.items()}
+        if destination is None:
+            return state
+        destination.update(state)
+        return destination
 
     def load_state_dict(
         self,
@@ -220,8 +216,22 @@ def _member_states(
     return list(zip(td._members, states, strict=True))
 
 
+def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -> Entries:
+    """Return the entries of a stack; if they cannot be stacked, none, and add those of members."""
+    try:
+        return dict(td._entries.items())
+    except KdError:
+        if not isinstance(td, Composite):
+            raise
+    state[MEMBERS] = [
+        cast("Conversion", member).state_dict(keep_vars=keep_vars) for member in td._members
+    ]
+    state[STACK_DIM] = td._dim
+    return {}
+
+
 def _kept(leaf: Tensor, keep_vars: bool) -> Tensor:
-    return leaf.detach() if leaf.requires_grad and not keep_vars else leaf
+    return leaf if keep_vars or not leaf.requires_grad else leaf.detach()
 
 
 def _flatten_state(

@@ -53,8 +53,11 @@ def record(result: W, source: AbstractContainer, undo: Callable[..., Undo], *giv
         undo: called on entry to a scope, with the source and the further arguments.
         *given: the further arguments.
     """
-    if not is_dynamo_compiling() and hasattr(type(source), "__weakref__"):
-        note(result, (ref(source), undo, given))
+    if not is_dynamo_compiling():
+        try:  # noqa: SIM105  # a context manager is slower: "keys" in the benchmarks
+            result._scope = ref(source), undo, given
+        except (AttributeError, TypeError):  # a kind that has no place for it
+            pass
     return result
 
 
