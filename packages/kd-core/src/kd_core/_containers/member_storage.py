@@ -28,9 +28,9 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data
+from kd_core._ops.selection.index_plan import for_nested
 from kd_core._protocol.composite import Composite, index_of
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
@@ -189,8 +189,9 @@ class MemberStorage(TensorDictBase, Composite):
             new = self._by_member(lambda member: member._map_each(fn))
             new._desc = self._desc.unlocked()
             return new
-        index = index_of(fn)  # recorded by an enclosing container
-        picked = None if index is NO_DEFAULT else pick(index, self._desc.batch, self._dim)
+        found = index_of(fn)  # recorded by an enclosing container
+        index = None if found is None else for_nested(*found)
+        picked = None if found is None else pick(index, self._desc.batch, self._dim)
         if picked is None:
             return super()._map_each(fn, batch, memo)
         return cast("Self", self._result(picked))

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Entry
-    from kd_core._types import LeafFn
+    from kd_core._types import Batch, LeafFn
 
 
 class Composite(AbstractContainer):
@@ -72,18 +71,21 @@ class Composite(AbstractContainer):
                 change(*row)
 
 
-def takes(fn: LeafFn, index: object) -> LeafFn:
-    """Record on a leaf function its index of the batch, so that a stack can select members."""
+def takes(fn: LeafFn, index: object, batch: Batch = ()) -> LeafFn:
+    """Record on a leaf function its index of the batch, so that a stack can select members.
+
+    An index that may hold `...` is recorded with the batch size that it indexes.
+    """
     if type(fn) is not itemgetter and not is_dynamo_compiling():
-        fn.__dict__["index"] = index
+        fn.__dict__["index"] = index, batch
     return fn
 
 
-def index_of(fn: LeafFn) -> object:
-    """Return the index that `takes` recorded on a leaf function; `NO_DEFAULT` if there is none."""
+def index_of(fn: LeafFn) -> tuple[object, Batch] | None:
+    """Return what `takes` recorded on a leaf function: an index and a batch size."""
     if type(fn) is itemgetter:
-        return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0]
-    return getattr(fn, "index", NO_DEFAULT)
+        return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0], ()
+    return getattr(fn, "index", None)
 
 
 @contextmanager

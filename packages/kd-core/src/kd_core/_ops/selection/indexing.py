@@ -248,12 +248,10 @@ def _taken(container: W, index: object) -> W:
     fn, after = resolve(index, batch)
     ndim = desc.ndim
     if container._nested:
-        index = for_nested(index, batch)
+        takes(fn, index, batch)
     try:
         return container._map_each(
-            takes(fn, index),
-            lambda shape: after + shape[ndim:],
-            (desc, desc.with_batch(after)),
+            fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
         )
     except IndexError as error:
         raise beyond(batch, error) from None
