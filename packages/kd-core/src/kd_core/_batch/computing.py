@@ -41,16 +41,20 @@ class Reduced:
         return tuple(sorted(self.dims)) if self.first is None else tuple(range(self.first, ndim))
 
     def __call__(self, batch: Batch) -> Batch:
-        return (*self.lead, *self._left(batch)) if self.lead else self._left(batch)
-
-    def _left(self, batch: Batch) -> Batch:
-        if self.first is not None:
-            return batch[: self.first]
         dims = self.dims
-        if self.keepdim:
-            return tuple([resized(size, 1) if i in dims else size for i, size in enumerate(batch)])
-        return tuple([size for i, size in enumerate(batch) if i not in dims])
+        if self.first is not None:
+            left = batch[: self.first]
+        elif self.keepdim:
+            left = tuple([resized(size, 1) if i in dims else size for i, size in enumerate(batch)])
+        elif len(dims) == 1:  # "sum(0)" in the benchmarks
+            left = batch[: dims[0]] + batch[dims[0] + 1 :]
+        else:
+            left = tuple([size for i, size in enumerate(batch) if i not in dims])
+        return (*self.lead, *left) if self.lead else left
 
+
+EVERYTHING = Reduced(first=0)
+"""The batch shape after a reduction of whole leaves: ()."""
 
 SAME_SHAPE = Reduced()
 """The batch shape of an operation along rows that keeps their number, such as `cumsum`."""

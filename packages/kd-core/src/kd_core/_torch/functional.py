@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kd_core._batch.computing import SAME_SHAPE, Reduced
+from kd_core._batch.computing import EVERYTHING, SAME_SHAPE
 from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text
 from kd_core._keys import Path, format_key
@@ -91,7 +91,7 @@ def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
         if not alone:
             check_batch(td, results)
         found = iter(results)
-        return td._map_each(lambda leaf: next(found), Reduced(first=0) if alone else SAME_SHAPE)
+        return td._map_each(lambda leaf: next(found), EVERYTHING if alone else SAME_SHAPE)
 
     return of_leaves
 

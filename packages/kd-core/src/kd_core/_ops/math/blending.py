@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.operands import binary, blend, blend_
+from kd_core._ops.math.operands import binary, blend, blend_, is_plain
 from kd_core._ops.math.output import written_to
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -56,7 +56,8 @@ class Blending(AbstractContainer):
             out: a container into whose leaves the result is written.
         """
         _check_limits(min, max)
-        return written_to(out, blend(self, _clamp, min, max))
+        fn = torch.clamp if is_plain(min) and is_plain(max) else _clamp
+        return written_to(out, blend(self, fn, min, max))
 
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
         """Limit every value to a range, in place; return self."""

@@ -43,7 +43,7 @@ from kd_core._leaves.foreach import (
     write_apart,
 )
 from kd_core._leaves.in_place import check_in_place
-from kd_core._leaves.loops import few_leaves
+from kd_core._leaves.loops import all_plain, few_leaves
 from kd_core._leaves.nested import is_ragged
 from kd_core._ops.math.alignment import (
     beside_members,
@@ -234,7 +234,7 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         second: the second operand.
         kernel: the foreach function for two lists and a number.
     """
-    if _is_plain(first) and _is_plain(second):
+    if is_plain(first) and is_plain(second):
         return td._map_each(lambda leaf: fn(leaf, first, second))
     leaves, columns = _columns(td, first, second)
     if not _keeps_batch(td):
@@ -273,7 +273,7 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
     return td
 
 
-def _is_plain(operand: object) -> bool:
+def is_plain(operand: object) -> bool:
     """Return whether an operand is a number or `None`."""
     return operand is None or operand.__class__ in _NUMBERS
 
@@ -356,6 +356,8 @@ def _keeps_batch(td: AbstractContainer) -> bool:
         return True
     if not td._owns_leaves:
         return False
+    if all_plain(td._entries):
+        return True
     return all(_keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer))
 
 

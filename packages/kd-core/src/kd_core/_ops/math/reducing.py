@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import SAME_SHAPE, Reduced
+from kd_core._batch.computing import EVERYTHING, SAME_SHAPE, Reduced
 from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._leaves.loops import all_plain
 from kd_core._leaves.nested import flat_values, is_ragged, reduced_rows
 from kd_core._ops.entries.renaming import renamed
 from kd_core._protocol.primitives import AbstractContainer, name_in
@@ -59,7 +60,7 @@ def reduced(
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
-        return td._map_each(over_everything(td, fn), Reduced(first=0))
+        return td._map_each(over_everything(td, fn), EVERYTHING)
     if isinstance(dim, str) and not _is_named(td, dim):
         ndim = feature_start(td, dim)
         over = Reduced(first=ndim)
@@ -74,14 +75,14 @@ def reduced(
 
 def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function of a whole leaf that takes the rows of a nested tensor as one vector."""
-    if not td._nested:
+    if _all_plain(td):
         return fn
     return lambda leaf: fn(flat_values(leaf) if is_ragged(leaf) else leaf)
 
 
 def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function along batch dimensions that refuses a nested tensor and names it."""
-    if not td._nested:
+    if _all_plain(td):
         return fn
 
     def along(leaf: Tensor) -> R:
@@ -94,6 +95,10 @@ def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[T
         return fn(leaf)
 
     return along
+
+
+def _all_plain(td: AbstractContainer) -> bool:
+    return not td._nested or (td._owns_leaves and all_plain(td._entries))
 
 
 def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn) -> W:
@@ -242,5 +247,9 @@ def norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Compute `torch.linalg.vector_norm`: of all values as one vector, not of matrices."""
-    length: Tensor = torch.linalg.vector_norm(leaf, ord, dims, keepdim, dtype=dtype)
+    length: Tensor
+    if dims is None and dtype is None and ord == 2:  # passing arguments is slow: "norm"
+        length = torch.linalg.vector_norm(leaf)
+    else:
+        length = torch.linalg.vector_norm(leaf, ord, dims, keepdim, dtype=dtype)
     return length

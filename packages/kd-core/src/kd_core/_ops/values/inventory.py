@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import Reduced
+from kd_core._batch.computing import EVERYTHING
 from kd_core._keys import path_of
 from kd_core._leaves.loops import kinds_by_key, kinds_of
 from kd_core._leaves.views import walk_items
@@ -115,7 +115,7 @@ class Inventory(AbstractContainer):
             data = leaf.untyped_storage() if storage else leaf
             return torch.tensor(data.data_ptr(), dtype=torch.int64)
 
-        return self._map_each(address, Reduced(first=0))
+        return self._map_each(address, EVERYTHING)
 
     def is_floating_point(self) -> bool:
         """Return whether all leaves, at least one, have a floating point dtype."""
