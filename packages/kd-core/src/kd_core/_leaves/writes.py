@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.overrides import has_torch_function
 
 from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import (
@@ -236,22 +237,42 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
 
     The caller then takes the slow path, which checks each write.
     """
-    recording, compiling = torch.is_grad_enabled(), is_compiling()
     singly = False
-    for target, source in zip(targets, sources):  # noqa: B905  # of equal length
-        if target.shape != source.shape or (not compiling and target.is_inference()):
-            return False
-        if target.__class__ is not Tensor or source.__class__ is not Tensor:
-            singly = singly or not PLAIN.issuperset((type(target), type(source)))
-        if recording and (target.requires_grad or source.requires_grad):
-            singly = True
-        elif is_whole(target) and not source.is_meta and (source.layout is torch.strided):
-            continue
-        if not compiling and _copy_refusal(target, source) is not None:
-            return False
+    if not _are_common(targets, sources):
+        recording, compiling = torch.is_grad_enabled(), is_compiling()
+        for target, source in zip(targets, sources, strict=True):
+            if target.shape != source.shape:
+                return False
+            if compiling or (recording and (target.requires_grad or source.requires_grad)):
+                singly = True
+            if not compiling and _copy_refusal(target, source) is not None:
+                return False
+        singly = singly or not PLAIN.issuperset(map(type, (*targets, *sources)))
     try:
         run_copies(targets, sources, singly)
     except RuntimeError:  # they share memory: the slow path writes all again
+        return False
+    return True
+
+
+def _are_common(targets: list[Tensor], sources: list[Tensor]) -> bool:
+    """Return whether torch surely copies all: the usual tensors, each looked at once.
+
+    Each attribute that is read shows in the benchmarks, "update_": only inference tensors have no
+    version, and only tensors with data of their own, which are dense, have an address.
+    """
+    if is_compiling() or has_torch_function(targets) or has_torch_function(sources):
+        return False
+    recording = torch.is_grad_enabled()
+    try:
+        for target, source in zip(targets, sources):  # noqa: B905  # asking for `strict` costs
+            if target.shape != source.shape or not source.data_ptr():
+                return False
+            if recording and (target.requires_grad or source.requires_grad):
+                return False
+            if not target.is_contiguous() or target._version < 0:
+                return False
+    except RuntimeError:  # inference tensors, sparse ones, those of vmap
         return False
     return True
 
