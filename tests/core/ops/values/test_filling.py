@@ -58,6 +58,14 @@ def test_gradients_flow_through_a_copy(method: str, count: int) -> None:
     assert weight.grad.tolist() == [1, 1, 1]
 
 
+def test_a_copy_refuses_another_layout_before_it_writes() -> None:
+    td = TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(2, 2)}, [2])
+    sparse = torch.ones(2, 2).to_sparse()
+    with pytest.raises(InvalidValue, match=r"entry `b` .* must have the layout torch.strided"):
+        td.copy_(TensorDict({"a": torch.ones(2, 2), "b": sparse}, [2]))
+    assert not td["a"].any()
+
+
 def test_a_failing_copy_changes_nothing(td: TensorDict) -> None:
     wrong = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 5)}, "s": "text"}, [3])
     with pytest.raises(ShapeMismatch, match=r"\(3, 5\) to .*'b'"):

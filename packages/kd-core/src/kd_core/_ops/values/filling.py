@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._batch.computing import Fresh
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
+from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs
 from kd_core._ops.math.operands import binary_, blend, unary_
 from kd_core._ops.selection.rows import check_mask
@@ -93,8 +95,8 @@ class Filling(AbstractContainer):
         mine, theirs = collect_writes(self, source)
         if non_blocking or not copy_pairs(mine, theirs):
             leaves = len(mine) - mine.rows
-            for target, rows in zip(mine[leaves:], theirs[leaves:], strict=True):
-                check_write(target, rows, ())
+            for target, value in () if is_compiling() else zip(mine, theirs, strict=True):
+                check_write(target, value, finder(self._entries, target))
             binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
             copy_pairs(mine[leaves:], theirs[leaves:])
         return self
