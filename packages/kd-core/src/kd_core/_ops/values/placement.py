@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe, device_of
+from kd_core._batch.descriptor import device_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._ops.math.operands import cast_leaves
 from kd_core._ops.shape.rebatching import become
-from kd_core._protocol.composite import Composite
+from kd_core._ops.values.moving import moved
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 from kd_core._store.places import place_of
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import Entry
     from kd_core._ops.math.operands import CastFilter
     from kd_core._types import DeviceLike
 
@@ -226,22 +225,4 @@ def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
     desc = td._desc
     if desc.device == target:
         return td
-    return _moved(td, target, non_blocking)
-
-
-def _moved(td: W, device: torch.device, non_blocking: bool) -> W:
-    """Return a new container of the leaves on a device; those that are there already are shared."""
-    desc = describe(td._desc.batch, device)
-    if isinstance(td, Composite):
-        return td._by_member(lambda member: _moved(member, device, non_blocking))
-    entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
-        if isinstance(value, Tensor):
-            # Asked first: `to` takes 1 us to find out that there is nothing to do.
-            there = value.device == device
-            entries[key] = value if there else value.to(device, non_blocking=non_blocking)
-        elif isinstance(value, AbstractContainer):
-            entries[key] = _moved(value, device, non_blocking)
-        else:
-            entries[key] = value._with_descriptor(describe(value._desc.batch, device))
-    return td._like(entries, desc)
+    return moved(td, target, non_blocking)

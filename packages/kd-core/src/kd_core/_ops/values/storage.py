@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe, device_of
+from kd_core._batch.descriptor import device_of
 from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._ops.values.moving import moved
 from kd_core._ops.values.replacing import take_leaves
-from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from kd_core._nodes.entry import Entry
     from kd_core._types import DeviceLike
 
 W = TypeVar("W", bound=AbstractContainer)
@@ -88,7 +87,7 @@ class Storage(AbstractContainer):
             return self
         if place.device is None or place.device == self._desc.device:
             return made
-        return _on_device(made, place.device)
+        return moved(made, place.device, non_blocking)
 
     def is_consolidated(self) -> bool:
         """Return whether all leaves are in one storage; a leaf that was replaced is not."""
@@ -154,21 +153,6 @@ class _Place(NamedTuple):
         if self.pin:
             flat = flat.pin_memory()
         return flat.share_memory_() if self.share else flat  # type: ignore[no-untyped-call]  # by torch
-
-
-def _on_device(td: W, device: torch.device) -> W:
-    """Return a container, whose leaves were moved, with their device."""
-    if isinstance(td, Composite):
-        return td._by_member(lambda member: _on_device(member, device))
-    entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
-        if isinstance(value, AbstractContainer):
-            entries[key] = _on_device(value, device)
-        elif isinstance(value, Tensor):
-            entries[key] = value
-        else:
-            entries[key] = value._with_descriptor(describe(value._desc.batch, device))
-    return td._like(entries, describe(td._desc.batch, device))
 
 
 def _parts(flat: Tensor, like: list[Tensor]) -> Sequence[Tensor]:
