@@ -125,6 +125,29 @@ def zeros_of(tree: Plain) -> Plain:
     return new
 
 
+@operation("pack")
+def vectors(rng: Random, s: Subject, name: str) -> Call:
+    """Make one tensor of all leaves, and a container of that."""
+    ndim = len(s.batch)
+    at = dim(rng, ndim + 1)
+
+    def theirs(tree: Plain) -> object:
+        found = [entry for _, entry in walk(tree, True, True, ())]
+        leaves = [entry for entry in found if isinstance(entry, Tensor)]
+        if len(leaves) < len(found) or len({leaf.dtype for leaf in leaves}) > 1:
+            raise Refusal("one tensor has one dtype")
+        rows = [leaf.unsqueeze(-1).flatten(ndim) for leaf in leaves]
+        empty = leaves[0].new_zeros(*tree.batch, 0) if leaves else torch.zeros(*tree.batch, 0)
+        flat = torch.cat([empty, *rows], -1).movedim(-1, cast("int", at))
+        return flat, tree.map(Tensor.detach)
+
+    def ours(td: TensorDictBase) -> object:
+        flat, layout = td.pack(cast("int", at))
+        return flat, layout.unpack(flat.detach())
+
+    return Call(name, f"td.pack({at!r})", ours, theirs, lax=lax(at))
+
+
 def bare(tree: Plain, batch: Batch) -> Plain:
     """Return what a tree reads as once it was plain Python: one batch size, and no wrappers."""
     new = Plain(batch)

@@ -49,12 +49,12 @@ def test_a_tensor_class_explains_too() -> None:
 
 def test_a_field_may_have_a_name_that_is_left_out() -> None:
     class Box(TensorClass):
-        pack: Tensor
+        attrs: Tensor
 
-    box = Box(pack=torch.ones(2), batch_size=[2])
-    assert box.pack.tolist() == [1, 1]
-    assert box[0].pack.item() == 1
-    assert "pack" in dir(box)
+    box = Box(attrs=torch.ones(2), batch_size=[2])
+    assert box.attrs.tolist() == [1, 1]
+    assert box[0].attrs.item() == 1
+    assert "attrs" in dir(box)
 
 
 def test_compiled_code_asks_for_attributes() -> None:

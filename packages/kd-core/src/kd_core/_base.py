@@ -56,13 +56,14 @@ from kd_core._ops.values.inventory import Inventory
 from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
+from kd_core._ops.values.vectors import Vectors
 from kd_core._protocol import overrides
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 
-@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "pack")
+@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
 @leaves_out(
     "dumps",
@@ -114,6 +115,7 @@ class TensorDictBase(
     Ragged,
     Objects,
     StackedModules,
+    Vectors,
     Formats,
     Saving,
     Naming,
