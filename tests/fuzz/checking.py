@@ -223,11 +223,13 @@ def has_stack(node: Node) -> bool:
 
 
 def has_row_values(node: Node) -> bool:
-    """Whether a container without batch dimensions holds the value of its row."""
+    """Whether a container without batch dimensions, outside stacks, holds the value of its row."""
+    if node.members:
+        return False
     inner = [value for value in node.entries.values() if isinstance(value, Node)]
     data = [value.rows for value in node.entries.values() if isinstance(value, Data)]
     alone = any(rows is not None and not rows.ndim for rows in data)
-    return alone or any(map(has_row_values, [*node.members, *inner]))
+    return alone or any(map(has_row_values, inner))
 
 
 def shares_memory(node: Node) -> bool:

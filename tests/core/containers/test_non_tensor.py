@@ -130,7 +130,7 @@ def test_it_is_not_written_to_some_rows() -> None:
     td[0] = make()[0]
     with pytest.raises(InvalidArgument, match=r"`\('n', 'word'\)`.*one value for the whole batch"):
         td[0] = make("grasp")[0]
-    with pytest.raises(InvalidArgument, match="must be a tensor to be written in place"):
+    with pytest.raises(InvalidArgument, match="one value for the whole batch, 'reach', which"):
         td.set_(("n", "word"), "grasp")
     with pytest.raises(InvalidArgument, match="`word` holds one value, 'reach', which cannot be"):
         TensorDict({"word": "reach"}).copy_(TensorDict({"word": "grasp"}))
@@ -139,7 +139,7 @@ def test_it_is_not_written_to_some_rows() -> None:
 def test_it_is_updated_in_place_with_the_same_only() -> None:
     td = make()
     td.update_({"n": {"word": "reach"}})
-    with pytest.raises(InvalidArgument, match="must be a tensor to be written in place"):
+    with pytest.raises(InvalidArgument, match="one value for the whole batch, 'reach', which"):
         td.update_({"n": {"word": "grasp"}})
     td.update({"n": {"word": "grasp"}})
     assert td["n", "word"] == "grasp"

@@ -207,12 +207,11 @@ def cannot_broadcast(
 
 def one_value_for_all(key: str, old: object, new: object, ndim: int) -> InvalidArgument:
     """Build the error for a write in place of data that does not have one value for each row."""
-    if not ndim:
-        return InvalidArgument(
-            f"entry {key} holds one value, {old!r}, which cannot be written in place: got {new!r}. "
-            "Use `set` or `update` to replace it."
-        )
+    what, remedy = "one value", "or `set_at_` on the batch whose row it is"
+    if ndim:
+        what = "one value for the whole batch"
+        remedy = "which takes one value for each row, too, as a list"
     return InvalidArgument(
-        f"entry {key} holds one value for the whole batch, {old!r}: cannot write {new!r} to some "
-        "of its rows. Use `set` to replace it."
+        f"entry {key} holds {what}, {old!r}, which cannot be written in place: got {new!r}. Use "
+        f"`set` to replace it, {remedy}."
     )

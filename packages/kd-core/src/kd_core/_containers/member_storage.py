@@ -22,10 +22,13 @@ from kd_core._containers.member_writes import (
     held_twice,
     rows_to_write,
     stage_rows,
+    writes_of_member,
 )
+from kd_core._containers.row_values import own_row
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
+from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data
 from kd_core._ops.selection.index_plan import for_nested
@@ -147,7 +150,9 @@ class MemberStorage(TensorDictBase, Composite):
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         rows = rows_to_write(self, key, value, path)
         pairs = zip(self._members, rows, strict=True)
-        return [write for member, row in pairs for write in member._writes(key, row, path)]
+        return [
+            write for member, row in pairs for write in writes_of_member(member, key, row, path)
+        ]
 
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         writes: list[Write] = []
@@ -225,6 +230,8 @@ class MemberStorage(TensorDictBase, Composite):
     ) -> None:
         for member, row in zip(self._members, self._rows_of_operand(other), strict=True):
             member._collect_pair(row, mine, theirs, path)
+        if isinstance(mine, Targets):
+            mine.values = [(own_row(node) or node, new, at) for node, new, at in mine.values]
 
     def _shallow(self) -> Self:
         new = self._by_member(lambda member: member._shallow())

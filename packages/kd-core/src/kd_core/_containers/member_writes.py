@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
-from kd_core._containers.non_tensor import NonTensorData
+from kd_core._containers.row_values import own_row
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
@@ -60,7 +60,7 @@ def _values_of_members(
     stack: Composite, entries: Sequence[Entry], value: object, path: Path
 ) -> Sequence[object]:
     """Return the values of rows that belong to each member; one value belongs to all."""
-    if isinstance(value, (list, tuple)) and all(map(is_row_data, entries)):
+    if isinstance(value, (list, tuple)) and all(map(_is_of_rows, entries)):
         first = cast("Node", entries[0])._desc
         batch = (*first.batch[: stack._dim], len(entries), *first.batch[stack._dim :])
         rows = values_of_rows(value, batch, format_key(path))
@@ -68,6 +68,18 @@ def _values_of_members(
     if is_row_data(value):
         return stack._rows_of_operand(value)
     return [value] * len(entries)
+
+
+def writes_of_member(member: AbstractContainer, key: str, value: object, path: Path) -> list[Write]:
+    """Return the checked writes that store a value in the entry of a member of a stack."""
+    row = None if isinstance(member, Composite) else own_row(member._entries[key])
+    if row is None:
+        return member._writes(key, value, path)
+    return [(*row._encode(value, path), path)]
+
+
+def _is_of_rows(entry: Entry) -> bool:
+    return is_row_data(entry) or own_row(entry) is not None
 
 
 def held_twice(action: str) -> InvalidValue:
@@ -115,7 +127,7 @@ def stage_rows(
         elif isinstance(entry, Tensor) or not same_data(unwrapped(entry), unwrapped(new)):
             if are_views and _holds_value_of_row(target, key):
                 return False
-            writes += target._writes(key, new, where_)
+            writes += writes_of_member(target, key, new, where_)
     return True
 
 
@@ -123,8 +135,7 @@ def _holds_value_of_row(target: AbstractContainer, key: str) -> bool:
     """Return whether the entry at a key, or that of a member, is data of one row."""
     if isinstance(target, Composite):
         return any(_holds_value_of_row(member, key) for member in target._members)
-    entry = target._entries[key]
-    return isinstance(entry, NonTensorData) and not entry._of_batch
+    return own_row(target._entries[key]) is not None
 
 
 def _rows_of(target: Composite, value: object) -> Sequence[object] | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kd_core._batch.computing import Fresh, Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import KeySetMismatch
+from kd_core._errors import InvalidArgument, KeySetMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data
@@ -205,7 +205,7 @@ class NonTensorData(NonTensorDataBase):
         return self._under(desc.with_batch(batch(desc.batch)))
 
     def _shallow(self) -> Self:
-        return self._under(self._desc)
+        return self  # a write to a row of a stack is seen in all copies that share its tensors
 
     def _map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
@@ -256,6 +256,16 @@ class NonTensorData(NonTensorDataBase):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(data={self.data!r}, batch_size={self.batch_size})"
+
+
+def refuse_tensor(value: object, path: tuple[str, ...]) -> None:
+    """Raise `InvalidArgument` if a tensor would be written to an entry of other values."""
+    if isinstance(value, Tensor):
+        raise InvalidArgument(
+            f"entry {format_key(path)} holds values that are not tensors, got a tensor of "
+            f"shape {shape_text(value.shape)}. Use `set` to replace the entry, or wrap the "
+            "tensor in `NonTensorData` to store it as a value."
+        )
 
 
 class MetaData(NonTensorData):

@@ -25,8 +25,13 @@ from torch.compiler import is_compiling
 from kd_core._batch.computing import Fresh, Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of, wrap_dim
-from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, wrap_data
-from kd_core._errors import InvalidArgument, ShapeMismatch, batch_does_not_fit, shape_text
+from kd_core._containers.non_tensor import (
+    NonTensorData,
+    NonTensorDataBase,
+    refuse_tensor,
+    wrap_data,
+)
+from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data
@@ -266,12 +271,7 @@ class NonTensorStack(NonTensorDataBase):
             InvalidArgument: if the value is a tensor.
             ShapeMismatch: if there is not one value for each row.
         """
-        if isinstance(value, Tensor):
-            raise InvalidArgument(
-                f"entry {format_key(path)} holds values that are not tensors, got a tensor of "
-                f"shape {shape_text(value.shape)}. Use `set` to replace the entry, or wrap the "
-                "tensor in `NonTensorData` to store it as a value."
-            )
+        refuse_tensor(value, path)
         if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
             return self._positions, value._positions + _add(self, value._pool)
         rows = self._desc.batch if shape is None else shape

@@ -285,6 +285,10 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
         InvalidArgument: if the entry is not a tensor, or the value cannot be converted to one.
     """
     if not isinstance(entry, Tensor):
+        if hasattr(entry, "_of_batch"):
+            raise one_value_for_all(
+                _name(where), unwrapped(entry), unwrapped(value), entry._desc.ndim
+            )
         raise InvalidArgument(
             f"entry {_name(where)} must be a tensor to be written in place, got a "
             f"`{type(entry).__name__}`. Use `update_` for a nested container, or `set` to replace "

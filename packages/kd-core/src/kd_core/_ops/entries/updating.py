@@ -6,7 +6,7 @@ The functions append to a stage, a list of calls that the caller makes when ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -15,12 +15,13 @@ from kd_core._errors import wrong_type
 from kd_core._keys import Path, format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
 from kd_core._leaves.writes import check_write, write_all
+from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import spread_keys
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes.entry import Data, Entry
 
 Staged: TypeAlias = "list[Callable[[], None]]"
 IsLeaf: TypeAlias = Callable[[type], bool]
@@ -106,7 +107,7 @@ def stage_update(
             inner = source_items(value, "update")
             in_stack |= stage_update(current, inner, (*path, key), how.below(only), stage)
             continue
-        if how.inplace and isinstance(current, Tensor):
+        if how.inplace and _can_be_written(level, current):
             stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
             continue
         level._check_unlocked(f"update {format_key((*path, key))}")
@@ -137,6 +138,15 @@ def _staged_write(
         for write in writes:
             check_write(*write)
     return lambda: write_all(writes, non_blocking)
+
+
+def _can_be_written(level: AbstractContainer, current: Entry | None) -> bool:
+    """Return whether an entry is a tensor, or data with one value for each row."""
+    if current is None or isinstance(current, AbstractContainer):
+        return False
+    if isinstance(current, Tensor) or is_row_data(current):
+        return True
+    return isinstance(level, Composite) and not cast("Data", current)._of_batch
 
 
 def _is_same_data(current: Entry, value: object) -> bool:

@@ -1,0 +1,105 @@
+"""Writes into members that are single rows: their values are written as those of a batch are."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kd_core import InvalidArgument, MetaData, TensorDict, TensorDictBase, lazy_stack
+
+WORDS = ("a", "b", "c")
+OTHER = TensorDict({"x": torch.arange(3) + 7, "w": ["d", "b", "e"], "n": {"w": ["f"] * 3}}, [3])
+ROW = TensorDict({"x": torch.tensor(7), "w": "a", "n": {"w": "z"}})
+
+
+def dense() -> TensorDictBase:
+    entries = {"x": torch.arange(3), "w": list(WORDS), "n": {"w": list(WORDS)}}
+    return TensorDict(entries, [3])
+
+
+def stacked() -> TensorDictBase:
+    rows = enumerate(WORDS)
+    return lazy_stack([TensorDict({"x": torch.tensor(i), "w": w, "n": {"w": w}}) for i, w in rows])
+
+
+def enclosed() -> TensorDictBase:
+    return TensorDict({"s": stacked()}, [3])
+
+
+Write = Callable[[TensorDictBase], object]
+
+WRITES: dict[str, Write] = {
+    "row": lambda td: td.__setitem__(1, ROW),
+    "mapping": lambda td: td.__setitem__(-1, {"w": "z", "n": {"w": "y"}}),
+    "rows": lambda td: td.__setitem__(slice(1, 3), OTHER[:2]),
+    "the same row for all": lambda td: td.__setitem__(..., ROW),
+    "numbers": lambda td: td.__setitem__([2, 0], OTHER[1:]),
+    "mask": lambda td: td.__setitem__(td["x"] > 0, ROW),
+    "set_at_": lambda td: td.set_at_(("n", "w"), "z", 0),
+    "update_at_": lambda td: td.update_at_({"w": ["z", "y"]}, slice(2)),
+    "set_": lambda td: td.set_("w", ["z", "b", "y"]),
+    "set_ of all": lambda td: td.set_("w", "a"),
+    "update_": lambda td: td.update_({"w": "a", "n": {"w": ["z", "y", "x"]}}),
+    "update_ of a container": lambda td: td.update_(OTHER),
+    "update in place": lambda td: td.update({"w": "a"}, inplace=True),
+    "copy_": lambda td: td.copy_(OTHER),
+    "copy_ of a row": lambda td: td.copy_(ROW),
+    "through a part": lambda td: td[1:].set_("w", ["z", "y"]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("lock", [False, True])
+def test_values_are_written_as_those_of_a_batch(name: str, lock: bool) -> None:
+    expected, td = dense(), stacked()
+    members = list(td.unbind(0))
+    if lock:
+        td.lock_()
+    WRITES[name](expected)
+    WRITES[name](td)
+    assert td.tolist() == expected.tolist()
+    assert [member["w"] for member in members] == expected["w"]
+
+
+def test_values_of_a_stack_in_a_batch_are_written() -> None:
+    td = enclosed()
+    td[0] = {"s": {"w": "z"}}
+    td.update_({"s": {"n": {"w": ["z", "y", "x"]}}})
+    assert td["s", "w"] == ["z", "b", "c"]
+    assert td["s", "n", "w"] == ["z", "y", "x"]
+
+
+@pytest.mark.parametrize("make", [dense, stacked])
+def test_a_write_that_fails_writes_no_value(make: Callable[[], TensorDictBase]) -> None:
+    td = make()
+    wrong = {"w": "z", "x": torch.zeros(7)}
+    for write in (
+        lambda: td.update_(wrong),
+        lambda: td.__setitem__(0, wrong),
+        lambda: td.update(wrong, inplace=True),
+        lambda: td.update_({"x": 5, "w": torch.zeros(3)}),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            write()
+        assert td.tolist() == dense().tolist()
+
+
+def test_copies_have_values_of_their_own_where_they_have_tensors_of_their_own() -> None:
+    td = stacked()
+    copy, shared = td.clone(), td.clone(recurse=False)
+    copy[0] = {"w": "z"}
+    assert td["w"] == list(WORDS)
+    shared[0] = {"w": "y"}
+    assert td["w"] == ["y", "b", "c"]
+
+
+def test_a_value_of_all_rows_is_not_written() -> None:
+    td = lazy_stack([TensorDict({"w": MetaData(word)}) for word in WORDS])
+    with pytest.raises(InvalidArgument, match="`w` holds one value, 'a', which cannot be written"):
+        td[0] = {"w": "z"}
+
+
+def test_a_row_alone_says_where_its_value_is_written() -> None:
+    row = dense()[0]
+    with pytest.raises(InvalidArgument, match="or `set_at_` on the batch whose row it is"):
+        row.set_("w", "z")
