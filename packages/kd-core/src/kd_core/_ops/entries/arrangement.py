@@ -11,7 +11,7 @@ from kd_core._errors import InvalidArgument, KeyCollision, wrong_type
 from kd_core._keys import Path, format_key, path_of
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
-from kd_core._ops.entries.renaming import renamed
+from kd_core._ops.entries.renaming import renamed, store_moved
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NO_DEFAULT
@@ -281,7 +281,7 @@ def _under_new_names(td: A, pairs: Sequence[tuple[Path, Path]], strict: bool) ->
                 f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
                 "name, which keeps it. Rename that one too, or choose another name."
             )
-        copy._store(new, entry)
+        store_moved(copy, new, entry)
     return td._like(dict(copy._entries), td._desc.unlocked())
 
 

@@ -1,17 +1,19 @@
-"""New names for the keys of a container, level by level."""
+"""New names for the keys of a container, level by level, and entries that move between levels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from kd_core._errors import KeyCollision, wrong_type
+from torch import Tensor
+
+from kd_core._errors import KeyCollision, batch_does_not_fit, wrong_type
 from kd_core._keys import format_key, plain_str
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, lowest_level
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes.entry import Data, Entry
 
 W = TypeVar("W", bound=AbstractContainer)
 KeyFn: TypeAlias = Callable[[str], str]
@@ -42,3 +44,18 @@ def renamed(td: W, name: KeyFn, path: tuple[str, ...] = ()) -> W:
             value = cast("Entry", renamed(value, name, (*path, key)))
         entries[new] = value
     return td._like(entries, td._desc.unlocked())
+
+
+def store_moved(td: AbstractContainer, path: tuple[str, ...], entry: Entry) -> None:
+    """Store an entry that was removed elsewhere in a container.
+
+    Raises:
+        ShapeMismatch: if it does not fit the batch size of its new level; the value of one row does
+            not become one of a batch.
+    """
+    level, _ = lowest_level(td, path)
+    if level._desc.ndim and not isinstance(entry, (Tensor, AbstractContainer)):
+        batch = entry._desc.batch
+        if not batch and not cast("Data", entry)._of_batch:
+            raise batch_does_not_fit(format_key(path), level._desc.batch, batch)
+    td._store(path, entry)

@@ -18,6 +18,7 @@ from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
 from kd_core._nodes import registry
+from kd_core._ops.entries.renaming import store_moved
 from kd_core._ops.entries.updating import (
     Update,
     commit_all,
@@ -190,6 +191,7 @@ class Structure(AbstractContainer):
         Raises:
             KeyNotFound: if `old_key` is missing.
             KeyCollision: if `safe` and `new_key` is taken.
+            ShapeMismatch: if the entry does not fit the batch size of its new level.
             Locked: if the container is locked.
         """
         old, new = old_key, new_key
@@ -224,12 +226,12 @@ class Structure(AbstractContainer):
             level._set_entry(target[-1], entry)
             return self
         if is_compiling():
-            self._store(target, entry)
+            store_moved(self, target, entry)
             level._del_entry(source[-1])
             return self
         with unchanged_on_error(level):
             level._del_entry(source[-1])
-            self._store(target, entry)
+            store_moved(self, target, entry)
         return self
 
     def flatten_keys(
