@@ -8,6 +8,7 @@ machine stopped is what the system had written by then.
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from kd_core._protocol.primitives import AbstractContainer
     from kd_core._store.places import Place
-    from kd_core._store.segments import Spec
+    from kd_core._store.segments import Layout
 
 
 def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContainer:
@@ -49,17 +50,18 @@ def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContai
     """
     encoder = Encoder()
     tree = encoder.node_of(td)
+    layout = layout_of(encoder.specs)
     with writing(path) as writer:
         segments = []
         if encoder.specs:
-            segments.append(writer.add_arena(lambda fd: _fill(fd, encoder, filled)))
+            segments.append(writer.add_arena(lambda fd: _fill(fd, encoder, layout, filled)))
         writer.commit(segments, tree, sealed=False)
         with files.opened_folder(path) as folder:
-            return _container(folder, path, [encoder.specs], segments, tree)
+            opened = [_mapped(folder, path, segment.name, layout) for segment in segments]
+            return _container([encoder.specs], opened, tree)
 
 
-def _fill(descriptor: int, encoder: Encoder, filled: bool) -> Segment:
-    layout = layout_of(encoder.specs)
+def _fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
     if filled:
         files.write(descriptor, layout.header)
         for piece in data_of(encoder.tensors, layout):
@@ -88,24 +90,22 @@ def load(path: Path) -> AbstractContainer:
                 "with `load`, whose tensors may be written to in this process."
             )
         specs = specs_of(manifest.tree, len(manifest.segments))
-        return _container(folder, path, specs, manifest.segments, manifest.tree)
+        opened = [
+            _mapped(folder, path, segment.name, layout_of(tensors))
+            for segment, tensors in zip(manifest.segments, specs, strict=True)
+        ]
+        return _container(specs, opened, manifest.tree)
 
 
-def _container(
-    folder: int, path: Path, specs: Specs, segments: list[Segment], tree: object
-) -> AbstractContainer:
-    pairs = zip(segments, specs, strict=False)  # without tensors there is not a segment
-    opened = [_mapped(folder, path, segment.name, tensors) for segment, tensors in pairs]
-    decoder = Decoder(specs, lambda at, name, spec: opened[at].tensor(name, spec))
-    return decoder.container_of(tree)
+def _container(specs: Specs, opened: list[MappedFile], tree: object) -> AbstractContainer:
+    return Decoder(specs, [file.tensor for file in opened]).container_of(tree)
 
 
-def _mapped(folder: int, path: Path, name: str, specs: dict[str, Spec]) -> MappedFile:
-    layout = layout_of(specs)
+def _mapped(folder: int, path: Path, name: str, layout: Layout) -> MappedFile:
     with files.opened(name, folder, writable=True) as file:
-        check_header(file, layout, f"{path / name}")
+        check_header(file, layout, f"{path}/{name}")
         made = mapped(file, layout.starts, shared=True)
-    record(made.memory, str(path.resolve()), name)
+    record(made.memory, os.path.realpath(path), name)
     return made
 
 

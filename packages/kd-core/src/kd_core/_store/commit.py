@@ -49,7 +49,7 @@ def read_manifest(folder: int, path: Path) -> Manifest:
     with files.opened(MANIFEST, folder) as file:
         # One byte more, so that a manifest beyond the limit is refused and not cut.
         data = files.read(file, 0, min(file.size, MOST_BYTES + 1))
-    return manifest_of(data, f"`{path / MANIFEST}`")
+    return manifest_of(data, f"`{path}/{MANIFEST}`")
 
 
 class Writer:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 Path: TypeAlias = tuple[str, ...]
-Reader: TypeAlias = Callable[[int, str, Spec], Tensor]
-"""Returns a tensor from the position of its segment, its name, and what the manifest says of it."""
+Reader: TypeAlias = Callable[[str, Spec], Tensor]
+"""Returns a tensor of one segment from its name and what the manifest says of it."""
 
 Wanted: TypeAlias = "dict[str, Wanted] | None"
 """Which keys of a level to read; `None`: all."""
@@ -121,12 +121,12 @@ class Decoder:
 
     Args:
         specs: the tensors of each segment; `specs_of` the tree.
-        tensor: returns the tensors.
+        readers: what returns the tensors of each segment.
     """
 
-    def __init__(self, specs: Specs, tensor: Reader) -> None:
+    def __init__(self, specs: Specs, readers: list[Reader]) -> None:
         self._specs = specs
-        self._tensor = tensor
+        self._readers = readers
         self._known: dict[tuple[int, str], Tensor] = {}
 
     def container_of(self, node: object, wanted: Wanted = None) -> AbstractContainer:
@@ -209,7 +209,7 @@ class Decoder:
                 format_key((*path, *wanted)), format_key(path), f"`{kind}` of the file"
             )
         if kind in _LEAVES:
-            leaf = self._leaf(node) if kind == "tensor" else self._jagged(value)
+            leaf = self._tensor(value) if kind == "tensor" else self._jagged(value)
             if not leaf_fits(leaf, above):
                 raise _does_not_fit(path)
             return leaf
@@ -253,11 +253,15 @@ class Decoder:
         kind, row = _kind_of(node)
         if kind != "tensor":
             raise _invalid("tensor", node)
-        segment, name, *_ = cast("tuple[int, str, object, object]", row)  # as `specs_of` checked
+        return self._tensor(row)
+
+    def _tensor(self, row: object) -> Tensor:
+        segment, name, _, _ = cast("tuple[int, str, object, object]", row)  # as `specs_of` checked
         place = segment, name
         known = self._known.get(place)
         if known is None:
-            known = self._known[place] = self._tensor(segment, name, self._specs[segment][name])
+            spec = self._specs[segment][name]
+            known = self._known[place] = self._readers[segment](name, spec)
         return known
 
 

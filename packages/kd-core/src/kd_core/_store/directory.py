@@ -138,7 +138,7 @@ class _Segments(NamedTuple):
 
     def decoder(self) -> Decoder:
         """Return what builds containers from them."""
-        return Decoder(self.specs, lambda at, name, spec: self.opened[at].tensor(name, spec))
+        return Decoder(self.specs, [file.tensor for file in self.opened])
 
 
 def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) -> _Segments:
@@ -148,7 +148,7 @@ def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) ->
     opened = []
     for segment, tensors in zip(manifest.segments, specs, strict=True):
         layout = layout_of(tensors)
-        where = f"{path / segment.name}"
+        where = f"{path}/{segment.name}"
         if layout.size != segment.size:
             raise FormatError(
                 f"the manifest of `{path}` must give `{segment.name}` {layout.size} bytes, got "

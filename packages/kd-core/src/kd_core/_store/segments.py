@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -21,7 +22,7 @@ from torch import Tensor
 from kd_core._errors import FormatError
 from kd_core._store import files
 from kd_core._store.canonical import RESTORE, canonical
-from kd_core._store.dtypes import WIRE
+from kd_core._store.dtypes import WIRE, Wire
 
 BLOCK: Final = 4 << 20
 """Bytes under one checksum."""
@@ -30,6 +31,9 @@ _SMALL: Final = 1 << 16
 """Tensors below this size are gathered before they are written."""
 
 _ALIGNMENT: Final = 64
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.]*")
+"""Names that JSON does not escape."""
 
 
 class Spec(NamedTuple):
@@ -57,26 +61,37 @@ class Layout(NamedTuple):
 
 def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None) -> Layout:
     """Return the layout of a file that holds some tensors."""
-    sized = [(name, spec, WIRE[spec.dtype]) for name, spec in specs.items()]
-    sized.sort(key=lambda row: -row[2].itemsize)
-    rows: dict[str, object] = {}
+    sized = [(name, shape, WIRE[dtype]) for name, (dtype, shape) in specs.items()]
+    sized.sort(key=_itemsize)
+    rows: dict[str, str] = {}
     offsets: dict[str, int] = {}
     end = 0
-    for name, (_, shape), wire in sized:
+    for name, shape, wire in sized:
         start = offsets[name] = end
         end += math.prod(shape) * wire.itemsize
-        rows[name] = {
-            "dtype": wire.name,
-            "shape": [*shape, *wire.more],
-            "data_offsets": [start, end],
-        }
-    if metadata is not None:
-        rows["__metadata__"] = metadata
-    text = canonical(rows)
+        sizes = ",".join(map(str, (*shape, *wire.more)))
+        rows[name] = f'"data_offsets":[{start},{end}],"dtype":"{wire.name}","shape":[{sizes}]'
+    text = _header_text(rows, metadata)
     length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
     header = length.to_bytes(8, "little") + text.ljust(length)
     starts = {name: len(header) + offset for name, offset in offsets.items()}
     return Layout(header, starts, len(header) + end)
+
+
+def _itemsize(row: tuple[str, tuple[int, ...], Wire]) -> int:
+    return -row[2].itemsize
+
+
+def _header_text(rows: dict[str, str], metadata: Mapping[str, str] | None) -> bytes:
+    """Return canonical JSON, joined from rows; encoders are slower: "io" in the benchmarks."""
+    if metadata is not None:
+        rows["__metadata__"] = canonical(metadata).decode("ascii")[1:-1]
+    pairs = [f"{_quoted(name)}:{{{rows[name]}}}" for name in sorted(rows)]
+    return f"{{{','.join(pairs)}}}".encode("ascii")
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if _PLAIN.fullmatch(name) else canonical(name).decode("ascii")
 
 
 def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
@@ -101,10 +116,11 @@ def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryvie
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if not tensor.is_cpu:
         tensor = tensor.cpu()
-    return tensor.resolve_conj() if tensor.is_complex() else tensor.resolve_neg()
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _octets(tensors: list[Tensor]) -> memoryview:
@@ -165,15 +181,17 @@ class MappedFile(NamedTuple):
 
     def tensor(self, name: str, spec: Spec) -> Tensor:
         """Return a view of one tensor."""
-        count = math.prod(spec.shape)
+        dtype, shape = spec
+        count = math.prod(shape)
         if count == 0:
-            return torch.empty(spec.shape, dtype=spec.dtype)
+            return torch.empty(shape, dtype=dtype)
         start = self.starts[name]
-        if start % spec.dtype.itemsize:  # in a file of another origin
+        if start % dtype.itemsize:  # in a file of another origin
             own = bytearray(self.memory[start : start + spec.nbytes])
-            return torch.frombuffer(own, dtype=spec.dtype).view(spec.shape)
-        flat = torch.frombuffer(self.memory, dtype=spec.dtype, count=count, offset=start)
-        return flat if len(spec.shape) == 1 else flat.view(spec.shape)
+            return torch.frombuffer(own, dtype=dtype).view(shape)
+        flat = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
+        # Sizes one by one, which is faster than as a tuple: "io" in the benchmarks.
+        return flat.view(*shape) if shape else flat.view(shape)
 
 
 def mapped(file: files.OpenFile, starts: Mapping[str, int], *, shared: bool = False) -> MappedFile:

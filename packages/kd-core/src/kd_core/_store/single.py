@@ -108,8 +108,7 @@ def load(
     with files.opened(path, None) as file:
         _, manifest, specs, starts = _content_of(file, path, full)
         data = mapped(file, starts)
-    decoder = Decoder(specs, lambda _, name, spec: data.tensor(name, spec))
-    return decoder.container_of(manifest.tree, wanted)
+    return Decoder(specs, [data.tensor]).container_of(manifest.tree, wanted)
 
 
 def check(path: Path) -> None:
