@@ -2,9 +2,10 @@
 
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
-`is_prefix` for keys; a sibling package calls `publish` last in its `__init__`. `restore_dense`,
-`restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles call, so their names and
-places stay. Everything else in this package stays private.
+`is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold; a sibling
+package calls `publish` last in its `__init__`. `restore_dense`, `restore_leaf`, `restore_stack` and
+`restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
+package stays private.
 """
 
 from kd_core._batch.descriptor import Descriptor as Descriptor
@@ -20,5 +21,7 @@ from kd_core._leaves.packing import restore_leaf as restore_leaf
 from kd_core._naming.publishing import publish as publish
 from kd_core._nodes.entry import Entry as Entry
 from kd_core._nodes.registry import register as register
+from kd_core._store.registered import StoredClass as StoredClass
+from kd_core._store.registered import add_class as add_class
 
 publish(__name__)

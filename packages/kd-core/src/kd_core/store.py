@@ -142,7 +142,7 @@ def register_class(
     if not _is_kind(cls):
         raise wrong_type("`cls`", "a class of containers", cls)
 
-    def built(entries: dict[str, Entry], desc: Descriptor) -> Node:
+    def built(entries: dict[str, Entry], desc: Descriptor, _: object) -> Node:
         if build is None:
             return _instance(cls, entries, desc)
         return build(cast("TensorDictBase", registry.make_dense(entries, desc)))

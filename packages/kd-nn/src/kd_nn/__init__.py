@@ -13,6 +13,7 @@ from kd_nn._errors import KeysNotDeclared as KeysNotDeclared
 from kd_nn._errors import NotKeyed as NotKeyed
 from kd_nn._errors import OutKeyUnknown as OutKeyUnknown
 from kd_nn._errors import OutputMismatch as OutputMismatch
+from kd_nn._functional import stored_params as _stored_params
 from kd_nn._functional.ensemble import EnsembleModule as EnsembleModule
 from kd_nn._functional.make_functional import ParametersMissing as ParametersMissing
 from kd_nn._functional.make_functional import get_functional as get_functional

@@ -50,6 +50,7 @@ def _check_level(new: Any, old: Any, path: Path) -> None:
 
 def _check_class(new: Any, old: Any, path: Path) -> None:
     _check_same("class", new[:2], old[:2], path)
+    _check_same("state", new[2].get("state"), old[2].get("state"), path)
     _check_level(new[2], old[2], path)
 
 

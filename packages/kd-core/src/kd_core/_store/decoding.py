@@ -165,7 +165,8 @@ class Decoder:
                 desc, entries = self._level(level, wanted, path)
                 if wanted is not None and len(entries) < len(_list_of(level.get("entries"))):
                     return _as_container(registry.make_dense(entries, desc))
-                return _as_container(stored.build(entries, desc))
+                state = read(level["state"]) if "state" in level else None
+                return _as_container(stored.build(entries, desc, state))
             case "lazy", {"dim": int(dim), "name": None | str() as name, "members": list(members)}:
                 return self._stack(members, dim, name, wanted, path)
             case "cat", [_, *_] as parts:

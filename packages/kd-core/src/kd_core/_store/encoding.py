@@ -5,7 +5,7 @@ A node is an object with one key, its kind:
 | kind | value |
 | --- | --- |
 | `td` | batch size, names of dimensions, device, and `[key, node]` for each entry |
-| `class` | a registered name, its version, and what `td` has |
+| `class` | a registered name, its version, and what `td` has, perhaps with a state |
 | `lazy` | dimension, its name, and the node of each member |
 | `cat` | the nodes of the parts, joined along the first dimension |
 | `tensor` | position of the segment, name in it, dtype, shape |
@@ -84,7 +84,10 @@ class Encoder:
                 f"{where} is a `{kind.__qualname__}`, whose class is not registered. Register it "
                 "with `kd_core.store.register_class`, or save `to_tensordict()`."
             )
-        return {"class": [stored.name, stored.version, self._level(td, path)]}
+        level = self._level(td, path)
+        if stored.state is not None:
+            level["state"] = written(stored.state(td), path)
+        return {"class": [stored.name, stored.version, level]}
 
     def _level(self, td: AbstractContainer, path: Path) -> Json:
         desc = td._desc

@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from kd_core._errors import FormatError, InvalidValue, listed
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry, Node
 
 
-Build: TypeAlias = "Callable[[dict[str, Entry], Descriptor], Node]"
-"""Returns a container of entries and a descriptor; checks that the keys are those of the class."""
+Build: TypeAlias = "Callable[[dict[str, Entry], Descriptor, object], Node]"
+"""Returns a container of entries, a descriptor and its state; checks all three."""
 
 
 class StoredType(NamedTuple):
@@ -30,12 +30,22 @@ class StoredType(NamedTuple):
 
 
 class StoredClass(NamedTuple):
-    """A class of containers."""
+    """A class of containers, and how it is read from files.
+
+    Args:
+        name: the name under which files refer to it.
+        version: the version that is written.
+        cls: the class.
+        build: returns a container of entries, a descriptor, and what `state` returned.
+        state: returns what a file keeps of a container beside its entries: strings, numbers,
+            lists, tuples and dicts; `None`: nothing, and `build` takes `None`.
+    """
 
     name: str
     version: int
     cls: type
     build: Build
+    state: Callable[[Any], object] | None = None
 
 
 TYPES: Final[dict[type, StoredType]] = {}
