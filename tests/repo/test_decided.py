@@ -13,7 +13,7 @@ import torch
 from tests.repo.tree import IMPORT_NAMES, ROOT
 from tools.render_decided import PAGE, SOURCE, is_stale, tables
 
-from kd_core import NonTensorData, NotOffered, TensorDict, lazy_stack
+from kd_core import MemoryMappedTensor, NonTensorData, NotOffered, TensorDict, lazy_stack
 
 PACKAGES = [name for name in IMPORT_NAMES if name != "kd_export"]
 PUBLIC = [*IMPORT_NAMES, "kd_core.testing", "kd_core.extending", "kd_nn.distributions", "kd_nn.fx"]
@@ -25,6 +25,7 @@ INSTANCES: dict[str, Callable[[], object]] = {
     "TensorDict": TensorDict,
     "LazyStackedTensorDict": lambda: lazy_stack([TensorDict({"a": torch.zeros(2)})]),
     "NonTensorData": lambda: NonTensorData("word"),
+    "MemoryMappedTensor": lambda: MemoryMappedTensor.zeros(2),
 }
 
 

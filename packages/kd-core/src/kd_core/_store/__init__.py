@@ -17,6 +17,7 @@ rename is the only commit. One idea a module, from the lowest:
 | `appending`, `summary` | whether rows fit; what a store holds |
 | `directory`, `single`, `arena` | the forms of a store; one that is filled in place |
 | `places` | which tensors lie in an arena |
+| `mapped_tensor` | one tensor in a file of its own, without a manifest |
 | `foreign` | the directories of another package |
 | `forms` | which form a path stands for |
 

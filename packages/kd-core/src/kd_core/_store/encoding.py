@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
 from kd_core._store.dtypes import WIRE
+from kd_core._store.mapped_tensor import MemoryMappedTensor
 from kd_core._store.registered import CLASSES
 from kd_core._store.segments import Spec
 from kd_core._store.values import written
@@ -173,8 +174,11 @@ def _blob(value: object) -> Tensor:
     return torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
 
 
+_PLAIN: Final = frozenset({Tensor, Parameter, MemoryMappedTensor})
+
+
 def _check_plain(leaf: Tensor, path: Path) -> None:
-    if type(leaf) not in (Tensor, Parameter):
+    if type(leaf) not in _PLAIN:
         raise InvalidValue(
             f"entry {format_key(path)} must be a plain tensor to be saved, got a "
             f"`{type(leaf).__qualname__}`. Convert it first."

@@ -82,6 +82,11 @@ def rename(old: str, new: str, folder: int) -> None:
     os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def link(old: str, new: str, folder: int) -> None:
+    """Add a second name, which must be free, to a file."""
+    os.link(old, new, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+
+
 def remove(name: str, folder: int) -> None:
     """Remove a file."""
     os.unlink(name, dir_fd=folder)

@@ -1,0 +1,225 @@
+"""`MemoryMappedTensor`: one tensor in a file of its own."""
+
+import copy
+import errno
+import io
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.store.faults import CHANGING, names_in
+from tests.core.store.trees import DTYPES
+from torch import Tensor
+
+from kd_core import InvalidValue, MemoryMappedTensor, TensorDict
+from kd_core._store import files
+
+
+def sample() -> Tensor:
+    return torch.arange(12.0).view(3, 4)
+
+
+def test_writes_go_to_the_file_and_to_every_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    mapped = MemoryMappedTensor.from_tensor(sample(), filename=path)
+    other = MemoryMappedTensor.from_filename(path, torch.float32, (3, 4))
+    row = MemoryMappedTensor.from_filename(path, torch.float32, (3, 4), 1)
+    assert type(row) is MemoryMappedTensor
+    assert row.tolist() == [4, 5, 6, 7]
+    mapped[1].zero_()
+    other[0, 0] = 9
+    assert row.sum() == 0
+    assert mapped[0, 0] == 9
+    assert path.read_bytes() == mapped.numpy().tobytes()
+    assert mapped.filename == other.filename == row.filename == path
+    assert names_in(tmp_path) == ["a"]
+
+
+def test_results_and_views_are_plain_tensors(tmp_path: Path) -> None:
+    mapped = MemoryMappedTensor(sample(), filename=tmp_path / "a")
+    assert isinstance(mapped, Tensor)
+    results = [mapped + 1, mapped[0], mapped.view(-1), mapped.T, mapped.clone(), mapped.detach()]
+    assert {type(result) for result in results} == {Tensor}
+    mapped.T[3].fill_(5)
+    assert mapped[:, 3].tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_each_constructor_does_as_that_of_torch(named: bool, tmp_path: Path) -> None:
+    like = torch.zeros(2, 3, dtype=torch.int16)
+    places = (tmp_path / str(number) if named else None for number in range(20))
+    made = [
+        (MemoryMappedTensor.empty(2, 3, filename=next(places)), torch.zeros(2, 3)),
+        (MemoryMappedTensor.empty((2, 3), filename=next(places)), torch.zeros(2, 3)),
+        (MemoryMappedTensor.zeros([], filename=next(places)), torch.zeros([])),
+        (MemoryMappedTensor.ones(0, 3, filename=next(places)), torch.ones(0, 3)),
+        (
+            MemoryMappedTensor.ones((2,), dtype=torch.bool, filename=next(places)),
+            torch.ones(2, dtype=torch.bool),
+        ),
+        (MemoryMappedTensor.full((2,), 7, filename=next(places)), torch.full((2,), 7)),
+        (MemoryMappedTensor.full([], 2j, filename=next(places)), torch.full([], 2j)),
+        (MemoryMappedTensor.empty_like(like, filename=next(places)), torch.zeros_like(like)),
+        (MemoryMappedTensor.zeros_like(like, filename=next(places)), torch.zeros_like(like)),
+        (MemoryMappedTensor.ones_like(like, filename=next(places)), torch.ones_like(like)),
+        (MemoryMappedTensor.full_like(like, 4, filename=next(places)), torch.full_like(like, 4)),
+        (
+            MemoryMappedTensor.from_storage(
+                sample().untyped_storage(),
+                shape=(2, 2),
+                dtype=torch.float32,
+                filename=next(places),
+            ),
+            sample().view(-1)[:4].view(2, 2),
+        ),
+    ]
+    for mapped, expected in made:
+        assert type(mapped) is MemoryMappedTensor
+        assert mapped.dtype is expected.dtype
+        assert torch.equal(mapped, expected)
+        assert (mapped.filename is not None) is named
+        if mapped.filename is not None:
+            again = MemoryMappedTensor.from_filename(mapped.filename, mapped.dtype, mapped.shape)
+            assert torch.equal(again, expected)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.booleans())
+def test_every_dtype_and_shape_comes_back(
+    dtype: torch.dtype, shape: list[int], transposed: bool
+) -> None:
+    numel = torch.Size(shape).numel() * dtype.itemsize
+    octets = torch.arange(numel, dtype=torch.int64).remainder(100).to(torch.uint8)
+    if dtype is torch.bool:
+        octets = octets.remainder(2)
+    plain = octets.view(dtype).view(shape) if numel else torch.empty(shape, dtype=dtype)
+    plain = plain.transpose(0, -1) if transposed and shape else plain
+    mapped = MemoryMappedTensor.from_tensor(plain)
+    assert mapped.shape == plain.shape
+    assert bytes_of(mapped) == bytes_of(plain)
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    plain = tensor.as_subclass(Tensor).contiguous()
+    return plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def test_gradients_are_not_kept(tmp_path: Path) -> None:
+    source = torch.ones(2, requires_grad=True)
+    assert not MemoryMappedTensor.from_tensor(source, filename=tmp_path / "a").requires_grad
+
+
+def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    old = MemoryMappedTensor(sample(), filename=path)
+    with pytest.raises(FileExistsError, match=r"a file exists. Open it with .*from_filename"):
+        MemoryMappedTensor(sample(), filename=path)
+    with pytest.raises(FileExistsError, match="a file exists"):
+        MemoryMappedTensor.zeros(2, filename=path)
+    new = MemoryMappedTensor.from_tensor(torch.ones(1), filename=path, existsok=True)
+    assert path.stat().st_size == 4
+    assert torch.equal(old, sample())  # of the file that was there
+    assert new.tolist() == [1]
+    assert names_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("existsok", [True, False])
+@pytest.mark.parametrize("call", CHANGING[1:])
+def test_a_call_that_fails_leaves_what_was_there(
+    call: str, existsok: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [tmp_path / "old", tmp_path / "new"]
+    MemoryMappedTensor(torch.ones(3), filename=names[0])
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(files, call, fail)
+    try:
+        MemoryMappedTensor.from_tensor(
+            torch.zeros(5), filename=names[not existsok], existsok=existsok
+        )
+    except OSError:
+        assert names_in(tmp_path)[-1] == "old"
+        kept = MemoryMappedTensor.from_filename(names[0], torch.float32, (3,))
+        assert kept.tolist() == [1, 1, 1]
+
+
+def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    MemoryMappedTensor(sample(), filename=path)
+    with pytest.raises(InvalidValue, match=r"must have at least 64 bytes for shape .*got 48"):
+        MemoryMappedTensor.from_filename(path, torch.float32, (4, 4))
+    with pytest.raises(FileNotFoundError):
+        MemoryMappedTensor.from_filename(tmp_path / "b", torch.float32, (4, 4))
+    with pytest.raises(OSError, match=r"regular file|directory"):
+        MemoryMappedTensor.from_filename(tmp_path, torch.float32, (4, 4))
+    with pytest.raises(InvalidValue, match="`index` must give a view"):
+        MemoryMappedTensor.from_filename(path, torch.float32, (3, 4), torch.tensor([0]))
+    with pytest.raises(InvalidValue, match="must be a dense tensor with data"):
+        MemoryMappedTensor(torch.empty(2, device="meta"), filename=tmp_path / "b")
+    with pytest.raises(FileNotFoundError):
+        MemoryMappedTensor(sample(), filename=tmp_path / "none" / "b")
+    with pytest.raises(RuntimeError):
+        MemoryMappedTensor.zeros(-1, filename=tmp_path / "b")
+    assert names_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [lambda a: a, lambda a: MemoryMappedTensor._of(a[1:, ::2], a.filename)],
+    ids=["whole", "part"],
+)
+def test_another_process_maps_the_same_memory(
+    part: Callable[[MemoryMappedTensor], MemoryMappedTensor], tmp_path: Path
+) -> None:
+    mapped = part(MemoryMappedTensor(sample(), filename=tmp_path / "a"))
+    other = pickle.loads(bytes(ForkingPickler.dumps(mapped)))
+    assert type(other) is MemoryMappedTensor
+    assert torch.equal(other, mapped)
+    other[0].fill_(3)
+    assert torch.equal(other, mapped)
+    inside = pickle.loads(bytes(ForkingPickler.dumps(TensorDict({"a": mapped}))))
+    inside["a"][0].fill_(2)
+    assert set(mapped[0].tolist()) == {2}
+
+
+def test_without_a_file_memory_is_shared() -> None:
+    mapped = MemoryMappedTensor.ones(3)
+    assert mapped.untyped_storage().is_shared()
+    for empty in (MemoryMappedTensor.ones(0), MemoryMappedTensor.ones(2, 0)):
+        other = pickle.loads(bytes(ForkingPickler.dumps(empty)))
+        assert other.shape == empty.shape
+
+
+def test_pickles_and_copies_hold_the_content(tmp_path: Path) -> None:
+    mapped = MemoryMappedTensor(sample(), filename=tmp_path / "a")
+    buffer = io.BytesIO()
+    torch.save(mapped, buffer)
+    buffer.seek(0)
+    for made in (
+        pickle.loads(pickle.dumps(mapped)),
+        torch.load(buffer, weights_only=True),
+        copy.deepcopy(mapped),
+        copy.copy(mapped),
+    ):
+        assert type(made) is Tensor
+        assert torch.equal(made, sample())
+
+
+def test_it_is_a_leaf_like_any_other(tmp_path: Path) -> None:
+    td = TensorDict({"a": MemoryMappedTensor(sample(), filename=tmp_path / "a")}, [3])
+    td["a"][0] = 5
+    td[1] = TensorDict({"a": torch.ones(4)})
+    assert (td + 1)["a"][1].tolist() == [2, 2, 2, 2]
+    td.save(tmp_path / "td")
+    assert torch.equal(TensorDict.load(tmp_path / "td")["a"], td["a"])
+    assert td.saved_path is None
+    assert td.memmap(tmp_path / "arena").is_memmap()
+    again = MemoryMappedTensor.from_filename(tmp_path / "a", torch.float32, (3, 4))
+    assert again[:2].tolist() == [[5] * 4, [1] * 4]
