@@ -1,4 +1,5 @@
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -115,6 +116,34 @@ def test_terminal_gets_a_table_without_colour(
     assert "┃" in text
 
 
+def test_terminal_gets_a_bar_of_the_stages(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["verify", str(folder / "model.onnx"), "--json"]) == 0
+    told = capsys.readouterr()
+    assert "run `model.onnx`" in told.err
+    assert json.loads(told.out)["ok"] is True
+    assert logging.getLogger("kd_export").handlers == []
+
+
+def test_bash_completes_commands_and_options(capsys: Capture) -> None:
+    assert main(["completion", "bash"]) == 0
+    ask = 'COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _kd_export; echo "${COMPREPLY[@]}"'
+    lines = [capsys.readouterr().out]
+    for words in ("ver", "verify m.onnx --b", "verify m", "completion zsh --j"):
+        lines.append(f"COMP_WORDS=(kd-export {words}); {ask}")
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["verify", "--batch-sizes", "", "--json"]
+    assert main(["completion", "fish"]) == 0
+    assert "complete -c kd-export -n '__fish_seen_subcommand_from verify' -l rtol\n" in (
+        capsys.readouterr().out
+    )
+
+
 def test_an_output_that_cannot_be_written_is_code_2(folder: Path, capsys: Capture) -> None:
     target = folder / "missing" / "out.safetensors"
     words = ["run", str(folder / "model.onnx"), "-i", str(folder / "in.safetensors")]
@@ -217,6 +246,10 @@ def test_bench_times_stored_and_other_sizes(folder: Path, capsys: Capture) -> No
     assert [row["sizes"]["batch"] for row in rows] == [2, 50, 2, 50]
     assert all(0 < row["best"] <= row["seconds"] for row in rows)
     assert main(["bench", files[0]]) == 4
+    capsys.readouterr()
+    for seconds in ("nan", "inf", "-1"):
+        assert main(["bench", files[1], f"--seconds={seconds}"]) == 2
+        assert f"got `{float(seconds)}`" in capsys.readouterr().err
 
 
 PROGRAM = r"""
@@ -323,8 +356,8 @@ def test_export_and_diagnose_take_own_code(
 def test_help_shows_an_example_of_each_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    names = re.findall(r"^    (\w+)  ", capsys.readouterr().out, re.MULTILINE)
-    assert len(names) == 10
+    names = re.findall(r"^    (\w+)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
+    assert len(names) == 12
     for name in names:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kd_export._errors import ExportError
 from kd_export._program import KeyedProgram
+from kd_export._stages import stage
 from kd_export._verification.diagnosis import Diagnosis, Finding
 
 if TYPE_CHECKING:
@@ -86,18 +87,19 @@ def export(
     """
     from kd_export._capture.capture import capture
 
-    parts = capture(
-        module,
-        example,
-        inputs=inputs,
-        outputs=outputs,
-        dynamic=dynamic,
-        state=state,
-        initial=initial,
-        mode=mode,
-        strict=strict,
-        metadata=metadata,
-    )
+    with stage("capture the module"):
+        parts = capture(
+            module,
+            example,
+            inputs=inputs,
+            outputs=outputs,
+            dynamic=dynamic,
+            state=state,
+            initial=initial,
+            mode=mode,
+            strict=strict,
+            metadata=metadata,
+        )
     return KeyedProgram(*parts)
 
 

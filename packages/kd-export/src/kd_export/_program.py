@@ -18,6 +18,7 @@ from kd_export._running.loading import check_weights, load, open  # noqa: A004  
 from kd_export._running.session import Session
 from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
+from kd_export._stages import stage
 from kd_export._verification.judging import Tolerance, compare_trials
 from kd_export._verification.report import Report
 from kd_export._verification.trials import BATCH_SIZES, Trial, pool_of, trials
@@ -117,15 +118,19 @@ class KeyedProgram:
         path = Path(path)
         backend = backend_for(path)
         schema = backend.lower(self.exported_program, self.schema)
-        tried = self._trials(schema, batch_sizes, vectors)
+        with stage("run the module"):
+            tried = self._trials(schema, batch_sizes, vectors)
         kept = (trial.vector(schema) for trial in tried)
         schema = replace(schema, vectors=tuple(v for v in kept if v is not None))
         with replacing(path) as temporary:
-            backend.write(self.exported_program, schema, temporary)
+            with stage(f"write `{path.name}`"):
+                backend.write(self.exported_program, schema, temporary)
             with open_regular(temporary) as file:
-                session = load(backend, file, temporary)
-                rows = compare_trials(session, tried, Tolerance(rtol, atol))
-                report = Report(str(path), tuple(rows))
+                with stage(f"load `{path.name}`"):
+                    session = load(backend, file, temporary)
+                with stage(f"run `{path.name}`"):
+                    rows = compare_trials(session, tried, Tolerance(rtol, atol))
+                    report = Report(str(path), tuple(rows))
                 if not report.ok:
                     raise VerifyError(
                         f"`{path.name}` was not written: it gives other results than the "

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from kd_export._errors import VerifyError
 from kd_export._running.loading import open  # noqa: A004  # the package's own
+from kd_export._running.session import Session
+from kd_export._stages import stage
 from kd_export._verification.judging import Tolerance, compare_trials, compare_vectors
-from kd_export._verification.report import Report
+from kd_export._verification.report import Comparison, Report
 from kd_export._verification.trials import BATCH_SIZES, chosen_vectors, pool_of, trials
 
 if TYPE_CHECKING:
@@ -67,21 +69,31 @@ def verify(
         True
     """
     session = open(path, trusted=trusted, sha256=sha256)
-    schema, allowed = session.schema, Tolerance(rtol, atol)
+    with stage(f"run `{Path(path).name}`"):
+        rows = _compared(session, reference, batch_sizes, Tolerance(rtol, atol), vectors)
+    return Report(str(path), rows)
+
+
+def _compared(
+    session: Session,
+    reference: nn.Module | None,
+    batch_sizes: Sequence[int] | None,
+    allowed: Tolerance,
+    vectors: Sequence[Example[Word]] | None,
+) -> tuple[Comparison, ...]:
+    schema = session.schema
     if reference is None:
         if vectors is not None:
             raise VerifyError(
                 "`vectors` were given without a `reference` that says what must come out.",
                 hint="Pass the module as `reference`.",
             )
-        rows = compare_vectors(session, chosen_vectors(schema, batch_sizes), allowed)
-    else:
-        from kd_export._capture.example import read_vectors
-        from kd_export._capture.reference import reference_module
+        return tuple(compare_vectors(session, chosen_vectors(schema, batch_sizes), allowed))
+    from kd_export._capture.example import read_vectors
+    from kd_export._capture.reference import reference_module
 
-        sizes = BATCH_SIZES if batch_sizes is None else batch_sizes
-        eager = reference_module(reference, schema)
-        given = None if vectors is None else read_vectors(vectors, schema)
-        tried = trials(schema, eager, sizes, pool=pool_of(schema), given=given)
-        rows = compare_trials(session, tried, allowed)
-    return Report(str(path), tuple(rows))
+    sizes = BATCH_SIZES if batch_sizes is None else batch_sizes
+    eager = reference_module(reference, schema)
+    given = None if vectors is None else read_vectors(vectors, schema)
+    tried = trials(schema, eager, sizes, pool=pool_of(schema), given=given)
+    return tuple(compare_trials(session, tried, allowed))

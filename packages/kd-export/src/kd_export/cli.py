@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from kd_export import __version__
+from kd_export._commands.completion import SHELLS, Command, script
 from kd_export._commands.factory import made
 from kd_export._commands.header import header
 from kd_export._commands.installed import formats, packages, unusable
+from kd_export._commands.progress import bar_of
+from kd_export._commands.stripping import strip
 from kd_export._commands.timing import benchmark
 from kd_export._errors import (
     BackendMissing,
@@ -67,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        command: int = options.command(options)
+        with bar_of(_STAGES.get(options.name, 1)):
+            command: int = options.command(options)
     except ExportError as error:
         print(f"kd-export: {error}", file=sys.stderr)
         return next((code for kind, code in _CODES if isinstance(error, kind)), USAGE)
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kd-export", description=__doc__)
     parser.add_argument("--version", action="version", version=f"kd-export {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
 
     look = commands.add_parser("inspect", help="print keys, shapes and versions, executing nothing")
     look.set_defaults(command=_inspect)
@@ -126,7 +131,11 @@ _EXAMPLES = {
     "doctor": ".onnx .aoti.pt2",
     "export": "train:policy policy.onnx",
     "diagnose": "train:policy --targets .pt2,.onnx",
+    "strip": "policy.onnx",
+    "completion": "bash > ~/.local/share/bash-completion/completions/kd-export",
 }
+_STAGES = {"export": 5, "convert": 5, "verify": 2}
+"""How many stages a command has, if they are several and always the same."""
 _OWN_CODE = "It imports MODULE and calls FUNCTION: name only code that you trust."
 
 
@@ -161,7 +170,13 @@ def _more(
         )
     write.add_argument("target", type=Path, metavar="TARGET")
     tried.add_argument("--targets", type=lambda text: text.split(","), default=[".pt2", ".onnx"])
-    return [bench, head, doctor, write, tried]
+    clean = commands.add_parser("strip", help="remove source paths and sample inputs from a file")
+    clean.set_defaults(command=_strip)
+    clean.add_argument("file", type=Path, metavar="FILE")
+    shell = commands.add_parser("completion", help="print a script that completes these words")
+    shell.set_defaults(command=_completion, commands=commands)
+    shell.add_argument("shell", choices=SHELLS)
+    return [bench, head, doctor, write, tried, clean, shell]
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -323,6 +338,36 @@ def _diagnose(options: argparse.Namespace) -> int:
         for note in found.notes:
             print(f"note: {printable(note)}")
     return OK if found.ok else MISMATCH
+
+
+def _strip(options: argparse.Namespace) -> int:
+    path: Path = options.file
+    with open_regular(path) as content:
+        before = os.fstat(content.fileno()).st_size
+    strip(path)
+    after = path.stat().st_size
+    if options.json:
+        _print_json({"path": str(path), "bytes": {"before": before, "after": after}})
+    else:
+        print(f"{printable(str(path))}: {before:,} bytes before, {after:,} after")
+    return OK
+
+
+def _completion(options: argparse.Namespace) -> int:
+    known: argparse._SubParsersAction[argparse.ArgumentParser] = options.commands
+    commands = {
+        one.dest: Command(
+            one.help or "",
+            [word for a in known.choices[one.dest]._actions for word in a.option_strings],
+        )
+        for one in known._choices_actions
+    }
+    text = script(options.shell, commands)
+    if options.json:
+        _print_json({"shell": options.shell, "script": text})
+    else:
+        print(text, end="")
+    return OK
 
 
 class _Safetensors(Protocol):

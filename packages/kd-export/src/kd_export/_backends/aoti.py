@@ -79,14 +79,16 @@ class AotiBackend:
             try:
                 with warnings.catch_warnings(), torch.no_grad(), _quiet(), mended_layers():
                     warnings.simplefilter("ignore")
-                    aoti_compile_and_package(program, package_path=str(package))
+                    aoti_compile_and_package(
+                        program, package_path=str(package), inductor_configs=_options()
+                    )
             except Exception as error:
                 raise NotExportable(
                     f"AOTInductor cannot compile the program: {first_line(error)}",
                     got=type(error).__name__,
                     hint="Save it as `.pt2`. The error above this one has the compiler's words.",
                 ) from error
-            _copy_without_sources(package, path)
+            copy_without_sources(package, path)
         with path.open("rb") as file:
             schema = replace(schema, weights=_digest(file))
         with zipfile.ZipFile(path, "a") as archive:
@@ -144,6 +146,14 @@ def _runner(model: Callable[..., object], schema: Schema) -> Runner:
     return AotiRunner()
 
 
+def _options() -> dict[str, object]:
+    """Return options without tables of source lines, which hold paths of this machine."""
+    from torch._inductor import config
+
+    known = hasattr(config.aot_inductor, "enable_line_tables")  # torch 2.10 has no such tables
+    return {"aot_inductor.enable_line_tables": False} if known else {}
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress what inductor prints while it compiles."""
@@ -151,7 +161,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _copy_without_sources(package: Path, path: Path) -> None:
+def copy_without_sources(package: Path, path: Path) -> None:
     """Copy an archive but for what the C++ sources hold: paths of this machine, and nothing to run.
 
     They keep their names, by which torch 2.10 finds the files beside them.

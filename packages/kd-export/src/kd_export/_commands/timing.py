@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from kd_export._errors import VerifyError
+from kd_export._errors import ExportError, VerifyError
 from kd_export._running.loading import open  # noqa: A004  # the package's own
+from kd_export._running.session import Session
 from kd_export._schema.schema import Schema, Vector
 from kd_export._schema.vectors import draw
+from kd_export._stages import stage
 from kd_export._verification.trials import trial_sizes
 
 _ROUNDS = 5
@@ -63,7 +66,7 @@ def benchmark(
     Raises:
         UntrustedArtifact: As for `open`.
         VerifyError: No size was given, and the file holds no stored test.
-        ExportError: The program fails on inputs that are drawn.
+        ExportError: The program fails on inputs that are drawn, or ``seconds`` is not finite.
 
     Example:
         >>> import torch
@@ -75,9 +78,21 @@ def benchmark(
         >>> [row.sizes["batch"] for row in found]
         [1, 64]
     """
+    if not 0 <= seconds < math.inf:
+        raise ExportError(
+            f"expected a time in seconds to measure each size, got `{seconds}`.",
+            got=seconds,
+            hint="Pass a finite number, such as `0.5`.",
+        )
     session = open(path, trusted=trusted, sha256=sha256)
+    with stage(f"time `{Path(path).name}`"):
+        return tuple(_timings(session, str(path), batch_sizes, seconds))
+
+
+def _timings(
+    session: Session, path: str, batch_sizes: Sequence[int] | None, seconds: float
+) -> Iterator[Timing]:
     schema = session.schema
-    rows = []
     for vector in _vectors(schema, batch_sizes):
         drawn = draw(schema, vector)
         inputs = {
@@ -85,8 +100,7 @@ def benchmark(
         }
         session.run(inputs)  # the first calls of a runtime prepare it
         rounds = _rounds(partial(session.run, inputs), seconds)
-        rows.append(Timing(str(path), vector.sizes, median(rounds), min(rounds)))
-    return tuple(rows)
+        yield Timing(path, vector.sizes, median(rounds), min(rounds))
 
 
 def _vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequence[Vector]:

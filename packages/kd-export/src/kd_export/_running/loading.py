@@ -24,6 +24,7 @@ from kd_export._schema.differences import (
 )
 from kd_export._schema.files import open_regular
 from kd_export._schema.schema import Schema
+from kd_export._stages import stage
 
 
 def open(  # noqa: A001  # `kd_export.open` reads as what it is
@@ -61,6 +62,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
     with (
         open_regular(path) as file,
         _vouched(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
+        stage(f"load `{path.name}`"),
     ):
         session = load(backend, content, path)
         check_weights(session, backend, content, path)

@@ -98,8 +98,8 @@ def schema_field(text: str) -> bytes:
     """Build the bytes that add the schema to the end of a model."""
     name, content = SCHEMA_PROPERTY.encode(), text.encode()
     check_schema_size(len(content))
-    pair = _field(1, name) + _field(2, content)
-    return _field(_METADATA_PROPS, pair)
+    pair = written_field(1, name) + written_field(2, content)
+    return written_field(_METADATA_PROPS, pair)
 
 
 def companion(name: str) -> str:
@@ -116,7 +116,7 @@ def weights_digest(model: bytes | memoryview, beside: bytes | memoryview = b"") 
     view = memoryview(model)
     digest = hashlib.sha256()
     end = 0
-    for number, start, size in _fields_in(view, 0, len(view)):
+    for number, start, size in fields_in(view, 0, len(view)):
         begin, end = end, start + size
         inside = io.BytesIO(view[start:end]) if number == _METADATA_PROPS else None
         if inside is None or _schema_in(inside, 0, size) is None:
@@ -162,7 +162,7 @@ def _walk(view: memoryview) -> Iterator[tuple[str, int, memoryview, memoryview]]
         kind, start, end, depth = pending.pop()
         if depth > _DEEPEST:
             raise EOFError("it is nested too deeply")
-        for number, begin, size in _fields_in(view, start, end):
+        for number, begin, size in fields_in(view, start, end):
             yield kind, number, view[begin : begin + size], view[start:end]
             inner = _MESSAGES.get(kind, {}).get(number)
             if inner is not None:
@@ -182,7 +182,7 @@ def _check_place(tensor: memoryview, name: str, size: int) -> None:
     """Refuse a tensor whose data is not a part of the file beside the model, of its own length."""
     dims: list[int] = []
     kind, place = 0, dict[bytes, bytes]()
-    for number, begin, length in _fields_in(tensor, 0, len(tensor)):
+    for number, begin, length in fields_in(tensor, 0, len(tensor)):
         content = tensor[begin : begin + length]
         if len(dims) + len(place) > _MOST_IN_PAIR * 4:
             raise _outside("a tensor of too many parts")
@@ -194,7 +194,7 @@ def _check_place(tensor: memoryview, name: str, size: int) -> None:
         elif number == _DATA_TYPE:
             kind, _ = _varint(content, 0)
         elif number == _EXTERNAL_DATA:
-            parts = {n: bytes(content[b : b + s]) for n, b, s in _fields_in(content, 0, length)}
+            parts = {n: bytes(content[b : b + s]) for n, b, s in fields_in(content, 0, length)}
             place[parts.get(1, b"")] = parts.get(2, b"")
     offset, stated = (place.pop(word, b"x") for word in (b"offset", b"length"))
     fits = all(number.isdigit() and len(number) < 20 for number in (offset, stated))
@@ -213,8 +213,9 @@ def _outside(what: str) -> UntrustedArtifact:
     )
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return _written(number << 3 | _BYTES) + _written(len(content)) + content
+def written_field(number: int, content: bytes | memoryview) -> bytes:
+    """Write a field that holds text, bytes or another message."""
+    return b"".join((_written(number << 3 | _BYTES), _written(len(content)), content))
 
 
 def _written(value: int) -> bytes:
@@ -242,7 +243,7 @@ def _fields(file: BinaryIO, end: int, *, most: int) -> Iterator[tuple[int, int, 
     raise EOFError("it has too many fields")
 
 
-def _fields_in(view: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+def fields_in(view: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Iterate over the fields of a message in memory."""
     while position < end:
         number, start, size = _next(view, position)

@@ -1,0 +1,46 @@
+import contextlib
+import io
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from tests.export.models import case
+
+import kd_export
+from kd_export import _stages
+from kd_export._stages import stage
+
+
+class Told(io.StringIO):
+    """Remember that something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed = threading.Event()
+
+    def flush(self) -> None:
+        self.flushed.set()
+
+
+def test_a_long_stage_gives_signs_past_what_keeps_it_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stages, "PATIENCE", 0.001)
+    monkeypatch.setattr(_stages.LOGGER, "propagate", False)
+    told = Told()
+    with (
+        contextlib.redirect_stderr(told),
+        stage("compile"),
+        contextlib.redirect_stderr(io.StringIO()) as hidden,
+    ):
+        assert told.flushed.wait(10)
+    assert told.getvalue().startswith("kd_export: compile: 0 s so far\n")
+    assert hidden.getvalue() == ""
+
+
+def test_stages_are_logged_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = case("nested")
+    with caplog.at_level(logging.INFO, "kd_export"):
+        kd_export.save(model.module, tmp_path / "m.pt2", model.example)
+        kd_export.verify(tmp_path / "m.pt2", trusted=True)
+    save = ["capture the module", "run the module", "write `m.pt2`", "load `m.pt2`", "run `m.pt2`"]
+    assert caplog.messages == [*save, "load `m.pt2`", "run `m.pt2`"]
