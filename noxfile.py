@@ -79,8 +79,12 @@ def matrix(session: nox.Session, torch: str) -> None:
 def formats(session: nox.Session) -> None:
     """Run the tests of formats whose packages the other lanes do not install."""
     install(session, "suite", "formats")
-    tests = ["tests/core/convert", "tests/export/backends/test_openvino.py"]
-    tests += ["tests/fuzz/test_forged_files.py"]
+    tests = [f"tests/export/backends/test_{name}.py" for name in ("executorch", "openvino")]
+    tests += [
+        "tests/core/convert",
+        "tests/export/test_golden.py",
+        "tests/fuzz/test_forged_files.py",
+    ]
     session.run("pytest", *tests, *session.posargs)
 
 

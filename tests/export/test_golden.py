@@ -1,7 +1,8 @@
 """Files of earlier versions must still open, verify and give the same numbers.
 
-`golden` holds one file of each format, written with torch 2.10 (`.pt2`, `.onnx`) or OpenVINO 2026.4
-(`.xml`). Never replace one: add another when the schema, or what a backend writes, changes.
+`golden` holds one file of each format, written with torch 2.10 (`.pt2`, `.onnx`), OpenVINO 2026.4
+(`.xml`) or ExecuTorch 1.5 (`.pte`). Never replace one: add another when the schema, or what a
+backend writes, changes.
 """
 
 import importlib.util
@@ -14,15 +15,17 @@ from tests.export.models import saved
 import kd_export
 
 GOLDEN = Path(__file__).parent / "golden"
-FILES = sorted(path.name for path in GOLDEN.iterdir() if path.suffix in (".pt2", ".onnx", ".xml"))
+RUNTIMES = {".pt2": "torch", ".onnx": "onnxruntime", ".xml": "openvino", ".pte": "executorch"}
+FILES = sorted(path.name for path in GOLDEN.iterdir() if path.suffix in RUNTIMES)
 X, H = torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(0, 1, 10).reshape(2, 5)
 # What the module gave when it was exported.
 Y = [[-0.1238, 0.2821, -0.0716, 0.0249, 0.3732], [0.2833, 0.0679, 0.4444, 0.3931, -0.0377]]
 
 
 def skip_without_runtime(name: str) -> None:
-    if name.endswith(".xml") and importlib.util.find_spec("openvino") is None:
-        pytest.skip("the lane `formats` installs openvino")
+    runtime = RUNTIMES[Path(name).suffix]
+    if importlib.util.find_spec(runtime) is None:
+        pytest.skip(f"the lane `formats` installs {runtime}")
 
 
 @pytest.mark.parametrize("name", FILES)

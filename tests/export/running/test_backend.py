@@ -74,11 +74,6 @@ def test_entry_point_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.backend_for(Path("model.point")).name == "toy"
 
 
-def test_executorch_is_told_from_an_unknown_format() -> None:
-    with pytest.raises(BackendMissing, match=r"`m\.pte`; .*ExecuTorch has no backend in this"):
-        registry.backend_for(Path("m.pte"))
-
-
 def test_unknown_format_lists_the_known(tmp_path: Path) -> None:
     model = case("nested")
     with pytest.raises(

@@ -17,6 +17,7 @@ _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     ".pt2": (("torch",), ""),
     ".onnx": (("numpy", "onnx", "onnxruntime", "onnxscript"), "onnx"),
     ".aoti.pt2": (("torch", "C++ compiler"), ""),
+    ".pte": (("torch", "executorch"), "executorch"),
     ".xml": (("numpy", "onnx", "onnxruntime", "onnxscript", "openvino"), "openvino"),
 }
 """The packages of each format of our own, and the extra that installs them."""

@@ -109,14 +109,8 @@ _known: dict[str, str | Backend] = {
     ".onnx": "kd_export._backends.onnx:backend",
     ".aoti.pt2": "kd_export._backends.aoti:backend",
     ".xml": "kd_export._backends.openvino:backend",
+    ".pte": "kd_export._backends.executorch:backend",
 }
-
-
-_EXECUTORCH = (
-    "ExecuTorch has no backend in this release: pass `program.exported_program` to "
-    "`executorch.exir.to_edge_transform_and_lower`, or register a backend with "
-    "`register_backend`."
-)
 
 
 def register_backend(backend: Backend) -> None:
@@ -160,9 +154,7 @@ def backend_for(path: Path) -> Backend:
             f"no backend found for `{path.name}`; available suffixes: {quoted(sorted(known))}.",
             expected=tuple(sorted(known)),
             got=path.suffix,
-            hint=_EXECUTORCH
-            if path.suffix == ".pte"
-            else "Name the file by its format, or register a backend with `register_backend`.",
+            hint="Name the file by its format, or register a backend with `register_backend`.",
         )
     entry = _known.get(fitting[-1], known[fitting[-1]])
     if not isinstance(entry, str):

@@ -32,13 +32,13 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 ) -> Session:
     """Open an artefact of any format for running.
 
-    A ``.pt2`` or ``.aoti.pt2`` file is a program: opening it requires ``trusted=True`` or
-    ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and requires neither.
+    A ``.pt2``, ``.aoti.pt2`` or ``.pte`` file is a program: opening it requires ``trusted=True``
+    or ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and requires neither.
 
     Args:
         path: The file; its suffix names the format.
         trusted: Say that you trust who made the file. Forged files stay refused, as far as a
-            check can tell: machine code in an ``.aoti.pt2`` file is not checked.
+            check can tell: what an ``.aoti.pt2`` or ``.pte`` file computes is not checked.
         sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
 
     Raises:

@@ -1,0 +1,116 @@
+"""ExecuTorch: in the lane `formats`, which installs it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import CASES, Do, Keyed, case
+from torch import nn
+
+import kd_export
+from kd_export import ExportError, NotExportable, UntrustedArtifact, VerifyError
+from kd_export._capture.dynamic_shapes import Dynamic
+
+Key = str | tuple[str, ...]
+
+pytest.importorskip("executorch", reason="the lane `formats` installs it")
+
+
+def bounded(dynamic: Dynamic[Key]) -> Dynamic[Key]:
+    """Give every axis a maximum, without which ExecuTorch plans no memory."""
+    if isinstance(dynamic, str):
+        return {dynamic: (1, 16)}
+    assert dynamic is not None
+    axes = {name for dims in dynamic.values() if isinstance(dims, dict) for name in dims.values()}
+    found: dict[Key, tuple[int, int | None] | Mapping[int, str]] = {**dynamic}
+    return found | dict.fromkeys(axes, (1, 16))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, target = case("gru"), tmp_path_factory.mktemp("artefacts") / "gru.pte"
+    state = {("state", "h"): ("next", "h")}
+    kd_export.save(model.module, target, model.example, dynamic={"batch": (1, 16)}, state=state)
+    return target
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_file_gives_what_the_module_gives(name: str, tmp_path: Path) -> None:
+    model, path = case(name), tmp_path / f"{name}.pte"
+    program = kd_export.export(model.module, model.example, dynamic=bounded(model.dynamic))
+    assert program.save(path).ok
+    assert kd_export.verify(path, trusted=True).ok
+    assert kd_export.verify(path, model.module, batch_sizes=[1, 2, 7], trusted=True).ok
+
+
+class Layers(nn.Module):
+    """What the lowering of ExecuTorch freezes at the size of the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 4, batch_first=True)
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = x.chunk(2, -1)
+        third, fourth = x.split([1, 3], -1)  # type: ignore[no-untyped-call]  # by torch
+        rows = torch.cat(x.split(3, 1), 1)  # type: ignore[no-untyped-call]  # by torch
+        return self.gru(rows)[0] + self.lstm(x)[0], first * second, third * fourth
+
+
+def test_chunks_and_recurrent_layers_keep_the_batch_dynamic(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, example = Keyed(Layers(), ["x"], ["y", "a", "b"]), {"x": torch.randn(2, 5, 4)}
+    program = kd_export.export(module, example, dynamic={"batch": (1, 16)})
+    report = program.save(tmp_path / "m.pte", batch_sizes=(1, 2, 7, 16))
+    assert report.ok
+    session = kd_export.open(tmp_path / "m.pte", trusted=True)
+    assert session.run({"x": torch.randn(16, 5, 4)}, ["a"])["a"].shape == (16, 5, 2)
+    with pytest.raises(ExportError, match=r"`batch` ranges over 1\.\.16"):
+        session.run({"x": torch.randn(17, 5, 4)})
+
+
+def test_a_state_is_carried(path: Path) -> None:
+    session, module = kd_export.open(path, trusted=True), case("gru").module
+    state = torch.zeros(3, 5)
+    for step in range(50):
+        x = torch.randn(3, 3)
+        result = session.step({"x": x})
+        with torch.no_grad():
+            y, state = module.net(x, state)
+        torch.testing.assert_close(result["y"], y, rtol=1e-4, atol=1e-5)
+        if step % 7 == 0:
+            session.reset(torch.tensor([False, True, False]))
+            state[1] = 0
+
+
+def test_the_schema_is_read_without_trust(path: Path) -> None:
+    schema = kd_export.inspect(path)
+    assert [entry.wire for entry in schema.inputs] == ["x", "state.h"]
+    assert schema.state == {"state.h": "next.h"}
+    assert "executorch" in schema.versions
+    with pytest.raises(UntrustedArtifact, match="executes the program"):
+        kd_export.open(path)
+
+
+def test_what_it_cannot_express_is_told(tmp_path: Path) -> None:
+    linear, example = Keyed(nn.Linear(3, 2), ["x"], ["y"]), {"x": torch.zeros(2, 3)}
+    with pytest.raises(NotExportable, match=r"`batch` has none.*'batch': \(1, 64\)"):
+        kd_export.save(linear, tmp_path / "m.pte", example)
+    bessel = Keyed(Do(torch.special.i0), ["x"], ["y"])
+    with pytest.raises(NotExportable, match=r"no portable kernel for `aten::i0\.out`"):
+        kd_export.save(bessel, tmp_path / "m.pte", example, dynamic={"batch": (1, 4)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changed_and_cut_files_are_refused(path: Path, tmp_path: Path) -> None:
+    content, target = bytearray(path.read_bytes()), tmp_path / "m.pte"
+    content[-100] ^= 1  # a weight
+    target.write_bytes(content)
+    with pytest.raises(VerifyError, match=r"weights in `m\.pte` are not those"):
+        kd_export.open(target, trusted=True)
+    for size in (0, 6, 40, len(content) // 2):
+        target.write_bytes(content[:size])
+        with pytest.raises(ExportError, match="not a whole ExecuTorch program"):
+            kd_export.inspect(target)
