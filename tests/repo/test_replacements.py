@@ -1,0 +1,134 @@
+"""What the list of left out names says to write instead: each piece of code is run."""
+
+import concurrent.futures
+import pathlib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+import torch.utils.benchmark
+from tests.repo.tree import ROOT
+from tools.render_decided import SOURCE
+from torch import Tensor, nn
+
+import kd_core
+import kd_core.convert
+import kd_core.store
+import kd_nn
+import kd_probabilistic
+from kd_core import NonTensorData, TensorClass, TensorDict, lazy_stack
+
+ROWS: Final[dict[str, dict[str, dict[str, str]]]] = tomllib.loads(
+    (ROOT / SOURCE).read_text(encoding="utf-8")
+)
+ADVICE: Final = [row["instead"] for rows in ROWS.values() for row in rows.values()]
+PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`", text)})
+# What stands for a piece that is not code by itself.
+SPELLED: Final = {
+    ".to(device)": "td.to(device)",
+    ".to(device, non_blocking=True)": "td.to(device, non_blocking=True)",
+    "load(path, keys=[...])": "load(path, keys=['a'])",
+    "module.load_state_dict(...)": "module.load_state_dict(module.state_dict())",
+    "td.batch_size = [...]": "td.batch_size = [2]",
+    "consolidate(device=..., non_blocking=True)": "td.consolidate(device='cpu', non_blocking=True)",
+    "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
+    "to_h5": "td.to_h5",
+    "to_zarr": "td.to_zarr",
+    "dim0": "square.swapdims(dim0=0, dim1=1)",
+    "dim1": "square.swapdims(dim0=0, dim1=1)",
+    "wrapper.data.attribute": "wrapper.data.upper",
+    "aggregate=": "CompositeDistribution(TensorDict(), {}, aggregate=True)",
+    "log_prob_key=": "ProbabilisticTensorDictModule(['param'], 'x', log_prob_key='y')",
+}
+# These need files of other packages, or several processes.
+ELSEWHERE: Final = {
+    "from_h5(filename)",
+    "from_zarr(filename)",
+    "TensorDict.from_h5(filename)",
+    "TensorDict.from_zarr(filename)",
+    "streaming.MDSWriter",
+}
+
+
+@dataclass
+class Record:
+    """What a dataclass of a user holds."""
+
+    a: Tensor
+
+
+class Sample(TensorClass):
+    """A container of the same field."""
+
+    a: Tensor
+
+
+@pytest.fixture
+def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Return what the pieces of code name."""
+    monkeypatch.chdir(tmp_path)
+    td = TensorDict({"a": torch.ones(2), "b": torch.zeros(2, 2)}, [2])
+    td.save("store")
+    td.memmap("arena")
+    td.save("x.safetensors")
+    module = nn.Linear(2, 2)
+    scope: dict[str, object] = {}
+    for package in (kd_core, kd_nn, kd_probabilistic, kd_core.convert):
+        scope |= {name: value for name, value in vars(package).items() if name[0] != "_"}
+    return scope | {
+        "kd_core": kd_core,
+        "torch": torch,
+        "pathlib": pathlib,
+        "concurrent": concurrent,
+        "folder": tmp_path,
+        "td": td,
+        "rows": td.clone(),
+        "source": td.clone(),
+        "other": td.clone(),
+        "out": td.clone(),
+        "containers": [td, td],
+        "square": TensorDict({}, [2, 2]),
+        "stack": lazy_stack([td, td]),
+        "module": module,
+        "schema": td.schema(),
+        "batch_size": [2],
+        "data": {"a": torch.ones(2)},
+        "key": "a",
+        "index": 0,
+        "value": Record(torch.ones(2)),
+        "values": ["x", "y", "z"],
+        "tensor": torch.ones(3),
+        "wrapper": NonTensorData("word"),
+        "sizes": [2],
+        "n": torch.get_num_threads(),
+        "fn": lambda row: row + 1,
+        "device": torch.device("cpu"),
+        "scale": 0.1,
+        "zero_point": 0,
+        "scales": torch.ones(2),
+        "zero_points": torch.zeros(2),
+        "Sample": Sample,
+    }
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
+@pytest.mark.parametrize("piece", [piece for piece in PIECES if piece not in ELSEWHERE])
+def test_what_is_to_be_written_runs(piece: str, scope: dict[str, object]) -> None:
+    scope["path"] = Path("arena" if "memmap" in piece or "seal" in piece else "store")
+    if piece.startswith("value.") or "set_at_" in piece:
+        scope["value"] = torch.ones(())
+    if "quint4x2" in piece:
+        scope["td"] = TensorDict({"a": torch.ones(2, 3)}, [2])
+    if piece.startswith("type(td).from_module") and "update_" in piece:
+        scope["td"] = TensorDict.from_module(nn.Linear(2, 2)).detach()
+    code = SPELLED.get(piece, piece)
+    with torch.no_grad():
+        exec(compile(code, piece, "exec"), scope)
+
+
+def test_every_spelling_is_of_a_piece() -> None:
+    assert set(SPELLED) | ELSEWHERE <= set(PIECES)
