@@ -78,6 +78,7 @@ from kd_core._types import NestedKey as NestedKey
 from kd_core.convert import LeafSchema as LeafSchema
 from kd_core.convert import from_any as from_any
 from kd_core.convert import from_arrow as from_arrow
+from kd_core.convert import from_consolidated as from_consolidated
 from kd_core.convert import from_csv as from_csv
 from kd_core.convert import from_dict as from_dict
 from kd_core.convert import from_h5 as from_h5

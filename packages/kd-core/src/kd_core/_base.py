@@ -53,6 +53,7 @@ from kd_core._ops.shape.shaping import Shape
 from kd_core._ops.values.copying import Copying, dense_copy
 from kd_core._ops.values.filling import Filling
 from kd_core._ops.values.inventory import Inventory
+from kd_core._ops.values.memory_growth import MemoryGrowth
 from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
@@ -63,18 +64,8 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 
-@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs")
+@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "to_store")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
-@leaves_out(
-    "dumps",
-    "load_",
-    "load_memmap_",
-    "memmap_refresh_",
-    "make_memmap",
-    "make_memmap_from_tensor",
-    "make_memmap_from_storage",
-    "from_consolidated",
-)
 @leaves_out("stack", "cat", "lazy_stack", "maybe_dense_stack")
 class TensorDictBase(
     Access,
@@ -110,6 +101,7 @@ class TensorDictBase(
     Autograd,
     Storage,
     MemoryMaps,
+    MemoryGrowth,
     EntryJoins,
     Conversion,
     Ragged,

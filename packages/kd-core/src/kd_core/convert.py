@@ -22,6 +22,7 @@ C = TypeVar("C", bound=TensorDictBase)
 
 from_any = TensorDict.from_any
 from_arrow = TensorDict.from_arrow
+from_consolidated = TensorDict.from_consolidated
 from_csv = TensorDict.from_csv
 from_dataclass = TensorDict.from_dataclass
 from_dict = TensorDict.from_dict

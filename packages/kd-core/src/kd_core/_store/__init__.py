@@ -16,6 +16,7 @@ rename is the only commit. One idea a module, from the lowest:
 | `commit` | lock, temporary files, renames, and what is removed afterwards |
 | `appending`, `summary` | whether rows fit; what a store holds |
 | `directory`, `single`, `arena` | the forms of a store; one that is filled in place |
+| `growing` | adding entries to an arena |
 | `places` | which tensors lie in an arena |
 | `mapped_tensor` | one tensor in a file of its own, without a manifest |
 | `foreign` | the directories of another package |

@@ -19,8 +19,8 @@ from kd_core._store import files
 from kd_core._store.commit import read_manifest, writing
 from kd_core._store.decoding import Decoder, Specs, specs_of
 from kd_core._store.encoding import Encoder
-from kd_core._store.manifest import Segment
-from kd_core._store.places import memory_of, place_of, record
+from kd_core._store.manifest import Manifest, Segment
+from kd_core._store.places import memory_of, place_of, record, record_root
 from kd_core._store.segments import (
     MappedFile,
     check_header,
@@ -54,14 +54,15 @@ def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContai
     with writing(path) as writer:
         segments = []
         if encoder.specs:
-            segments.append(writer.add_arena(lambda fd: _fill(fd, encoder, layout, filled)))
+            segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled)))
         writer.commit(segments, tree, sealed=False)
         with files.opened_folder(path) as folder:
-            opened = [_mapped(folder, path, segment.name, layout) for segment in segments]
-            return _container([encoder.specs], opened, tree)
+            opened = [map_segment(folder, path, segment.name, layout) for segment in segments]
+            return _container(path, [encoder.specs], opened, tree)
 
 
-def _fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
+def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
+    """Write the tensors of an encoder to a new file, or allocate it for them."""
     if filled:
         files.write(descriptor, layout.header)
         for piece in data_of(encoder.tensors, layout):
@@ -83,25 +84,35 @@ def load(path: Path) -> AbstractContainer:
         FormatError: if it is not an arena, or it is sealed.
     """
     with files.opened_folder(path) as folder:
-        manifest = read_manifest(folder, path)
-        if manifest.sealed:
-            raise FormatError(
-                f"`{path}` is not an arena, or it is sealed: its tensors must not change. Read it "
-                "with `load`, whose tensors may be written to in this process."
-            )
+        manifest = check_open(read_manifest(folder, path), path)
         specs = specs_of(manifest.tree, len(manifest.segments))
         opened = [
-            _mapped(folder, path, segment.name, layout_of(tensors))
+            map_segment(folder, path, segment.name, layout_of(tensors))
             for segment, tensors in zip(manifest.segments, specs, strict=True)
         ]
-        return _container(specs, opened, manifest.tree)
+        return _container(path, specs, opened, manifest.tree)
 
 
-def _container(specs: Specs, opened: list[MappedFile], tree: object) -> AbstractContainer:
-    return Decoder(specs, [file.tensor for file in opened]).container_of(tree)
+def check_open(manifest: Manifest | None, path: Path) -> Manifest:
+    """Return the manifest of an arena; raise `FormatError` unless its tensors may change."""
+    if manifest is None or manifest.sealed:
+        raise FormatError(
+            f"`{path}` is not an arena, or it is sealed: its tensors must not change. Read it with "
+            "`load`, whose tensors may be written to in this process."
+        )
+    return manifest
 
 
-def _mapped(folder: int, path: Path, name: str, layout: Layout) -> MappedFile:
+def _container(
+    path: Path, specs: Specs, opened: list[MappedFile], tree: object
+) -> AbstractContainer:
+    made = Decoder(specs, [file.tensor for file in opened]).container_of(tree)
+    record_root(made, os.path.realpath(path))
+    return made
+
+
+def map_segment(folder: int, path: Path, name: str, layout: Layout) -> MappedFile:
+    """Map one file of an arena, so that writes go to it."""
     with files.opened(name, folder, writable=True) as file:
         check_header(file, layout, f"{path}/{name}")
         made = mapped(file, layout.starts, shared=True)

@@ -104,13 +104,13 @@ class Encoder:
 
     def _entry(self, value: Entry, path: Path, above: Descriptor) -> Json:
         if isinstance(value, Tensor):
-            return self._jagged(value, path) if value.is_nested else self._tensor(value, path)
+            return self._jagged(value, path) if value.is_nested else self.add(value, path)
         if isinstance(value, AbstractContainer):
             return self.node_of(value, path)
         more = {} if value._desc.batch == above.batch else _batch_of(value._desc)
         if is_row_data(value):
             blob = _blob(written(_row_values(value), path))
-            node = self._tensor(blob, path)
+            node = self.add(blob, path)
             self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
         constant, of_batch = registry.state_of_data(value)
@@ -122,11 +122,16 @@ class Encoder:
             raise _not_dense(leaf, path)
         lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
         parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
-        nodes = [None if part is None else self._tensor(part, path) for part in parts]
+        nodes = [None if part is None else self.add(part, path) for part in parts]
         self.rows += [self._known[id(part)] for part in parts[1:] if part is not None]
         return {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
 
-    def _tensor(self, leaf: Tensor, path: Path) -> Json:
+    def add(self, leaf: Tensor, path: Path) -> Json:
+        """Return the node of a tensor, which is written with the others.
+
+        Raises:
+            InvalidValue: if it cannot be saved.
+        """
         known = self._known.get(id(leaf))
         if known is None:
             _check_plain(leaf, path)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kd_core._errors import InvalidValue
-from kd_core._store import arena, directory, single
+from kd_core._store import arena, directory, growing, single
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kd_core._protocol.primitives import AbstractContainer
     from kd_core._store.summary import StoreInfo
     from kd_core._types import NestedKey
@@ -58,6 +60,18 @@ def create_arena(
 def load_arena(path: str | Path) -> AbstractContainer:
     """Return the container in the arena at a path, not locked."""
     return arena.load(_directory(path, "open as an arena"))
+
+
+def add_entry(
+    td: AbstractContainer, keys: tuple[str, ...], leaf: Tensor, *, filled: bool = True
+) -> Tensor:
+    """Add an entry to the arena of a container, and to the container; return it."""
+    return growing.add_entry(td, keys, leaf, filled=filled)
+
+
+def refresh(td: AbstractContainer) -> None:
+    """Add the entries to a container that its arena has by now."""
+    growing.refresh(td)
 
 
 def seal(path: str | Path) -> None:

@@ -1,4 +1,7 @@
-"""Which tensors lie in an arena, and where: by their addresses, because they are plain tensors."""
+"""Which tensors lie in an arena, and where: by their addresses, because they are plain tensors.
+
+Which container is the whole of an arena is known, too, because an empty one has no tensors.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +51,18 @@ def memory_of(path: str, file: str) -> mmap.mmap | None:
         if (place.path, place.file) == (path, file):
             return memory()
     return None
+
+
+_ROOTS: Final[dict[int, tuple[str, weakref.ref[object]]]] = {}
+
+
+def record_root(container: object, path: str) -> None:
+    """Record that a container is the whole of an arena, as long as it lives."""
+    key = id(container)
+    _ROOTS[key] = path, weakref.ref(container, lambda _: _ROOTS.pop(key, None))
+
+
+def root_of(container: object) -> str | None:
+    """Return the directory of the arena whose whole a container is."""
+    found = _ROOTS.get(id(container))
+    return found[0] if found is not None and found[1]() is container else None

@@ -49,6 +49,8 @@ class Saving(AbstractContainer):
 
         save(self, path)
 
+    dumps = save
+
     @classmethod
     def load(
         cls,
@@ -88,6 +90,43 @@ class Saving(AbstractContainer):
         if device is not None:
             found = found.to(device)  # type: ignore[attr-defined]  # of a concern
         return cast("Self", lock(found))
+
+    @classmethod
+    def from_consolidated(cls, filename: PathLike) -> Self:
+        """Return the container in one file of safetensors, whatever its name is; see `load`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": [1, 2]}).save("one.safetensors")
+            >>> TensorDict.from_consolidated("one.safetensors")["a"]
+            tensor([1, 2])
+        """
+        return cls.load(filename)
+
+    def load_(self, path: PathLike, *, verify: str = "fast") -> Self:
+        """Write the values of a store into entries that exist, in place; return self.
+
+        Allowed on a locked container. All or nothing.
+
+        Args:
+            path: the directory or the file that `save` wrote.
+            verify: as that of `load`.
+
+        Raises:
+            FormatError: if the file is damaged, or is not of this format.
+            KeyNotFound: if the store has a key that does not exist here.
+            ShapeMismatch: if a value cannot be broadcast to its entry.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.ones(2)}).save("filled.kd")
+            >>> TensorDict({"a": torch.zeros(2)}).load_("filled.kd")["a"]
+            tensor([1., 1.])
+        """
+        from kd_core._store.forms import load
+
+        return cast("Self", self.update_(load(path, verify)))  # type: ignore[attr-defined]  # of a concern
 
     def append_to(self, path: PathLike) -> None:
         """Add the rows of the container, along its first batch dimension, to those of a store.

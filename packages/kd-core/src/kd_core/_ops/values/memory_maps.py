@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._ops.values.replacing import take_leaves
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
-from kd_core._store.places import place_of
+from kd_core._store.places import place_of, record_root, root_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -67,7 +67,9 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena
 
         self._check_unlocked("replace leaves by those in an arena")
-        take_leaves(self, create_arena(self, path))
+        made = create_arena(self, path)
+        take_leaves(self, made)
+        record_root(self, cast(str, root_of(made)))
         return lock(self)
 
     def memmap_like(self, path: PathLike) -> Self:
@@ -116,8 +118,25 @@ class MemoryMaps(AbstractContainer):
 
         return cast("Self", lock(load_arena(path)))
 
+    def load_memmap_(self, path: PathLike) -> Self:
+        """Write the values of an arena into entries that exist, in place; return self.
+
+        Allowed on a locked container. To map the arena itself use `load_memmap`.
+
+        Args:
+            path: the directory that `memmap` or `memmap_like` wrote.
+
+        Raises:
+            KeyNotFound: if the arena has a key that does not exist here.
+            ShapeMismatch: if a value cannot be broadcast to its entry.
+            FormatError: if it is damaged, is not an arena, or is sealed: see `load_`.
+        """
+        from kd_core._store.forms import load_arena
+
+        return cast("Self", self.update_(load_arena(path)))  # type: ignore[attr-defined]  # of a concern
+
     def is_memmap(self) -> bool:
-        """Return whether all leaves are in one arena.
+        """Return whether all leaves are in one arena; `False` if there are none.
 
         Example:
             >>> from kd_core import TensorDict
@@ -125,11 +144,19 @@ class MemoryMaps(AbstractContainer):
             >>> td.is_memmap(), td.memmap("is.arena").is_memmap()
             (False, True)
         """
-        return self.saved_path is not None
+        return _path_of_leaves(self) is not None
 
     @property
     def saved_path(self) -> Path | None:
-        """The directory of the arena in which all leaves are, or `None`."""
-        places = {place and place.path for place in map(place_of, leaves_of(self))}
-        found = places.pop() if len(places) == 1 else None
+        """The directory of the arena in which all leaves are, or `None`.
+
+        That of an empty container is the one from which it was made.
+        """
+        found = _path_of_leaves(self) if leaves_of(self) else root_of(self)
         return None if found is None else Path(found)
+
+
+def _path_of_leaves(td: AbstractContainer) -> str | None:
+    """Return the directory of the one arena in which all leaves are."""
+    places = {place and place.path for place in map(place_of, leaves_of(td))}
+    return places.pop() if len(places) == 1 else None
