@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from kd_core import TensorDict
+from kd_core import TensorCollection, TensorDict, is_tensor_collection, lazy_stack
 
 
 def test_an_error_of_arguments_names_the_public_class() -> None:
@@ -31,3 +31,10 @@ def test_a_kind_can_be_an_abstract_base_class() -> None:
 
     assert type(TensorDict) is type
     assert Real({"a": 1.0}).name() == "real"
+
+
+def test_the_name_of_tensordict_is_that_of_all_kinds() -> None:
+    found: TensorCollection = lazy_stack([TensorDict()])
+    assert isinstance(found, TensorCollection)
+    assert is_tensor_collection(found)
+    assert not isinstance({}, TensorCollection)

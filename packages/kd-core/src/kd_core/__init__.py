@@ -3,6 +3,7 @@
 from typing import Final
 
 from kd_core import extending as _extending
+from kd_core._base import TensorCollection as TensorCollection
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import default_is_leaf as default_is_leaf
 from kd_core._base import is_leaf_nontensor as is_leaf_nontensor

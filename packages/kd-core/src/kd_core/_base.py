@@ -232,6 +232,9 @@ _gather_concerns()
 Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and a mapping
 
 
+TensorCollection = TensorDictBase  # the name of the base of all kinds in tensordict
+
+
 def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]:
     """Return whether a value is a container.
 
