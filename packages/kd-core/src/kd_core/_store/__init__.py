@@ -14,7 +14,7 @@ rename is the only commit. One idea a module, from the lowest:
 | `manifest` | generation, segments and tree of a store, and the limits of all three |
 | `encoding`, `decoding` | a container as nodes of a manifest, and back |
 | `commit` | lock, temporary files, renames, and what is removed afterwards |
-| `appending`, `summary` | whether rows fit; what a store holds |
+| `appending`, `joining`, `summary` | whether rows fit; parts as one; what a store holds |
 | `directory`, `single`, `arena` | the forms of a store; one that is filled in place |
 | `growing` | adding entries to an arena |
 | `places` | which tensors lie in an arena |

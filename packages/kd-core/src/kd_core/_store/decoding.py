@@ -205,7 +205,7 @@ class Decoder:
 
     def _entry(self, node: object, wanted: Wanted, above: Descriptor, path: Path) -> Entry:
         kind, value = _kind_of(node)
-        if wanted is not None and kind not in _LEVELS:
+        if wanted is not None and kind not in LEVELS:
             raise walks_through_leaf(
                 format_key((*path, *wanted)), format_key(path), f"`{kind}` of the file"
             )
@@ -214,7 +214,7 @@ class Decoder:
             if not leaf_fits(leaf, above):
                 raise _does_not_fit(path)
             return leaf
-        if kind in _LEVELS:
+        if kind in LEVELS:
             inner = self._container(node, wanted, path)
             if inner._desc.batch[: above.ndim] != above.batch:
                 raise _does_not_fit(path)
@@ -222,7 +222,7 @@ class Decoder:
         match kind, value:
             case "rows", {"values": blob, **more}:
                 desc = _descriptor_of(more) if more else above
-                values = _list_of(read(parsed(_bytes_of(self._leaf(blob)), "non-tensor data")))
+                values = _list_of(read(parsed(_bytes_of(self.leaf_of(blob)), "non-tensor data")))
                 if len(values) != math.prod(desc.batch) or desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
                 return registry.wrap_list(values, desc)
@@ -241,8 +241,8 @@ class Decoder:
     def _jagged(self, value: object) -> Tensor:
         match value:
             case [values_node, offsets_node, lengths_node, int(dim)]:
-                values, offsets = self._leaf(values_node), self._leaf(offsets_node)
-                lengths = None if lengths_node is None else self._leaf(lengths_node)
+                values, offsets = self.leaf_of(values_node), self.leaf_of(offsets_node)
+                lengths = None if lengths_node is None else self.leaf_of(lengths_node)
                 _check_jagged(values, offsets, lengths, dim)
                 made: Tensor = torch.nested.nested_tensor_from_jagged(
                     values, offsets, lengths, jagged_dim=dim
@@ -250,7 +250,8 @@ class Decoder:
                 return made
         raise _invalid("jagged", value)
 
-    def _leaf(self, node: object) -> Tensor:
+    def leaf_of(self, node: object) -> Tensor:
+        """Return the tensor of a node; two nodes of one tensor give the same one."""
         kind, row = _kind_of(node)
         if kind != "tensor":
             raise _invalid("tensor", node)
@@ -267,7 +268,7 @@ class Decoder:
 
 
 _LEAVES: Final = frozenset({"tensor", "jagged"})
-_LEVELS: Final = frozenset({"td", "class", "lazy", "cat"})
+LEVELS: Final = frozenset({"td", "class", "lazy", "cat"})
 
 
 def _as_container(node: object) -> AbstractContainer:

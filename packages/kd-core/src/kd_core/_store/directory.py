@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from kd_core._errors import FormatError, KdError, listed
 from kd_core._store import files
 from kd_core._store.appending import check_fits, parts_of
 from kd_core._store.canonical import RESTORE
 from kd_core._store.commit import is_own, read_manifest, writing
-from kd_core._store.decoding import Decoder, Specs, specs_of, wanted_of
+from kd_core._store.decoding import LEVELS, Decoder, Specs, specs_of, wanted_of
 from kd_core._store.encoding import Encoder
+from kd_core._store.joining import Joiner
 from kd_core._store.manifest import Manifest, Segment
 from kd_core._store.segments import (
     MappedFile,
@@ -68,8 +69,16 @@ def _check_fits(new: Json, old: Json, path: Path) -> None:
         check_fits(new, old)
     except KdError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"the tree of `{path}` is not valid: {error}. {RESTORE}") from error
+    except _MISSHAPEN as error:
+        raise _invalid_tree(path, error) from error
+
+
+_MISSHAPEN: Final = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+"""What code that expects the form of a node raises for another one."""
+
+
+def _invalid_tree(path: Path, error: BaseException) -> FormatError:
+    return FormatError(f"the tree of `{path}` is not valid: {error}. {RESTORE}")
 
 
 def compact(path: Path) -> None:
@@ -80,9 +89,21 @@ def compact(path: Path) -> None:
         with files.opened_folder(path) as folder:
             opened = _opened_segments(folder, path, writer.current, full=True)
         encoder = Encoder()
-        tree = encoder.node_of(opened.decoder().container_of(writer.current.tree))
+        tree = _joined(opened.decoder(), encoder, writer.current.tree, path)
         segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if encoder.specs else []
         writer.commit(segments, tree)
+
+
+def _joined(decoder: Decoder, encoder: Encoder, tree: object, path: Path) -> Json:
+    parts = parts_of(cast("Json", tree))
+    for part in parts[1:]:
+        _check_fits(part, parts[0], path)
+    try:
+        if not all(part.keys() <= LEVELS for part in parts):
+            raise ValueError("a part is not a container")
+        return Joiner(decoder, encoder).node_of(parts)
+    except _MISSHAPEN as error:
+        raise _invalid_tree(path, error) from error
 
 
 def _fill(descriptor: int, encoder: Encoder) -> Segment:

@@ -109,7 +109,7 @@ class Encoder:
             return self.node_of(value, path)
         more = {} if value._desc.batch == above.batch else _batch_of(value._desc)
         if is_row_data(value):
-            blob = _blob(written(_row_values(value), path))
+            blob = blob_of(written(_row_values(value), path))
             node = self.add(blob, path)
             self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
@@ -175,7 +175,8 @@ def _row_values(node: Node) -> object:
     return cast("tuple[object, tuple[object, ...]]", node.__reduce__())[1][0]
 
 
-def _blob(value: object) -> Tensor:
+def blob_of(value: object) -> Tensor:
+    """Return the canonical JSON of a value as a tensor of bytes."""
     return torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
 
 
