@@ -11,28 +11,24 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from kd_export._capture.example import prepare
 from kd_export._capture.signature import FlatModule
 from kd_export._schema.schema import Schema
 from kd_nn import SupportsInteraction
+from kd_nn.distributions import values_unchecked
 
 
 @contextlib.contextmanager
 def frozen_modes(module: nn.Module, mode: str | None) -> Iterator[None]:
-    """Set the mode of probabilistic parts, and disable the checks of distributions."""
-    validate = Distribution._validate_args
+    """Set the mode of probabilistic parts, and disable the checks of distributions, in a block."""
     parts = [part for part in module.modules() if isinstance(part, SupportsInteraction)]
     with contextlib.ExitStack() as stack:
         for part in parts if mode is not None else ():
             stack.enter_context(part.interaction(str(mode)))
         stack.enter_context(torch.no_grad())
-        Distribution.set_default_validate_args(False)
-        try:
-            yield
-        finally:
-            Distribution.set_default_validate_args(validate)
+        stack.enter_context(values_unchecked())
+        yield
 
 
 class Reference:

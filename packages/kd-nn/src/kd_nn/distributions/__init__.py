@@ -1,6 +1,7 @@
 """Parameter extractors and distributions."""
 
 from kd_core.extending import publish as _publish
+from kd_nn.distributions._checks import values_unchecked as values_unchecked
 from kd_nn.distributions._delta import Delta as Delta
 from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
 from kd_nn.distributions._mappings import mappings as mappings
