@@ -131,7 +131,6 @@ def other_parameters(linear: nn.Linear) -> None:
 
 
 def other_dict(linear: nn.Linear) -> None:
-    other_parameters(linear)
     linear.__dict__ = dict(linear.__dict__)
     other_parameters(linear)
 
@@ -141,8 +140,7 @@ def other_class(linear: nn.Linear) -> None:
 
 
 def patched_instance(linear: nn.Linear) -> None:
-    linear.__dict__["note"] = 1
-    del linear.__dict__["note"]
+    del linear.in_features  # so that it has as many attributes as before
     setattr(linear, "forward", torch.neg)  # noqa: B010 - methods are read-only to a type checker
 
 
@@ -190,6 +188,35 @@ def test_a_patched_class_of_torch_is_called(
         patch.setattr(kind, name, lambda self, x: x + 5, raising=False)
         assert all(torch.equal(y, wrapped(X)) for y in outputs(model))
     assert all(torch.equal(y, wrapped(X)) for y in outputs(model))
+
+
+@pytest.mark.parametrize("name", ["__call__", "_call_impl"])
+def test_a_patched_call_of_all_modules_sees_what_is_wrapped(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped, seen = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), []
+    model = TensorDictSequential(TensorDictModule(wrapped, ["x"], ["y"]))
+    warm(model)
+    original = getattr(nn.Module, name)
+
+    def told(self: nn.Module, *args: object, **kwargs: object) -> object:
+        seen.append(self)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, name, told)
+    model(x=X)
+    assert [module for module in seen if not hasattr(module, "in_keys")][-3:] == [
+        wrapped,
+        *wrapped,
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_graph_names_the_modules_of_a_planned_model() -> None:
+    model = TensorDictSequential(TensorDictModule(nn.Linear(2, 2), ["x"], ["y"]))
+    warm(model)
+    traced = torch.jit.trace(model, (X,), check_trace=False)  # type: ignore[no-untyped-call]  # by torch
+    assert "scope: __module.module.0/__module.module.0.module" in str(traced.inlined_graph)
 
 
 def test_a_patched_forward_of_a_keyed_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

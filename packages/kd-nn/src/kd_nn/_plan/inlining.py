@@ -108,10 +108,9 @@ class Watch:
         if form is None:
             return None
         forward, line, parameters = form
-        changed = module._modules or any(key not in module._parameters for key in parameters)
+        changed = any(key not in module._parameters for key in parameters)
         if changed or not self._stays(module, name, forward):
             return None
-        self.checks.append(self.text.name(f"{name}_modules", module._modules))
         values = self.text.name(f"{name}_parameters", module._parameters)
         if parameters:
             self.checks.append(f"{name}_attributes['_parameters'] is not {values}")
