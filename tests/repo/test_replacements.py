@@ -1,6 +1,7 @@
 """What the list of left out names says to write instead: each piece of code is run."""
 
 import concurrent.futures
+import io
 import pathlib
 import re
 import tomllib
@@ -30,6 +31,8 @@ PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`
 # What stands for a piece that is not code by itself.
 SPELLED: Final = {
     ".to(device)": "td.to(device)",
+    ".clone()": "td.clone()",
+    "filename": "MemoryMappedTensor(tensor)",
     ".to(device, non_blocking=True)": "td.to(device, non_blocking=True)",
     "load(path, keys=[...])": "load(path, keys=['a'])",
     "module.load_state_dict(...)": "module.load_state_dict(module.state_dict())",
@@ -67,6 +70,17 @@ class Sample(TensorClass):
     a: Tensor
 
 
+class Client:
+    """A client of a key-value store that holds a container."""
+
+    def __init__(self, td: TensorDict) -> None:
+        buffer = io.BytesIO()
+        torch.save(td, buffer)
+        self.values = {"td": buffer.getvalue()}
+        self.get = self.values.__getitem__
+        self.set = self.values.__setitem__
+
+
 @pytest.fixture
 def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Return what the pieces of code name."""
@@ -101,7 +115,11 @@ def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         "index": 0,
         "value": Record(torch.ones(2)),
         "values": ["x", "y", "z"],
-        "tensor": torch.ones(3),
+        "tensor": torch.ones(2),
+        "io": io,
+        "buffer": io.BytesIO(),
+        "client": Client(td),
+        "name": "td",
         "wrapper": NonTensorData("word"),
         "sizes": [2],
         "n": torch.get_num_threads(),
@@ -123,8 +141,15 @@ def test_what_is_to_be_written_runs(piece: str, scope: dict[str, object]) -> Non
         scope["value"] = torch.ones(())
     if "quint4x2" in piece:
         scope["td"] = TensorDict({"a": torch.ones(2, 3)}, [2])
+    if "make_memmap" in piece:
+        scope |= {"td": TensorDict.load_memmap("arena"), "key": "c"}
     if piece.startswith("type(td).from_module") and "update_" in piece:
         scope["td"] = TensorDict.from_module(nn.Linear(2, 2)).detach()
+    if piece.startswith("MemoryMappedTensor"):
+        scope |= {"source": torch.ones(2), "shape": [2], "dtype": torch.float32}
+        scope["filename"] = "mapped.bin"
+        if "from_filename" in piece:
+            kd_core.MemoryMappedTensor.ones(2, filename="mapped.bin")
     code = SPELLED.get(piece, piece)
     with torch.no_grad():
         exec(compile(code, piece, "exec"), scope)
