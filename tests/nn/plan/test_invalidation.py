@@ -230,6 +230,16 @@ def test_a_patched_forward_of_a_keyed_class_is_called(monkeypatch: pytest.Monkey
     assert same(model(x=X), X + 5)
 
 
+def test_a_copy_made_from_the_attributes_has_a_plan_of_its_own() -> None:
+    model = TensorDictModule(nn.Tanh(), ["x"], ["y"])
+    warm(model)
+    copied = TensorDictModule.__new__(TensorDictModule)
+    copied.__dict__.update(model.__dict__)
+    copied.__dict__["_modules"] = {"module": nn.Sigmoid()}
+    assert same(copied(x=X), X.sigmoid())
+    assert same(model(x=X), X.tanh())
+
+
 def test_members_of_a_sequential_may_change_their_order() -> None:
     wrapped = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     model = TensorDictSequential(TensorDictModule(wrapped, ["x"], ["y"]))
