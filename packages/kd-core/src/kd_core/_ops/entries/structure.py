@@ -6,7 +6,7 @@ Every change is all or nothing: it is checked as a whole first, then committed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import AnyKey, Entries, Entry, Source
     from kd_core._ops.entries.updating import IsLeaf, Staged
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
-
-
-W = TypeVar("W", bound=AbstractContainer)
 
 
 class Structure(AbstractContainer):
@@ -322,10 +319,54 @@ class Structure(AbstractContainer):
     def _selected(
         self, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path
     ) -> Self:
-        return _select(self, keys, top, prefix)
+        """Return the part of this level that some keys name; a missing one is an error of `top`."""
+        kept: dict[str, Entry] = {}
+        parts: dict[str, list[NestedKey]] = {}
+        entries = self._entries
+        for key in keys:
+            first, below = (key, None) if key.__class__ is str else _parted(key)
+            value = entries.get(first)
+            if value is None:
+                _demand(top, (*prefix, first, *(path_of(below) if below else ())))
+            elif not below:
+                kept[first] = value
+                for part in parts.pop(first, ()):
+                    _demand(top, (*prefix, first, *path_of(part)))
+            elif first in parts:
+                parts[first].append(below)
+            elif first not in kept:
+                kept[first] = value  # holds its place until its part is known
+                parts[first] = [below]
+            else:
+                _demand(top, (*prefix, first, *path_of(below)))
+        for first, rest in parts.items():
+            value = kept[first]
+            if isinstance(value, Structure):
+                kept[first] = value._selected(rest, top, (*prefix, first))
+            else:
+                _demand(top, (*prefix, first, *path_of(rest[0])))
+                del kept[first]
+        desc = self._desc
+        return self._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
     def _without(self, keys: Sequence[NestedKey]) -> Self:
-        return _drop(self, keys)
+        kept: dict[str, Entry] = {**self._entries}
+        parts: dict[str, list[NestedKey]] = {}
+        for key in keys:
+            if key.__class__ is str:
+                kept.pop(key, None)
+                continue
+            first, below = _parted(key)
+            if not below:
+                kept.pop(first, None)
+            elif first in kept:
+                parts.setdefault(first, []).append(below)
+        for first, rest in parts.items():
+            value = kept.get(first)
+            if isinstance(value, Structure):
+                kept[first] = value._without(rest)
+        desc = self._desc
+        return self._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
     def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._check_unlocked(action)
@@ -381,38 +422,6 @@ def _flatten_into(
             flat[name] = value
 
 
-def _select(level: W, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path) -> W:
-    """Return the part of one level that some keys name; a missing one is an error of `top`."""
-    kept: dict[str, Entry] = {}
-    parts: dict[str, list[NestedKey]] = {}
-    entries = level._entries
-    for key in keys:
-        first, below = (key, None) if key.__class__ is str else _parted(key)
-        value = entries.get(first)
-        if value is None:
-            _demand(top, (*prefix, first, *(path_of(below) if below else ())))
-        elif not below:
-            kept[first] = value
-            for part in parts.pop(first, ()):
-                _demand(top, (*prefix, first, *path_of(part)))
-        elif first in parts:
-            parts[first].append(below)
-        elif first not in kept:
-            kept[first] = value  # holds its place until its part is known
-            parts[first] = [below]
-        else:
-            _demand(top, (*prefix, first, *path_of(below)))
-    for first, rest in parts.items():
-        value = kept[first]
-        if isinstance(value, Structure):
-            kept[first] = value._selected(rest, top, (*prefix, first))
-        else:
-            _demand(top, (*prefix, first, *path_of(rest[0])))
-            del kept[first]
-    desc = level._desc
-    return level._like(_released(kept) if desc.frozen else kept, desc._unlocked)
-
-
 def _demand(top: AbstractContainer | None, path: tuple[NestedKey, ...]) -> None:
     """Raise the error of a missing key, where one was asked for."""
     if top is not None:
@@ -424,26 +433,6 @@ def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
     return {
         key: value if isinstance(value, Tensor) else value._shallow() for key, value in kept.items()
     }
-
-
-def _drop(container: W, keys: Sequence[NestedKey]) -> W:
-    kept: dict[str, Entry] = {**container._entries}
-    parts: dict[str, list[NestedKey]] = {}
-    for key in keys:
-        if key.__class__ is str:
-            kept.pop(key, None)
-            continue
-        first, below = _parted(key)
-        if not below:
-            kept.pop(first, None)
-        elif first in kept:
-            parts.setdefault(first, []).append(below)
-    for first, rest in parts.items():
-        value = kept.get(first)
-        if isinstance(value, Structure):
-            kept[first] = value._without(rest)
-    desc = container._desc
-    return container._like(_released(kept) if desc.frozen else kept, desc._unlocked)
 
 
 def _parted(key: NestedKey) -> tuple[str, NestedKey]:

@@ -356,9 +356,9 @@ def _keeps_batch(td: AbstractContainer) -> bool:
         return True
     if not td._owns_leaves:
         return False
-    if all_plain(td._entries):
-        return True
-    return all(_keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer))
+    return all_plain(td._entries) or all(
+        _keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer)
+    )
 
 
 def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -415,8 +415,8 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     desc, second = td._desc, other._desc
     # With one batch dimension, broadcasting cannot change a batch that both containers have.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
-    singly = stays and (kernel is None or is_dynamo_compiling() or few_leaves(td._entries))
-    if singly and _keeps_batch(td):
+    loops = kernel is None or is_dynamo_compiling()
+    if stays and (_keeps_batch(td) if loops else few_leaves(td._entries)):
         return td._zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []

@@ -75,14 +75,14 @@ def reduced(
 
 def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function of a whole leaf that takes the rows of a nested tensor as one vector."""
-    if _all_plain(td):
+    if not td._nested or (td._owns_leaves and all_plain(td._entries)):
         return fn
     return lambda leaf: fn(flat_values(leaf) if is_ragged(leaf) else leaf)
 
 
 def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function along batch dimensions that refuses a nested tensor and names it."""
-    if _all_plain(td):
+    if not td._nested or (td._owns_leaves and all_plain(td._entries)):
         return fn
 
     def along(leaf: Tensor) -> R:
@@ -95,10 +95,6 @@ def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[T
         return fn(leaf)
 
     return along
-
-
-def _all_plain(td: AbstractContainer) -> bool:
-    return not td._nested or (td._owns_leaves and all_plain(td._entries))
 
 
 def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn) -> W:

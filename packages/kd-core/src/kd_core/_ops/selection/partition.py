@@ -246,10 +246,10 @@ def _selected(
     chosen = _spread(check_mask(condition), batch, "a condition")
 
     def pick(leaf: Tensor, new: Tensor | float) -> Tensor:
-        if is_ragged(leaf):
+        if leaf.__class__ is not Tensor and is_ragged(leaf):
             return _ragged_rows(td, leaf, condition, new)
-        if isinstance(new, Tensor):
-            if is_ragged(new):
+        if new.__class__ is Tensor or isinstance(new, Tensor):
+            if new.__class__ is not Tensor and is_ragged(new):
                 return _ragged_rows(cast("W", other), new, ~condition, leaf)
             if leaf.ndim < new.ndim:  # padding
                 return torch.where(chosen(new), leaf, new)

@@ -51,7 +51,7 @@ def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
 
 def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
     """Copy the rows of the given numbers along a dimension."""
-    there = beside(rows, leaf)
+    there = rows if rows.is_cpu and leaf.is_cpu else beside(rows, leaf)
     try:
         return leaf.index_select(dim, there)
     except NotImplementedError:  # torch.uint16, torch.uint32, torch.uint64
@@ -60,6 +60,4 @@ def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
 
 def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
     """Return a tensor moved to the device of a leaf."""
-    if tensor.is_cpu and leaf.is_cpu:
-        return tensor
     return tensor if tensor.device == leaf.device else tensor.to(leaf.device)

@@ -11,7 +11,7 @@ over the leaves. With `inplace=True` this container takes the result as its cont
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -77,7 +77,9 @@ class Shape(AbstractContainer):
         """
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
             return _view_as_dtype(self, shape[0])
-        sizes = _sizes_or(cast("Sizes", shape), size, "size")
+        if size is not None:
+            shape = _sizes_or(shape, size, "size")
+        sizes: Sizes = shape  # type: ignore[assignment]  # a dtype stands alone
         how = resize_plan(self._desc.batch, sizes, "view")
         try:
             return moved(how, self)
