@@ -2,8 +2,9 @@
 
     python benchmarks/costs.py --json COSTS.json
 
-Each row is a choice: two ways to say the same, timed side by side. The fast way is the one that the
-code takes. A figure is the minimum over the rounds, one thread, in nanoseconds.
+A choice is two ways to say the same, timed side by side; the fast way is the one that the code
+takes. A check is what a method does besides its work, and what would go wrong without it. A figure
+is the minimum over the rounds, one thread, in nanoseconds.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import os
 import platform
 import timeit
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +31,15 @@ class Choice(NamedTuple):
     fast: str
     slow: str
     used_in: str
+
+
+class Check(NamedTuple):
+    """What is done once for each of some things, in which rows, and what it prevents."""
+
+    statement: str
+    each: str
+    rows: str
+    prevents: str
 
 
 class Sized(collections.abc.Sized):
@@ -79,6 +90,70 @@ CHOICES = (
 )
 
 
+CHECKS = (
+    Check(
+        "x.shape != y.shape or not y.data_ptr() or x.requires_grad or y.requires_grad "
+        "or not x.is_contiguous() or x._version < 0",
+        "pair of leaves",
+        "math: `update_`, `copy_`; index: `td[0] = row`",
+        "a write of some leaves only: torch writes the first pairs before it refuses one whose "
+        "shapes differ, whose source is sparse or holds no data, or whose target is expanded, an "
+        "inference tensor or a parameter",
+    ),
+    Check(
+        "x.dtype is not dtype or x.requires_grad or not x.is_contiguous() or x._version < 0",
+        "leaf",
+        "math: `zero_` and all forms with `_`",
+        "the same for one operand: `td.neg_()` with a leaf of booleans behind others",
+    ),
+    Check(
+        "one_size.__class__ is int",
+        "size",
+        "construct: all; shape: all",
+        "a size that is refused or not depending on what was called before: 2, 2.0 and `True` are "
+        "one key of a cache",
+    ),
+    Check(
+        "(ref(source), Plain, (size,))",
+        "call",
+        "shape: all; keys: `flatten_keys`, `unflatten_keys`",
+        "nothing: it is what `with td.view(6) as view:` carries changes back with, without keeping "
+        "the source alive",
+    ),
+    Check(
+        "x.__class__ is not Tensor and getattr(x, '_nested', True)",
+        "entry",
+        "math: `sum`, `mean`, `norm`, `td + td` of nested containers",
+        "a sum over rows of a ragged leaf, and arithmetic on the members of a lazy stack as if "
+        "they were the stack",
+    ),
+    Check(
+        "x.ndim < y.ndim",
+        "leaf",
+        "math: `where`",
+        "a condition that lines up with trailing dimensions where the other leaf has more of them",
+    ),
+    Check(
+        "x.requires_grad",
+        "leaf",
+        "move: `state_dict`",
+        "a saved state that holds the history of its leaves",
+    ),
+    Check(
+        "setattr(lambda leaf: leaf, 'index', rows)",
+        "call",
+        "index: masks, row numbers and `...`, nested",
+        "a nested lazy stack that is stacked where its members could be selected",
+    ),
+    Check(
+        "isinstance(one_size, Plain)",
+        "dimension",
+        "index: slices; math: `sum`",
+        "a dimension that loses its name",
+    ),
+)
+
+
 def names() -> dict[str, object]:
     """Return what the statements speak of."""
     linear, identity = nn.Linear(4, 4), nn.Identity()
@@ -86,6 +161,12 @@ def names() -> dict[str, object]:
     return {
         "torch": torch,
         "x": torch.randn(10, 4),
+        "y": torch.randn(10, 4),
+        "Tensor": torch.Tensor,
+        "dtype": torch.float32,
+        "one_size": 10,
+        "ref": weakref.ref,
+        "source": Plain(),
         "size": torch.Size([10]),
         "sizes": torch.Size([5, 8]),
         "rows": torch.tensor([1, 3, 5]),
@@ -116,6 +197,13 @@ def nanoseconds(choice: Choice, scope: dict[str, object]) -> tuple[float, float]
     return best[0], best[1]
 
 
+def check_nanoseconds(check: Check, scope: dict[str, object]) -> float:
+    """Return the minimum of a check, without what the loop around it takes."""
+    choice = Choice(check.statement, "pass", check.rows)
+    once, loop = nanoseconds(choice, scope)
+    return once - loop
+
+
 def cpu() -> str:
     """Return the name of the CPU, as the system tells it."""
     info = Path("/proc/cpuinfo")
@@ -127,7 +215,7 @@ def cpu() -> str:
 
 
 def main() -> None:
-    """Time all choices and write them with the name of the machine's CPU."""
+    """Time all choices and checks and write them with the name of the machine's CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     target = parser.parse_args().json
@@ -138,8 +226,13 @@ def main() -> None:
             fast, slow = nanoseconds(choice, scope)
             rows.append({**choice._asdict(), "fast_ns": fast, "slow_ns": slow})
             print(f"{fast:10.0f} ns {choice.fast:42s} {slow:10.0f} ns {choice.slow}", flush=True)
+        checks = [{**check._asdict(), "ns": check_nanoseconds(check, scope)} for check in CHECKS]
+    for each in checks:
+        print(f"{each['ns']:10.0f} ns {each['statement']}")
     machine = {"cpu": cpu(), "cores": os.cpu_count(), "system": platform.system()}
-    target.write_text(json.dumps({"machine": machine, "rows": rows}), encoding="utf-8")
+    target.write_text(
+        json.dumps({"machine": machine, "rows": rows, "checks": checks}), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ are judged: absolute times change with the machine.
 
 import argparse
 import json
+import statistics
 import sys
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,6 +76,9 @@ in one process, with one torch thread, in interleaved rounds:
   `nn.Sequential`
 - *peer*: the library `tensordict`
 - *kd*
+- *floor*, for rows of areas whose goal is missed: the shortest correct code for that row, a
+  container of its own (`benchmarks/floor.py`). It keeps the promises that the row relies on, which
+  raw does not: keys are strings, shapes fit the batch size, a write changes all leaves or none
 
 A figure is the minimum over the rounds. Compare ratios: absolute times change with the machine.
 
@@ -147,6 +151,26 @@ Why the code prefers one call to another that does the same. `nox -s bench` time
 | --- | ---: | --- | ---: | --- |
 """
 
+CHECKS_HEAD = """
+## What correctness costs
+
+What methods do besides their work, how long that takes, and what would go wrong without it.
+
+| in the rows | done once for each | ns | prevents |
+| --- | --- | ---: | --- |
+"""
+
+FLOORS_HEAD = """
+## Floors
+
+Where a goal is below what correct code can do, the goal of a row is 1.1 times its floor. A ratio
+below 1 means that kd is faster than the shortest code.
+
+| area | rows with a floor | kd/floor | at their goal |
+| --- | ---: | ---: | ---: |
+"""
+FLOOR_GOAL = 1.1
+
 ROWS_NOTE = """\
 *missing*: a contender does not offer the feature. *DIFF*: the result of kd is not the peer's."""
 
@@ -162,6 +186,7 @@ class Row(TypedDict):
     td_raw: float | None
     kd_raw: float | None
     kd_td: float | None
+    kd_floor: NotRequired[float | None]
 
 
 class Peer(TypedDict):
@@ -184,11 +209,22 @@ class Cost(TypedDict):
     slow_ns: float
 
 
+class Checked(TypedDict):
+    """One check of `costs.py`."""
+
+    statement: str
+    each: str
+    rows: str
+    prevents: str
+    ns: float
+
+
 class Costs(TypedDict):
     """What `costs.py --json` writes."""
 
     machine: dict[str, str | int]
     rows: list[Cost]
+    checks: list[Checked]
 
 
 class Figures(TypedDict):
@@ -234,12 +270,19 @@ def figure(row: Row, contender: str) -> str:
     return f"{result['min']:.4g} {row['unit']}" if result else "missing"
 
 
+def floor_cells(row: Row) -> list[str]:
+    """Return the floor of a row, and how kd compares with it; dashes where there is none."""
+    over = row.get("kd_floor")
+    return ["-", "-"] if over is None else [figure(row, "floor"), number(over)]
+
+
 def row_line(row: Row) -> str:
     """Return the line of one row in the table of its area."""
     # A row's name is shown as code, in which only the stroke of a table needs care.
     cells = ["`" + row["row"].replace("|", "\\|") + "`"]
     cells += [figure(row, contender) for contender in CONTENDERS]
     cells += [number(row["td_raw"]), number(row["kd_raw"]), number(row["kd_td"])]
+    cells += floor_cells(row)
     # Only a difference in results is worth a reader's while; why a row is missing is not.
     cells.append("DIFF" if any(note.startswith("DIFF") for note in row["notes"]) else "")
     return "| " + " | ".join(cells) + " |"
@@ -290,6 +333,27 @@ def table_of_costs(costs: Costs) -> list[str]:
     ]
 
 
+def table_of_checks(costs: Costs) -> list[str]:
+    """Return the lines of the table of checks."""
+    return [
+        f"| {row['rows']} | {row['each']}: `{row['statement']}` | {row['ns']:.0f} "
+        f"| {row['prevents']} |"
+        for row in costs["checks"]
+    ]
+
+
+def table_of_floors(peer: Peer) -> list[str]:
+    """Return the lines of the table of floors."""
+    lines = []
+    for area, rows in area_rows(peer).items():
+        overs = [over for row in rows if (over := row.get("kd_floor")) is not None]
+        if overs:
+            held = sum(over <= FLOOR_GOAL for over in overs)
+            mean = number(statistics.geometric_mean(overs))
+            lines.append(f"| {area} | {len(overs)} | {mean} | {held} |")
+    return lines
+
+
 def page(figures: Figures) -> str:
     """Return docs/benchmarks.md."""
     peer, costs = figures["peer"], figures["costs"]
@@ -298,12 +362,15 @@ def page(figures: Figures) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in names.items())
     text = HEAD.format(machine=machine, versions=versions) + "\n".join(table_of_means(peer)) + "\n"
     text += DESIGNS_HEAD + "\n".join(table_of_designs(peer)) + "\n"
+    floors = table_of_floors(peer)
+    text += FLOORS_HEAD + "\n".join(floors) + "\n" if floors else ""
+    text += CHECKS_HEAD + "\n".join(table_of_checks(costs)) + "\n"
     text += COSTS_HEAD + "\n".join(table_of_costs(costs)) + "\n"
     lines = ["", "## All rows", "", ROWS_NOTE]
     for area, rows in area_rows(peer).items():
         lines += ["", f"### {area}", ""]
-        lines.append("| row | raw | peer | kd | peer/raw | kd/raw | kd/peer | |")
-        lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+        lines.append("| row | raw | peer | kd | peer/raw | kd/raw | kd/peer | floor | kd/floor | |")
+        lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
         lines += [row_line(row) for row in rows]
     return text + "\n".join(lines) + "\n"
 

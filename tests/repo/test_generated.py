@@ -44,3 +44,11 @@ def test_a_run_without_some_rows_still_makes_pages() -> None:
     few["peer"]["geomeans"] = {"construct": few["peer"]["geomeans"]["construct"]}
     assert "### construct" in page(few)
     assert "build a container" in readme((ROOT / "README.md").read_text("utf-8"), few["peer"])
+
+
+def test_a_row_with_a_floor_shows_it() -> None:
+    some = figures()
+    row = next(row for row in some["peer"]["rows"] if row["area"] == "keys")
+    row["results"]["floor"], row["kd_floor"] = {"min": 0.5}, 1.05
+    assert "| keys | 1 | 1.05 | 1 |" in page(some)
+    assert "| 0.5 us | 1.05 |" in page(some)

@@ -1,0 +1,354 @@
+"""The floor: the shortest correct code one can write for a row whose goal is missed.
+
+`Floor` is a container that keeps the promises that a row relies on, and no other: keys are strings,
+shapes start with the batch size, results have their batch size, a locked container keeps its keys,
+and a write in place changes all leaves or none. What it does not know, it refuses. It has no lazy
+stacks, no data but tensors, no names, no devices, no subclasses, no tracing, no `with`, and its
+errors say nothing.
+
+A row with a floor has the goal of 1.1 times its floor. Knows torch; must not know kd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+Leaf = Callable[[Tensor], Tensor]
+
+
+class Floor:
+    """A dict of tensors and of other floors, all of one batch size."""
+
+    __slots__ = ("batch_size", "entries", "locked")
+
+    def __init__(self, source: Mapping[str, object] | None = None, batch_size: object = ()) -> None:
+        self.batch_size = batch = tuple(batch_size)
+        for size in batch:
+            if type(size) is not int:
+                raise TypeError
+        self.locked = False
+        self.entries: dict[str, Tensor | Floor] = {}
+        for key, value in source.items() if source else ():
+            self.entries[key] = self._checked(key, value)
+
+    def _checked(self, key: str, value: object) -> Tensor | Floor:
+        if type(key) is not str:
+            raise TypeError
+        if type(value) is dict:
+            return Floor(value, self.batch_size)
+        shape = value.shape if isinstance(value, Tensor) else value.batch_size
+        if shape[: len(self.batch_size)] != self.batch_size:
+            raise ValueError
+        return value
+
+    def _like(self, entries: dict[str, Tensor | Floor], batch: tuple[int, ...]) -> Floor:
+        new = object.__new__(Floor)
+        new.entries, new.batch_size, new.locked = entries, batch, False
+        return new
+
+    def _map(self, fn: Leaf, batch: tuple[int, ...]) -> Floor:
+        return self._like(
+            {
+                key: fn(value) if type(value) is Tensor else value._map(fn, batch)
+                for key, value in self.entries.items()
+            },
+            batch,
+        )
+
+    def _zip(self, other: Floor, fn: Callable[[Tensor, Tensor], Tensor]) -> Floor:
+        if self.entries.keys() != other.entries.keys() or self.batch_size != other.batch_size:
+            raise ValueError
+        theirs = other.entries
+        return self._like(
+            {
+                key: fn(value, theirs[key])
+                if type(value) is Tensor
+                else value._zip(theirs[key], fn)
+                for key, value in self.entries.items()
+            },
+            self.batch_size,
+        )
+
+    # access
+
+    def get(self, key: object, default: object = None) -> object:
+        if type(key) is str:
+            return self.entries.get(key, default)
+        first, *rest = key
+        inner = self.entries.get(first)
+        return inner.get(*rest) if type(inner) is Floor else default
+
+    def __getitem__(self, index: object) -> object:
+        if type(index) is str:
+            return self.entries[index]
+        if type(index) is tuple and type(index[0]) is str:
+            found: object = self
+            for part in index:
+                found = found.entries[part]
+            return found
+        return self._map(lambda leaf: leaf[index], self._batch_at(index))
+
+    def _batch_at(self, index: object) -> tuple[int, ...]:
+        batch = self.batch_size
+        if type(index) is int and -batch[0] <= index < batch[0]:
+            return batch[1:]
+        if type(index) is slice:
+            return (len(range(*index.indices(batch[0]))), *batch[1:])
+        if isinstance(index, Tensor) and index.dtype is torch.int64:
+            return (*index.shape, *batch[1:])
+        raise IndexError
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.entries
+
+    def __setitem__(self, index: object, value: object) -> None:
+        if type(index) is str:
+            self.set(index, value)
+        else:
+            mine, theirs = self._pairs(value)
+            self._copied([leaf[index] for leaf in mine], theirs)
+
+    def set(self, key: object, value: object) -> Floor:
+        if self.locked:
+            raise RuntimeError
+        if type(key) is str:
+            self.entries[key] = self._checked(key, value)
+        else:
+            first, last = key
+            self.entries[first].set(last, value)
+        return self
+
+    def update(self, source: Mapping[str, object]) -> Floor:
+        if self.locked:
+            raise RuntimeError
+        self.entries.update({key: self._checked(key, value) for key, value in source.items()})
+        return self
+
+    def pop(self, key: str) -> Tensor | Floor:
+        if self.locked:
+            raise RuntimeError
+        return self.entries.pop(key)
+
+    def _walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[object, Tensor]]:
+        for key, value in self.entries.items():
+            if type(value) is Floor:
+                yield from value._walk((*path, key))
+            else:
+                yield (*path, key) if path else key, value
+
+    def keys(self, nested: bool = False, leaves: bool = False) -> object:
+        return [key for key, _ in self._walk()] if nested else self.entries.keys()
+
+    def values(self, nested: bool = False, leaves: bool = False) -> object:
+        return [value for _, value in self._walk()] if nested else self.entries.values()
+
+    def items(self, nested: bool = False, leaves: bool = False) -> object:
+        return self._walk() if nested else self.entries.items()
+
+    # keys
+
+    def select(self, *keys: object) -> Floor:
+        kept: dict[str, Tensor | Floor] = {}
+        for key in keys:
+            if type(key) is str:
+                kept[key] = self.entries[key]
+            else:
+                first, last = key
+                kept[first] = self.entries[first].select(last)
+        return self._like(kept, self.batch_size)
+
+    def exclude(self, *keys: object) -> Floor:
+        kept = self.entries.copy()
+        for key in keys:
+            if type(key) is str:
+                kept.pop(key, None)
+            else:
+                first, last = key
+                kept[first] = kept[first].exclude(last)
+        return self._like(kept, self.batch_size)
+
+    def flatten_keys(self, separator: str) -> Floor:
+        flat: dict[str, Tensor | Floor] = {}
+        for key, value in self._walk():
+            name = key if type(key) is str else separator.join(key)
+            if name in flat:
+                raise KeyError
+            flat[name] = value
+        return self._like(flat, self.batch_size)
+
+    def unflatten_keys(self, separator: str) -> Floor:
+        new = self._like({}, self.batch_size)
+        for key, value in self.entries.items():
+            level = new
+            *above, last = key.split(separator)
+            for part in above:
+                level = level.entries.setdefault(part, self._like({}, self.batch_size))
+                if type(level) is not Floor:
+                    raise KeyError
+            if last in level.entries:
+                raise KeyError
+            level.entries[last] = value
+        return new
+
+    def rename_key_(self, old: str, new: str) -> Floor:
+        if self.locked or type(new) is not str:
+            raise RuntimeError
+        self.entries[new] = self.entries.pop(old)
+        return self
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            key: value if type(value) is Tensor else value.to_dict()
+            for key, value in self.entries.items()
+        }
+
+    def empty(self) -> Floor:
+        return self._like({}, self.batch_size)
+
+    def replace(self, source: Mapping[str, object]) -> Floor:
+        return self._map(lambda leaf: leaf, self.batch_size).update(source)
+
+    # math
+
+    def apply(self, fn: Leaf) -> Floor:
+        new = self._map(fn, self.batch_size)
+        for _, leaf in new._walk():
+            if leaf.shape[: len(self.batch_size)] != self.batch_size:
+                raise ValueError
+        return new
+
+    def __add__(self, other: object) -> Floor:
+        if type(other) is Floor:
+            return self._zip(other, torch.add)
+        return self._map(lambda leaf: leaf + other, self.batch_size)
+
+    def __mul__(self, other: float) -> Floor:
+        return self._map(lambda leaf: leaf * other, self.batch_size)
+
+    def __eq__(self, other: Floor) -> Floor:
+        return self._zip(other, torch.eq)
+
+    def exp(self) -> Floor:
+        return self._map(torch.exp, self.batch_size)
+
+    def sum(self, dim: int) -> Floor:
+        batch = self.batch_size
+        if not 0 <= dim < len(batch):
+            raise IndexError
+        return self._map(lambda leaf: torch.sum(leaf, dim), batch[:dim] + batch[dim + 1 :])
+
+    def _pairs(self, other: Floor) -> tuple[list[Tensor], list[Tensor]]:
+        mine, theirs = list(self._walk()), list(other._walk())
+        if [key for key, _ in mine] != [key for key, _ in theirs]:
+            raise KeyError
+        return [leaf for _, leaf in mine], [leaf for _, leaf in theirs]
+
+    def _copied(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        """Copy all or none: `_foreach_copy_` writes pairs before it finds one that it refuses."""
+        for target, source in zip(targets, sources, strict=True):
+            if target.shape != source.shape or source.is_meta:
+                raise ValueError
+            if source.layout is not torch.strided or source.requires_grad:
+                raise ValueError
+        self._check_written(targets)
+        torch._foreach_copy_(targets, sources)
+
+    def _check_written(self, targets: list[Tensor]) -> None:
+        for target in targets:
+            if not target.is_contiguous() or target.is_inference() or target.requires_grad:
+                raise ValueError
+
+    def copy_(self, other: Floor) -> Floor:
+        self._copied(*self._pairs(other))
+        return self
+
+    update_ = copy_
+
+    def zero_(self) -> Floor:
+        leaves = [leaf for _, leaf in self._walk()]
+        self._check_written(leaves)
+        torch._foreach_zero_(leaves)
+        return self
+
+    # lock
+
+    def lock_(self) -> Floor:
+        return self._lock(True)
+
+    def unlock_(self) -> Floor:
+        return self._lock(False)
+
+    def _lock(self, locked: bool) -> Floor:
+        self.locked = locked
+        for value in self.entries.values():
+            if type(value) is Floor:
+                value._lock(locked)
+        return self
+
+
+ROWS: Final = {
+    "construct": (
+        "empty",
+        "empty, no batch size",
+        "1 leaf",
+        "3 leaves",
+        "16 leaves",
+        "128 leaves",
+        "nested, 3 leaves",
+    ),
+    "access": (
+        "td['a']",
+        "get('a')",
+        "get(missing, None)",
+        "td['b', 'c']",
+        "get(('b', 'c'))",
+        "'a' in td",
+        "td['a'] = x",
+        "set('a', x)",
+        "set(('b', 'c'), x)",
+        "update(2 leaves)",
+        "list(keys())",
+        "list(keys(True, True))",
+        "list(items(True, True))",
+        "list(values(True, True))",
+        "pop + set",
+    ),
+    "keys": (
+        "select",
+        "exclude",
+        "flatten_keys",
+        "unflatten_keys",
+        "rename_key_ there and back",
+        "to_dict",
+        "empty()",
+        "replace",
+    ),
+    "index": (
+        "td[0]",
+        "td[2:7]",
+        "td[0], 128 leaves",
+        "td[tensor]",
+        "td[0] = row",
+        "td[:5] = rows",
+    ),
+    "math": (
+        "apply(v + 1), 3",
+        "td + 1, 3",
+        "td + td, 3",
+        "apply(v + 1), 16",
+        "td + td, 16",
+        "td * 2",
+        "exp",
+        "sum(0)",
+        "td == td",
+        "zero_, 16",
+        "update_, 16",
+        "copy_, 16",
+    ),
+    "lock": ("lock_ + unlock_", "locked td['b', 'c']", "locked apply, 16"),
+}
+"""The rows that have a floor: those of areas whose goals are missed that `Floor` can run."""
