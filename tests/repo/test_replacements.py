@@ -81,6 +81,16 @@ class Client:
         self.set = self.values.__setitem__
 
 
+NAMES: Final = {
+    "kd_core": kd_core,
+    "torch": torch,
+    "pathlib": pathlib,
+    "concurrent": concurrent,
+    "io": io,
+    "Sample": Sample,
+}
+
+
 @pytest.fixture
 def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Return what the pieces of code name."""
@@ -89,26 +99,23 @@ def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     td.save("store")
     td.memmap("arena")
     td.save("x.safetensors")
-    module = nn.Linear(2, 2)
     scope: dict[str, object] = {}
     for package in (kd_core, kd_nn, kd_probabilistic, kd_core.convert):
         scope |= {name: value for name, value in vars(package).items() if name[0] != "_"}
-    return scope | {
-        "kd_core": kd_core,
-        "torch": torch,
-        "pathlib": pathlib,
-        "concurrent": concurrent,
-        "folder": tmp_path,
-        "td": td,
-        "rows": td.clone(),
-        "source": td.clone(),
-        "other": td.clone(),
-        "out": td.clone(),
+    return scope | NAMES | variants(td) | {"td": td, "folder": tmp_path}
+
+
+def variants(td: TensorDict) -> dict[str, object]:
+    """Return what is made of a container."""
+    same = {name: td.clone() for name in ("rows", "source", "other", "out")}
+    return same | {
         "containers": [td, td],
         "square": TensorDict({}, [2, 2]),
         "stack": lazy_stack([td, td]),
-        "module": module,
         "schema": td.schema(),
+        "client": Client(td),
+        "buffer": io.BytesIO(),
+        "module": nn.Linear(2, 2),
         "batch_size": [2],
         "data": {"a": torch.ones(2)},
         "key": "a",
@@ -116,9 +123,6 @@ def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         "value": Record(torch.ones(2)),
         "values": ["x", "y", "z"],
         "tensor": torch.ones(2),
-        "io": io,
-        "buffer": io.BytesIO(),
-        "client": Client(td),
         "name": "td",
         "wrapper": NonTensorData("word"),
         "sizes": [2],
@@ -129,7 +133,6 @@ def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         "zero_point": 0,
         "scales": torch.ones(2),
         "zero_points": torch.zeros(2),
-        "Sample": Sample,
     }
 
 

@@ -51,12 +51,7 @@ def cached(resolve: Callable[P, R]) -> Callable[P, R]:
         if is_compiling():
             return resolve(*args, **kwargs)
         for arg in args:
-            kind = arg.__class__
-            if kind is tuple:  # as `_is_exact`, inlined: "shape" in the benchmarks
-                for each in arg:  # type: ignore[attr-defined]  # a tuple
-                    if each.__class__ is not int and not _is_exact(each):
-                        return resolve(*args, **kwargs)
-            elif kind is not int and kind is not str and not _is_exact(arg):
+            if arg.__class__ is not int and not _is_exact(arg):
                 return resolve(*args, **kwargs)
         return known(*args)
 
