@@ -90,7 +90,7 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
         with torch.no_grad():
             reference = score(rows, first_reader, first_speaker)
         for _ in range(EPOCHS):
-            loss = loss_of(rows, score(rows, reader, speaker), reference)
+            loss = loss_of(rows, score(rows, reader, speaker), reference)  # type: ignore[arg-type]  # a dict has the same entries
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -133,7 +133,7 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
     torch.manual_seed(0)
     reader, speaker, choice = build_reader(), build_speaker(), build_choice()
     agent = nn.ModuleList([reader, speaker])
-    first_reader, first_speaker = copy.deepcopy(agent)
+    first_reader, first_speaker = copy.deepcopy(reader), copy.deepcopy(speaker)
     optimizer = torch.optim.Adam(agent.parameters(), lr=3e-3)
     history: dict[str, list[float]] = {"reward": [], "loss": []}
     for _ in range(iterations):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from kd_core import TensorDict, TensorDictBase
-from kd_nn import NormalParamExtractor, TensorDictModule
+from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictParams
 from kd_probabilistic import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -26,7 +26,7 @@ COUNT, BATCH = 8, 128
 DISCOUNT, TEMPERATURE, FOLLOW = 0.98, 0.02, 0.02
 
 
-def squashed_normal(loc: Tensor, scale: Tensor) -> Independent:
+def squashed_normal(loc: Tensor, scale: Tensor) -> Independent[TransformedDistribution]:
     """Return a normal distribution on the actions between -1 and 1."""
     squashed = TransformedDistribution(Normal(loc, scale), [TanhTransform(cache_size=1)])
     return Independent(squashed, 1)
@@ -40,7 +40,7 @@ class Critic(nn.Sequential):
             nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
         )
 
-    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:  # type: ignore[override]  # two inputs
         """Return the value of actions `(batch, 1)`, of shape `(batch,)`."""
         return super().forward(torch.cat((obs, action), -1)).squeeze(-1)
 
@@ -72,7 +72,7 @@ class Critics:
 
     def __init__(self) -> None:
         critics = [Critic(), Critic()]
-        self.params = TensorDict.from_modules(*critics, as_module=True)
+        self.params = TensorDictParams(TensorDict.from_modules(*critics))
         self.targets = self.params.data.clone()
         self._critic = critics[0]
 
@@ -90,7 +90,7 @@ def critic_loss(
 ) -> Tensor:
     """Return the error of both critics, a scalar."""
     with torch.no_grad():
-        after = actor(batch["next"])
+        after = actor(batch.nested("next", TensorDict))
         value = critics(critics.targets, after).amin(0) - TEMPERATURE * after["action_log_prob"]
         target = after["reward"] + DISCOUNT * value
     return (critics(critics.params, batch) - target).square().mean(1).sum()

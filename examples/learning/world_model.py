@@ -61,12 +61,12 @@ def record() -> TensorDict:
 def imagine(windows: TensorDictBase, model: TensorDictModuleBase) -> TensorDict:
     """Return what the model expects after each step, of batch size `(windows, steps)`."""
     count = len(windows)
-    expected = []
+    expected: list[TensorDict] = []
     for number, seen in enumerate(windows.unbind(1)):
-        before = expected[-1] if expected else {"hidden": torch.zeros(count, HIDDEN)}
+        before = expected[-1] if expected else TensorDict(hidden=torch.zeros(count, HIDDEN))
         obs = seen["obs"] if number < SEEN else before["loc"]
         step = {"obs": obs, "action": seen["action"], "hidden": before["hidden"]}
-        expected.append(model(TensorDict(step, [count]))["next"])
+        expected.append(model(TensorDict(step, [count])).nested("next", TensorDict))
     return stack(expected, 1)
 
 
@@ -91,7 +91,7 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
         for _ in range(UPDATES):
             batch = windows[torch.randint(WINDOWS, (BATCH,))]
             expected = imagine(batch, model)
-            loss = loss_of(expected, batch["next"])
+            loss = loss_of(expected, batch.nested("next", TensorDict))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
