@@ -106,7 +106,7 @@ def store(rng: Random, s: Subject, name: str) -> Call:
     if name == "create_nested":
         value, entry = None, Plain(s.batch)
     if name == "set_non_tensor":
-        value, entry = [1, 2], stored([1, 2], s.batch)
+        value = [1, 2]
 
     def change(tree: Plain) -> object:
         if name == "setdefault":
@@ -119,7 +119,8 @@ def store(rng: Random, s: Subject, name: str) -> Call:
             level = level_of(tree, path, make=True)
             level.entries[path[-1]] = Plain(level.batch)
             return ITSELF
-        put(tree, path, entry)
+        level = level_of(tree, path, make=True)
+        put(tree, path, stored(value, level.batch) if name == "set_non_tensor" else entry)
         return None if name.startswith("__") else ITSELF
 
     def ours(td: TensorDictBase) -> object:
