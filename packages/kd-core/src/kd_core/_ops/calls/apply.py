@@ -91,7 +91,8 @@ class Apply(AbstractContainer):
             tensor(0.)
         """
         target = _target(self, batch_size, device, names, inplace, out)
-        is_leaf = _leaf_types(call_on_nested, is_leaf)
+        if call_on_nested:
+            is_leaf = _any_type(is_leaf)
         if not others and not filter_empty and is_leaf is None:
             result = _each(self, fn, None, target, ())
         else:
@@ -145,7 +146,8 @@ class Apply(AbstractContainer):
             ['a', ('b', 'c')]
         """
         target = _target(self, batch_size, device, names, inplace, out)
-        is_leaf = _leaf_types(call_on_nested, is_leaf)
+        if call_on_nested:
+            is_leaf = _any_type(is_leaf)
         if not others and not filter_empty and is_leaf is None:
             result = _each(self, fn, nested_keys, target, ())
         else:
@@ -203,7 +205,7 @@ def _each(
         target: a function from the descriptor of a level to that of the result; `None`: keep it.
         path: the path of the level.
     """
-    if isinstance(td, Composite) and target is None:
+    if not td._owns_leaves and target is None and isinstance(td, Composite):
         return td._by_member(lambda member: _each(member, fn, nested, None, path))
     desc = td._desc._unlocked if target is None else target(td._desc)
     rows = desc.rows
@@ -334,10 +336,8 @@ def _target(
     return lambda desc: after
 
 
-def _leaf_types(call_on_nested: bool, is_leaf: IsLeaf | None) -> IsLeaf | None:
-    """Return which types of entries beside tensors the function is called on; `None`: no others."""
-    if not call_on_nested:
-        return is_leaf
+def _any_type(is_leaf: IsLeaf | None) -> IsLeaf:
+    """Return that the function is called on entries of all types, which excludes `is_leaf`."""
     if is_leaf is not None:
         raise InvalidArgument(
             "`call_on_nested=True` calls the function on every entry and cannot be combined with "

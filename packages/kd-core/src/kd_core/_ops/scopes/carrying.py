@@ -46,7 +46,7 @@ def enter(view: AbstractContainer) -> None:
     origin: Origin | None = getattr(view, "_scope", None)
     if origin is None:
         raise _nothing_to_undo()
-    where, make, given = origin
+    where, make, *given = origin
     source = view if where is None else where()
     if source is None:
         raise InvalidArgument(

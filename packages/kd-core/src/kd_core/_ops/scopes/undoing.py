@@ -39,9 +39,9 @@ class Undo(Protocol):
 
 
 Origin: TypeAlias = (
-    "tuple[ReferenceType[AbstractContainer] | None, Callable[..., Undo], tuple[object, ...]]"
+    "tuple[ReferenceType[AbstractContainer] | None, Callable[..., Undo], *tuple[object, ...]]"
 )
-"""The source, `None` for the container itself; what makes the undo; and its argument."""
+"""The source, `None` for the container itself; what makes the undo; and its arguments."""
 
 
 def record(result: W, source: AbstractContainer, undo: Callable[..., Undo], *given: object) -> W:
@@ -55,7 +55,7 @@ def record(result: W, source: AbstractContainer, undo: Callable[..., Undo], *giv
     """
     if not is_dynamo_compiling():
         try:  # noqa: SIM105  # a context manager is slower: "keys" in the benchmarks
-            result._scope = ref(source), undo, given
+            result._scope = ref(source), undo, *given
         except (AttributeError, TypeError):  # a kind that has no place for it
             pass
     return result
@@ -74,7 +74,7 @@ def moved(how: Plan, td: W) -> W:
     result = map_by(how, td)
     if not is_dynamo_compiling():  # as `record`, inlined: "shape" in the benchmarks
         try:  # noqa: SIM105  # as above
-            result._scope = ref(td), Moved, (how,)
+            result._scope = ref(td), Moved, how
         except (AttributeError, TypeError):  # a kind that has no place for it
             pass
     return result
@@ -197,5 +197,5 @@ class Relocked:
         (lock if self.was_locked else unlock)(td)
 
 
-WAS_LOCKED: Final[Origin] = None, Relocked, (True,)
-WAS_UNLOCKED: Final[Origin] = None, Relocked, (False,)
+WAS_LOCKED: Final[Origin] = None, Relocked, True
+WAS_UNLOCKED: Final[Origin] = None, Relocked, False
