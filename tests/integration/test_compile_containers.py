@@ -181,3 +181,16 @@ def test_sizes_of_a_result_are_sizes_in_the_graph() -> None:
     td = TensorDict({"a": torch.ones(3)}, [3])
     found = torch.compile(grown, backend="eager", fullgraph=True)(td)
     assert found.batch_size == (2, 2, 3)
+
+
+def test_no_rows_and_one_row_come_after_many() -> None:
+    def flat(td: TensorDict) -> TensorDict:
+        return (td + 1).reshape(-1)
+
+    compiled = torch.compile(flat, backend="eager", fullgraph=True)
+    td = TensorDict({"x": torch.zeros(6), "n": {"y": torch.ones(6, 2)}, "w": list("abcdef")}, [6])
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for rows in (6, 3, 0, 1):
+            found = compiled(td[:rows])
+            assert found.batch_size == (rows,)
+            assert found["n", "y"].sum() == 4 * rows

@@ -11,6 +11,7 @@ constant of the graph. It is built in the graph only where a size is symbolic an
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -220,6 +221,8 @@ def _traced(batch: Batch, device: torch.device | None) -> Descriptor:
             if not is_constant_size(size):
                 break
         else:
+            if not has_names(batch):  # a symbol whose value is known is no number to dynamo
+                batch = tuple([operator.index(size) for size in batch])
             return _constant(batch, device)
     return _build(batch, device, None, 0)
 
