@@ -1,0 +1,122 @@
+"""Ragged token sequences with a text each: written in parts by four processes, read by workers.
+
+    python -m examples.storing.token_parts
+
+Every process appends its parts to one store, as other processes do at the same time. Then the parts
+are joined, and a data loader with workers reads shuffled batches of rows of different lengths.
+"""
+
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from kd_core import NonTensorStack, TensorDict, store
+
+WRITERS, PARTS, ROWS = 4, 10, 500
+BATCH, WORKERS = 64, 2
+
+
+def tokens_of(text: str) -> torch.Tensor:
+    """Return the bytes of a text as tokens."""
+    return torch.tensor(list(text.encode()))
+
+
+def text_of(row: int) -> str:
+    """Return the text of a row, of 1 to 40 words."""
+    return " ".join(f"word{row * step % 97}" for step in range(1, 2 + row * 7 % 40))
+
+
+def write_parts(path: Path, writer: int, parts: int, rows: int) -> None:
+    """Append the parts of one writer; its rows are those whose number it is modulo `WRITERS`."""
+    torch.set_num_threads(1)
+    for part in range(parts):
+        numbers = [(part * rows + row) * WRITERS + writer for row in range(rows)]
+        texts = [text_of(number) for number in numbers]
+        tokens = torch.nested.nested_tensor(list(map(tokens_of, texts)), layout=torch.jagged)
+        TensorDict(
+            {"tokens": tokens, "text": NonTensorStack(*texts), "row": torch.tensor(numbers)}, [rows]
+        ).append_to(path)
+
+
+class Rows(Dataset[TensorDict]):
+    """The rows of a store, which each worker maps for itself.
+
+    Args:
+        path: the store.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: TensorDict | None = None
+        self._length = TensorDict.load(path, keys=["row"]).batch_size[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, numbers: list[int]) -> TensorDict:
+        """Return a batch; its rows have different lengths."""
+        if self._rows is None:
+            self._rows = TensorDict.load(self._path)
+        return self._rows[numbers]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a worker gets: the path, not the rows."""
+        return {**self.__dict__, "_rows": None}
+
+
+def as_it_is(batch: object) -> object:
+    """Return a batch, which is collated already."""
+    return batch
+
+
+def main(parts: int = PARTS, rows: int = ROWS) -> None:
+    """Write, join, read, and compare every row."""
+    processes = multiprocessing.get_context("fork")  # starting Python takes longer than writing
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tokens.kd")
+        start = time.perf_counter()
+        writers = [
+            processes.Process(target=write_parts, args=(path, writer, parts, rows))
+            for writer in range(WRITERS)
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        if any(writer.exitcode for writer in writers):
+            raise SystemExit("a writer failed")
+        count = WRITERS * parts * rows
+        print(f"written: {count / (time.perf_counter() - start):,.0f} rows per second")
+        start = time.perf_counter()
+        store.compact(path)
+        print(f"joined: {count / (time.perf_counter() - start):,.0f} rows per second")
+        start = time.perf_counter()
+        seen: set[int] = set()
+        loader = DataLoader(
+            Rows(path),
+            batch_size=BATCH,
+            shuffle=True,
+            num_workers=WORKERS,
+            collate_fn=as_it_is,
+            multiprocessing_context=processes,
+        )
+        for batch in loader:
+            numbers = batch["row"].tolist()
+            for number, row, text in zip(
+                numbers, batch["tokens"].unbind(), batch["text"], strict=True
+            ):
+                if text != text_of(number) or bytes(row.tolist()) != text.encode():
+                    raise SystemExit(f"row {number} is damaged")
+            seen.update(numbers)
+        print(f"read: {count / (time.perf_counter() - start):,.0f} rows per second")
+        if seen != set(range(count)):
+            raise SystemExit(f"expected {count} rows, got {len(seen)}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

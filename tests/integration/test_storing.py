@@ -1,0 +1,26 @@
+"""The programs of `examples/storing`, with few rows and kills."""
+
+import subprocess
+import sys
+
+from tests.repo.tree import ROOT
+
+PROGRAM = """
+import torch
+from examples.storing import checkpoints, replay_buffer, token_parts
+torch.set_num_threads(1)
+checkpoints.main(kills=5, steps=20)
+token_parts.main(parts=2, rows=20)
+replay_buffer.main(capacity=1000, batches=3)
+"""
+
+
+def test_programs_that_store_find_what_they_wrote() -> None:
+    # A process of its own: it is forked, which processes with threads must not be.
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr
+    assert "equal to a training without a kill" in result.stdout
+    assert "read: " in result.stdout
+    assert "after a restart: " in result.stdout  # a spawned process that shares the arena
