@@ -34,7 +34,7 @@ def training() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Do one step; its data follows from its number."""
+    """Run one step; its data follows from its number."""
     x = torch.randn(32, 16, generator=torch.Generator().manual_seed(step))
     optimizer.zero_grad()
     loss: torch.Tensor = (net(x) - x.sum(1, keepdim=True)).square().mean()
