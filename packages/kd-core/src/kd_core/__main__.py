@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from kd_core import FormatError, KdError, store
 
@@ -32,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        if options.command == "compact":
-            store.compact(options.path)
-        print((store.check if options.command == "check" else store.inspect)(options.path))
+        with store.progress() if options.progress else nullcontext():
+            if options.command == "compact":
+                store.compact(options.path)
+            print((store.check if options.command == "check" else store.inspect)(options.path))
     except FormatError as error:
         print(error, file=sys.stderr)
         return DAMAGED
@@ -52,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "read all of a store and compare it with its checksums"),
         ("compact", "rewrite a store in one segment"),
     ):
-        commands.add_parser(name, help=does, description=does).add_argument("path")
+        command = commands.add_parser(name, help=does, description=does)
+        command.add_argument("path")
+        command.add_argument("--progress", action="store_true", help="show how far it is")
     return parser
 
 

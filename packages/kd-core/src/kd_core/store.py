@@ -17,6 +17,7 @@ from kd_core._errors import FormatError, InvalidArgument, listed, wrong_type
 from kd_core._naming.publishing import publish
 from kd_core._nodes import registry
 from kd_core._store import forms, registered
+from kd_core._store.progress import progress as progress
 from kd_core._store.summary import StoreInfo as StoreInfo
 
 if TYPE_CHECKING:

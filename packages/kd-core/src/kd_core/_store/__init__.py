@@ -10,6 +10,7 @@ rename is the only commit. One idea a module, from the lowest:
 | `values` | which data that is not a tensor is kept, and how |
 | `dtypes` | under which name and shape of safetensors a dtype is stored |
 | `registered` | classes and types by registered names; nothing is imported by a name of a file |
+| `progress` | how far saves and checks are |
 | `segments` | header, order, checksums and views of the tensors of one file |
 | `manifest` | generation, segments and tree of a store, and the limits of all three |
 | `encoding`, `decoding` | a container as nodes of a manifest, and back |

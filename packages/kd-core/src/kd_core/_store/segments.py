@@ -23,6 +23,7 @@ from kd_core._errors import FormatError
 from kd_core._store import files
 from kd_core._store.canonical import RESTORE, canonical
 from kd_core._store.dtypes import WIRE, Wire
+from kd_core._store.progress import reported
 
 BLOCK: Final = 4 << 20
 """Bytes under one checksum."""
@@ -94,8 +95,12 @@ def _quoted(name: str) -> str:
     return f'"{name}"' if _PLAIN.fullmatch(name) else canonical(name).decode("ascii")
 
 
-def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
+def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview | bytes]:
     """Yield the bytes of tensors in the order of a layout, small ones of a dtype together."""
+    return reported(_data_of(tensors, layout), layout.size - len(layout.header))
+
+
+def _data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
     together: list[Tensor] = []
     size = 0
     for name in layout.starts:
@@ -158,7 +163,8 @@ def checksums_of(pieces: Iterable[memoryview | bytes]) -> list[int]:
 def stored_checksums(file: files.OpenFile, start: int = 0) -> list[int]:
     """Return the checksums of the bytes of a file from `start` on."""
     places = range(start, file.size, BLOCK)
-    return checksums_of(files.read(file, place, BLOCK) for place in places)
+    blocks = (files.read(file, place, BLOCK) for place in places)
+    return checksums_of(reported(blocks, file.size - start))
 
 
 def check_header(file: files.OpenFile, layout: Layout, name: str) -> None:
