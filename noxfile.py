@@ -132,9 +132,10 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the pages without a warning; `tests` runs every example in pages and docstrings."""
+    """Build the pages without a warning, and run their C++; `tests` runs their Python."""
     install(session, "docs")
     session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "docs", "docs/_build")
+    session.run("python", "tools/run_cpp.py")
 
 
 @nox.session
