@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from tests.export.models import Do, Keyed
+from tests.export.models import Counter, Do, Keyed
 from torch import Tensor, nn
 
 import kd_export
@@ -47,17 +47,6 @@ def _one_line(message: str) -> str:
 
 def keyed(function: Callable[..., object], *outputs: str) -> nn.Module:
     return Keyed(Do(function), ["x"], list(outputs) or ["y"])
-
-
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Tensor
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count.add_(1)
-        return x + self.count
 
 
 class Branching(nn.Module):

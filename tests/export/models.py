@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import kd_export
 from kd_core import TensorDictBase
 from kd_export._capture.dynamic_shapes import Dynamic
-from kd_nn import NormalParamExtractor
+from kd_nn import EnsembleModule, NormalParamExtractor, TensorDictModule
 
 Keys = list[str | tuple[str, ...]]
 
@@ -67,6 +67,16 @@ class Recurrent(nn.Module):
         return new.tanh(), new
 
 
+class LongMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 5)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        new_h, new_c = self.cell(x, (h, c))
+        return new_h.tanh(), new_h, new_c
+
+
 class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +86,19 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.second(self.first(x).relu())
         return y
+
+
+class Counter(nn.Module):
+    """A module that keeps state in a buffer, which no export may drop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x + self.count
 
 
 class Scatter(nn.Module):
@@ -157,6 +180,18 @@ def gru() -> Case:
     return Case(module, {"x": torch.randn(1, 3), ("state", "h"): torch.zeros(1, 5)})
 
 
+def lstm() -> Case:
+    keys: Keys = ["x", ("state", "h"), ("state", "c")]
+    module = Keyed(LongMemory(), keys, ["y", ("next", "h"), ("next", "c")])
+    example: dict[str | tuple[str, ...], Tensor] = {"x": torch.randn(1, 3)}
+    return Case(module, example | {key: torch.zeros(1, 5) for key in keys[1:]})
+
+
+def ensemble() -> Case:
+    member = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    return Case(Keyed(EnsembleModule(member, 3), ["x"], ["y"]), {"x": torch.randn(1, 3)})
+
+
 def transformer() -> Case:
     return Case(Keyed(Encoder(), ["x"], ["y"]), {"x": torch.randn(1, 5, 8)})
 
@@ -187,7 +222,7 @@ def policy() -> Case:
 CASES = {
     make.__name__: make
     for make in (
-        tutorial, nested, in_place, conv, gru, transformer, shared, graph, policy,
+        tutorial, nested, in_place, conv, gru, lstm, ensemble, transformer, shared, graph, policy,
     )
 }  # fmt: skip
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import Do, Keyed
+from tests.export.models import Counter, Do, Keyed
 from torch import Tensor, nn
 
 import kd_export
@@ -109,17 +109,6 @@ def test_random_draw_that_nobody_reads_is_gone() -> None:
         return x + 1
 
     assert operators(export(forward)) == ["aten.add.Tensor"]
-
-
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Tensor
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count.add_(1)
-        return x + self.count
 
 
 def test_state_is_refused_by_name() -> None:

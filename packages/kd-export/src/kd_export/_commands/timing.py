@@ -14,8 +14,8 @@ from kd_export._errors import ExportError, VerifyError
 from kd_export._running.loading import open  # noqa: A004  # the package's own
 from kd_export._running.session import Session
 from kd_export._schema.schema import Schema, Vector
-from kd_export._schema.vectors import draw
 from kd_export._stages import stage
+from kd_export._verification.judging import inputs_of
 from kd_export._verification.trials import trial_sizes
 
 _ROUNDS = 5
@@ -92,12 +92,8 @@ def benchmark(
 def _timings(
     session: Session, path: str, batch_sizes: Sequence[int] | None, seconds: float
 ) -> Iterator[Timing]:
-    schema = session.schema
-    for vector in _vectors(schema, batch_sizes):
-        drawn = draw(schema, vector)
-        inputs = {
-            e.wire: session.runner.build(d) for e, d in zip(schema.inputs, drawn, strict=True)
-        }
+    for vector in _vectors(session.schema, batch_sizes):
+        inputs = inputs_of(session, vector)
         session.run(inputs)  # the first calls of a runtime prepare it
         rounds = _rounds(partial(session.run, inputs), seconds)
         yield Timing(path, vector.sizes, median(rounds), min(rounds))

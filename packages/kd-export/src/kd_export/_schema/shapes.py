@@ -26,26 +26,24 @@ def check_shape(
 ) -> None:
     """Compare a shape with the schema's, each axis having one size throughout."""
     if len(shape) != len(entry.shape):
-        raise ShapeMismatch(
-            f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
-            key=entry.key,
-            expected=entry.shape,
-            got=shape,
-            hint=f"It must have {len(entry.shape)} dimensions.",
-        )
+        raise _misfit(entry, shape, f"It must have {len(entry.shape)} dimensions.")
     for dim, (size, wanted) in enumerate(zip(shape, entry.shape, strict=True)):
         if isinstance(wanted, str):
             reason = _axis_fault(entry, wanted, size, schema, sizes)
         else:
             reason = None if size == wanted else f"Dimension {dim} must be {wanted}."
         if reason is not None:
-            raise ShapeMismatch(
-                f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
-                key=entry.key,
-                expected=entry.shape,
-                got=shape,
-                hint=reason,
-            )
+            raise _misfit(entry, shape, reason)
+
+
+def _misfit(entry: Entry, shape: tuple[int, ...], hint: str) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
+        key=entry.key,
+        expected=entry.shape,
+        got=shape,
+        hint=hint,
+    )
 
 
 def _axis_fault(

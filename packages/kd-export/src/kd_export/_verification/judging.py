@@ -54,15 +54,16 @@ def compare_vectors(
     session: Session, vectors: Iterable[Vector], allowed: Tolerance
 ) -> Iterator[Comparison]:
     """Run a session on each stored test and compare the numbers stored; this needs no torch."""
-    schema = session.schema
     for vector in vectors:
-        drawn = draw(schema, vector)
-        inputs = {
-            e.wire: session.runner.build(d) for e, d in zip(schema.inputs, drawn, strict=True)
-        }
-        results = _results(session, inputs, vector.sizes)
-        for entry in schema.outputs:
+        results = _results(session, inputs_of(session, vector), vector.sizes)
+        for entry in session.schema.outputs:
             yield _compare_stored(session, entry, results[entry.wire], vector, allowed.of(entry))
+
+
+def inputs_of(session: Session, vector: Vector) -> dict[str, object]:
+    """Build the inputs of a stored test, by wire name, in the arrays of the runtime."""
+    drawn = zip(session.schema.inputs, draw(session.schema, vector), strict=True)
+    return {entry.wire: session.runner.build(numbers) for entry, numbers in drawn}
 
 
 def _results(
