@@ -3,9 +3,9 @@
     python -m benchmarks.programs [--only ppo] [--rounds 5] [--json PROGRAMS.json]
 
 kd runs a program of `examples/learning`, hand-written code its twin in `benchmarks/programs`, and
-the peer the text of the example with other import lines. All run in one process, one thread, in
-turns; a figure is the minimum of the CPU time over the rounds. A program counts only if all losses
-and parameters are equal.
+the peer the text of the example with other import lines and plain access to nested entries. All run
+in one process, one thread, in turns; a figure is the minimum of the CPU time over the rounds. A
+program counts only if all losses and parameters are equal.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 def with_peer(name: str) -> Train:
-    """Return `train` of an example whose imports name the peer."""
+    """Return `train` of an example whose imports name the peer, which has no `nested`."""
     path = Path(importlib.import_module(f"examples.learning.{name}").__file__ or "")
     source = re.sub(
         r"^from (kd_\w+) import",
@@ -50,6 +50,7 @@ def with_peer(name: str) -> Train:
         path.read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     )
+    source = re.sub(r"\.nested\((\"\w+\"), TensorDict\)", r"[\1]", source)
     module = ModuleType(f"peer_{name}")
     exec(compile(source, str(path), "exec"), vars(module))
     train: Train = module.train
