@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import cast
 
@@ -18,6 +18,14 @@ from torch.nn import functional
 from kd_core._torch.functional import ACTIVATIONS, LOSSES
 
 
+def depends_on_place(name: str, leaves: Iterable[Tensor]) -> bool:
+    """Return whether torch gives other values for one element than for many side by side."""
+    if name == "gelu":
+        return any(leaf.isinf().any() for leaf in leaves)
+    kinked = name in ("celu", "elu", "hardswish", "hardtanh", "relu6", "selu")
+    return kinked and any(leaf.requires_grad and leaf.isnan().any() for leaf in leaves)
+
+
 @operation(*(name for name in ACTIVATIONS.split() if name != "dropout"))
 def activation(rng: Random, s: Subject, name: str) -> Call:
     fn: Callable[..., Tensor] = getattr(functional, name)
@@ -29,8 +37,7 @@ def activation(rng: Random, s: Subject, name: str) -> Call:
         lambda plain: each(plain, lambda leaf: fn(leaf, *args)),
         exact=False,
         memberwise=True,
-        # torch gives `inf` for one infinite element and `nan` for many.
-        unchecked=name == "gelu" and any(leaf.isinf().any() for leaf in s.node.tensors()),
+        unchecked=depends_on_place(name, s.node.tensors()),
     )
 
 
