@@ -2,6 +2,7 @@
 
 from kd_core.extending import publish as _publish
 from kd_nn import _pickled as _pickled
+from kd_nn._cuda_graphs import CudaGraphModule as CudaGraphModule
 from kd_nn._dispatch.dispatch import dispatch as dispatch
 from kd_nn._dispatch.skip_existing import set_skip_existing as set_skip_existing
 from kd_nn._dispatch.skip_existing import skip_existing as skip_existing
