@@ -293,8 +293,12 @@ def with_levels(found: Plain, tree: Plain) -> Plain:
     """Return what was read with the batch sizes that nested containers had."""
     new = Plain(tree.batch)
     for (key, value), old in zip(found.entries.items(), tree.entries.values(), strict=True):
-        nested = isinstance(value, Plain) and isinstance(old, Plain)
-        new.entries[key] = with_levels(value, old) if nested else value  # type: ignore[arg-type]  # asked above
+        if isinstance(value, Plain) and isinstance(old, Plain):
+            new.entries[key] = with_levels(value, old)
+        elif isinstance(old, Data) and old.rows is None:
+            new.entries[key] = stored(old.value, tree.batch)
+        else:
+            new.entries[key] = value
     return new
 
 
