@@ -289,7 +289,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         flat = self._by_member(lambda member: member.flatten_keys(separator, is_leaf=is_leaf))
         if inplace:
             return self._replace_entries(flat, "flatten keys in place")
-        return record(flat, self, Flattened, plain_str(separator), is_leaf)
+        return record(flat, self, Flattened, (plain_str(separator), is_leaf))
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys of each member at a separator; see `TensorDict.unflatten_keys`."""

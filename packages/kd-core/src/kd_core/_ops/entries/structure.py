@@ -255,7 +255,7 @@ class Structure(AbstractContainer):
         result = self._like(flat, self._desc._unlocked)
         if inplace:
             return self._replace_entries(result, "flatten keys in place")
-        return record(result, self, Flattened, separator, is_leaf)
+        return record(result, self, Flattened, (separator, is_leaf))
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys at a separator into nested containers: the inverse of `flatten_keys`.

@@ -30,7 +30,7 @@ class _Scope(NamedTuple):
     source: AbstractContainer
     undo: Undo
     before: Snapshot
-    origin: Origin
+    origin: Origin[object]
 
 
 _entered: dict[int, list[_Scope]] = {}
@@ -43,17 +43,17 @@ def enter(view: AbstractContainer) -> None:
     Raises:
         InvalidArgument: if the container is not the result of an operation that can be undone.
     """
-    origin: Origin | None = getattr(view, "_scope", None)
+    origin: Origin[object] | None = getattr(view, "_scope", None)
     if origin is None:
         raise _nothing_to_undo()
-    where, make, *given = origin
+    where, make, given = origin
     source = view if where is None else where()
     if source is None:
         raise InvalidArgument(
             "the container that this one was made from does not exist any more, so nothing can be "
             "carried back to it. Give it a name before the `with` statement."
         )
-    undo = make(source, *given)
+    undo = make(source, given)
     before: Snapshot = {} if where is None else _snapshot(view)
     if not _has_members_for(source, before):
         raise _nothing_to_undo()

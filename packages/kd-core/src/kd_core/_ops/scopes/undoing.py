@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
     from kd_core._types import Batch
 
+G = TypeVar("G")
 W = TypeVar("W", bound=AbstractContainer)
 Path: TypeAlias = tuple[str, ...]
 
@@ -39,29 +40,31 @@ class Undo(Protocol):
 
 
 Origin: TypeAlias = (
-    "tuple[ReferenceType[AbstractContainer] | None, Callable[..., Undo], *tuple[object, ...]]"
+    "tuple[ReferenceType[AbstractContainer] | None, Callable[[AbstractContainer, G], Undo], G]"
 )
-"""The source, `None` for the container itself; what makes the undo; and its arguments."""
+"""The source, `None` for the container itself; what makes the undo; and what it is given."""
 
 
-def record(result: W, source: AbstractContainer, undo: Callable[..., Undo], *given: object) -> W:
+def record(
+    result: W, source: AbstractContainer, undo: Callable[[AbstractContainer, G], Undo], given: G
+) -> W:
     """Record on a result how it is undone; return it. Compiled code records nothing.
 
     Args:
         result: the result.
         source: the container that it was made from.
-        undo: called on entry to a scope, with the source and the further arguments.
-        *given: the further arguments.
+        undo: called on entry to a scope, with the source and `given`.
+        given: what the operation was called with.
     """
     if not is_dynamo_compiling():
         try:  # noqa: SIM105  # a context manager is slower: "keys" in the benchmarks
-            result._scope = ref(source), undo, *given
+            result._scope = ref(source), undo, given
         except (AttributeError, TypeError):  # a kind that has no place for it
             pass
     return result
 
 
-def note(result: AbstractContainer, origin: Origin) -> None:
+def note(result: AbstractContainer, origin: Origin[G]) -> None:
     """Store an origin on a container, where its kind has a place for it."""
     try:  # noqa: SIM105  # a context manager is slower: "lock" in the benchmarks
         result._scope = origin  # type: ignore[misc]  # the slot is that of the kind
@@ -126,12 +129,9 @@ class Flattened:
     __slots__ = ("is_leaf", "paths", "separator")
 
     def __init__(
-        self,
-        source: AbstractContainer,
-        separator: str,
-        is_leaf: Callable[[type], bool] | None,
+        self, source: AbstractContainer, given: tuple[str, Callable[[type], bool] | None]
     ) -> None:
-        self.separator, self.is_leaf = separator, is_leaf
+        self.separator, self.is_leaf = given
         self.paths: dict[str, Path] = {}
         self._note(source, ())
 
@@ -197,5 +197,5 @@ class Relocked:
         (lock if self.was_locked else unlock)(td)
 
 
-WAS_LOCKED: Final[Origin] = None, Relocked, True
-WAS_UNLOCKED: Final[Origin] = None, Relocked, False
+WAS_LOCKED: Final[Origin[bool]] = None, Relocked, True
+WAS_UNLOCKED: Final[Origin[bool]] = None, Relocked, False

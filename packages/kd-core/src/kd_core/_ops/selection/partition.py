@@ -425,7 +425,9 @@ def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
 
 def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
     """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
-    return beside(tensor, leaf).reshape((*tensor.shape, *[1] * (leaf.ndim - tensor.ndim)))
+    sizes = (*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+    there = beside(tensor, leaf)
+    return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
 
 
 def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
