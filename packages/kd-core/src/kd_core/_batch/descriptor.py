@@ -221,7 +221,7 @@ def _traced(batch: Batch, device: torch.device | None) -> Descriptor:
             if not is_constant_size(size):
                 break
         else:
-            if not has_names(batch):  # a symbol whose value is known is no number to dynamo
+            if not has_names(batch):  # a symbol of known value is not a constant to dynamo
                 batch = tuple([operator.index(size) for size in batch])
             return _constant(batch, device)
     return _build(batch, device, None, 0)
