@@ -31,7 +31,7 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     Raises:
         KeySetMismatch: if a container has other keys than the first.
         ShapeMismatch: if a batch size or the shape of an entry differs elsewhere.
-        InvalidValue: if an entry of `out` holds one value for all rows, and another is to be written.
+        InvalidValue: if an entry of `out` holds one value for all rows, and it differs.
 
     Example:
         >>> import torch
