@@ -160,7 +160,7 @@ def ragged_rows() -> dict[str, list[Work]]:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Make a folder for one run."""
+    """Create a folder for one run."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name, "data")
 
