@@ -22,6 +22,7 @@ from kd_core import (
     ShapeMismatch,
     TensorClass,
     TensorDict,
+    lazy_stack,
     store,
 )
 from kd_core._store import places
@@ -96,6 +97,8 @@ def test_what_cannot_be_added_is_refused(tmp_path: Path) -> None:
         (lambda: td.make_memmap("n", (3,)), KeyCollision, "key `n` exists"),
         (lambda: td.make_memmap("x", (2,)), ShapeMismatch, r"must start with \(3,\), got \(2,\)"),
         (lambda: td.make_memmap(("a", "x"), (3,)), KeyNotFound, "is a tensor"),
+        (lambda: td.make_memmap("x", (3, -1)), RuntimeError, "negative dimension"),
+        (lambda: td.make_memmap("x", (3, 2**50)), OSError, "large|space"),
         (lambda: td[1:].make_memmap("x", (2,)), InvalidValue, "call the method on the outer"),
         (lambda: sample().make_memmap("x", (3,)), InvalidValue, "only the container that"),
         (lambda: sample().memmap_refresh_(), InvalidValue, "only the container that"),
@@ -128,6 +131,33 @@ def test_a_declared_class_gains_no_entry(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="only a `TensorDict` gains entries, and `p` is"):
         td.make_memmap(("p", "y"), (2,))
     assert len(names_in(tmp_path / "td")) == 3
+
+
+def test_names_locks_and_odd_keys_stay_as_they_are(tmp_path: Path) -> None:
+    td = TensorDict({}, [2, 0], names=["time", "env"]).memmap(tmp_path / "td")
+    for key in ("", "a/b", "../x", "\0", "\ud800", "__metadata__", "t0"):
+        assert td.make_memmap(("n", key), (2, 0, 1)).shape == (2, 0, 1)
+    loaded = TensorDict.load_memmap(tmp_path / "td")
+    assert_same(loaded, td)
+    for each in (td, loaded):
+        inner: object = each.get("n")
+        assert isinstance(inner, TensorDict)
+        assert inner.names == ["time", "env"]
+    outer = TensorDict({"inner": td}, [2]).lock_()
+    with pytest.raises(Locked, match="locked with the one that encloses it"):
+        td.make_memmap("x", (2, 0))
+    assert_same(TensorDict.load_memmap(tmp_path / "td"), td)
+    outer.unlock_()
+    td.make_memmap("x", (2, 0))
+    assert td.is_locked
+
+
+def test_stacks_gain_no_entry(tmp_path: Path) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.ones(2)})]).memmap(tmp_path / "td")
+    before = names_in(tmp_path / "td")
+    with pytest.raises(InvalidValue, match="only a `TensorDict` gains entries, and it is"):
+        stack.make_memmap("y", (1, 2))
+    assert names_in(tmp_path / "td") == before
 
 
 @pytest.mark.parametrize("error", [Killed, partial(OSError, errno.ENOSPC, "injected")])

@@ -50,8 +50,9 @@ class MemoryGrowth(AbstractContainer):
             tensor(8.)
         """
         sizes = shape.tolist() if isinstance(shape, Tensor) else shape
+        checked = torch.empty(tuple(sizes), device="meta").shape
         zeros = torch.zeros((), dtype=dtype or torch.get_default_dtype())
-        return _added(self, key, zeros.expand(tuple(sizes)), filled=False)
+        return _added(self, key, zeros.expand(checked), filled=False)
 
     def make_memmap_from_tensor(self, key: NestedKey, tensor: Tensor) -> Tensor:
         """Add an entry with the values of a tensor to the arena of the container; return it.
