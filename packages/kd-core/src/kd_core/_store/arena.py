@@ -57,8 +57,9 @@ def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContai
             segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled)))
         writer.commit(segments, tree, sealed=False)
         with files.opened_folder(path) as folder:
-            opened = [map_segment(folder, path, segment.name, layout) for segment in segments]
-            return _container(path, [encoder.specs], opened, tree)
+            place = os.path.realpath(path)
+            opened = [map_segment(folder, place, segment.name, layout) for segment in segments]
+            return _container(place, [encoder.specs], opened, tree)
 
 
 def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
@@ -86,11 +87,12 @@ def load(path: Path) -> AbstractContainer:
     with files.opened_folder(path) as folder:
         manifest = check_open(read_manifest(folder, path), path)
         specs = specs_of(manifest.tree, len(manifest.segments))
+        place = os.path.realpath(path)
         opened = [
-            map_segment(folder, path, segment.name, layout_of(tensors))
+            map_segment(folder, place, segment.name, layout_of(tensors))
             for segment, tensors in zip(manifest.segments, specs, strict=True)
         ]
-        return _container(path, specs, opened, manifest.tree)
+        return _container(place, specs, opened, manifest.tree)
 
 
 def check_open(manifest: Manifest | None, path: Path) -> Manifest:
@@ -104,19 +106,26 @@ def check_open(manifest: Manifest | None, path: Path) -> Manifest:
 
 
 def _container(
-    path: Path, specs: Specs, opened: list[MappedFile], tree: object
+    place: str, specs: Specs, opened: list[MappedFile], tree: object
 ) -> AbstractContainer:
     made = Decoder(specs, [file.tensor for file in opened]).container_of(tree)
-    record_root(made, os.path.realpath(path))
+    record_root(made, place)
     return made
 
 
-def map_segment(folder: int, path: Path, name: str, layout: Layout) -> MappedFile:
-    """Map one file of an arena, so that writes go to it."""
+def map_segment(folder: int, place: str, name: str, layout: Layout) -> MappedFile:
+    """Map one file of an arena, so that writes go to it.
+
+    Args:
+        folder: the open directory.
+        place: its absolute path.
+        name: the file.
+        layout: where its tensors are.
+    """
     with files.opened(name, folder, writable=True) as file:
-        check_header(file, layout, f"{path}/{name}")
+        check_header(file, layout, f"{place}/{name}")
         made = mapped(file, layout.starts, shared=True)
-    record(made.memory, os.path.realpath(path), name)
+    record(made.memory, place, name)
     return made
 
 

@@ -257,8 +257,8 @@ class Decoder:
             raise _invalid("tensor", node)
         return self._tensor(row)
 
-    def _tensor(self, row: object) -> Tensor:
-        segment, name, _, _ = cast("tuple[int, str, object, object]", row)  # as `specs_of` checked
+    def _tensor(self, row: Any) -> Tensor:
+        segment, name, _, _ = row  # as `specs_of` checked
         place = segment, name
         known = self._known.get(place)
         if known is None:

@@ -60,7 +60,7 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
         segment = writer.add_arena(lambda fd: fill(fd, encoder, layout, filled))
         [[name, spec]] = encoder.specs.items()
         with files.opened_folder(path) as folder:
-            made = map_segment(folder, path, segment.name, layout).tensor(name, spec)
+            made = map_segment(folder, f"{path}", segment.name, layout).tensor(name, spec)
         with unchanged_on_error(td):
             _set(td, keys, made)
             writer.commit([*manifest.segments, segment], manifest.tree, sealed=False)

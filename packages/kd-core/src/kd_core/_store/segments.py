@@ -22,7 +22,7 @@ from torch import Tensor
 from kd_core._errors import FormatError
 from kd_core._store import files
 from kd_core._store.canonical import RESTORE, canonical
-from kd_core._store.dtypes import WIRE, Wire
+from kd_core._store.dtypes import WIRE
 from kd_core._store.progress import reported
 
 BLOCK: Final = 4 << 20
@@ -62,16 +62,16 @@ class Layout(NamedTuple):
 
 def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None) -> Layout:
     """Return the layout of a file that holds some tensors."""
-    sized = [(name, shape, WIRE[dtype]) for name, (dtype, shape) in specs.items()]
+    stored = {spec: _stored(spec) for spec in set(specs.values())}
+    sized = [(name, stored[spec]) for name, spec in specs.items()]
     sized.sort(key=_itemsize)
     rows: dict[str, str] = {}
     offsets: dict[str, int] = {}
     end = 0
-    for name, shape, wire in sized:
+    for name, (_, nbytes, rest) in sized:
         start = offsets[name] = end
-        end += math.prod(shape) * wire.itemsize
-        sizes = ",".join(map(str, (*shape, *wire.more)))
-        rows[name] = f'"data_offsets":[{start},{end}],"dtype":"{wire.name}","shape":[{sizes}]'
+        end += nbytes
+        rows[name] = f'"data_offsets":[{start},{end}],{rest}'
     text = _header_text(rows, metadata)
     length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
     header = length.to_bytes(8, "little") + text.ljust(length)
@@ -79,8 +79,23 @@ def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = No
     return Layout(header, starts, len(header) + end)
 
 
-def _itemsize(row: tuple[str, tuple[int, ...], Wire]) -> int:
-    return -row[2].itemsize
+class _Stored(NamedTuple):
+    """How tensors of one shape and dtype are stored."""
+
+    itemsize: int
+    nbytes: int
+    rest: str
+    """What the header says of them behind their place."""
+
+
+def _stored(spec: Spec) -> _Stored:
+    wire = WIRE[spec.dtype]
+    sizes = ",".join(map(str, (*spec.shape, *wire.more)))
+    return _Stored(wire.itemsize, spec.nbytes, f'"dtype":"{wire.name}","shape":[{sizes}]')
+
+
+def _itemsize(row: tuple[str, _Stored]) -> int:
+    return -row[1].itemsize
 
 
 def _header_text(rows: dict[str, str], metadata: Mapping[str, str] | None) -> bytes:
