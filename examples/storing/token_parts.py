@@ -73,45 +73,59 @@ def as_it_is(batch: object) -> object:
     return batch
 
 
+# Starting Python takes longer than writing and reading.
+PROCESSES = multiprocessing.get_context("fork")
+
+
+def write(path: Path, parts: int, rows: int) -> None:
+    """Run all writers at once."""
+    writers = [
+        PROCESSES.Process(target=write_parts, args=(path, writer, parts, rows))
+        for writer in range(WRITERS)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    if any(writer.exitcode for writer in writers):
+        raise SystemExit("a writer failed")
+
+
+def check(batch: TensorDict) -> list[int]:
+    """Compare the rows of a batch with what was written; return their numbers."""
+    numbers: list[int] = batch["row"].tolist()
+    for number, row, text in zip(numbers, batch["tokens"].unbind(), batch["text"], strict=True):
+        if text != text_of(number) or bytes(row.tolist()) != text.encode():
+            raise SystemExit(f"row {number} is damaged")
+    return numbers
+
+
+def read(path: Path) -> set[int]:
+    """Read all rows in shuffled batches; return their numbers."""
+    loader = DataLoader(
+        Rows(path),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=WORKERS,
+        collate_fn=as_it_is,
+        multiprocessing_context=PROCESSES,
+    )
+    return {number for batch in loader for number in check(batch)}
+
+
 def main(parts: int = PARTS, rows: int = ROWS) -> None:
     """Write, join, read, and compare every row."""
-    processes = multiprocessing.get_context("fork")  # starting Python takes longer than writing
+    count = WRITERS * parts * rows
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tokens.kd")
         start = time.perf_counter()
-        writers = [
-            processes.Process(target=write_parts, args=(path, writer, parts, rows))
-            for writer in range(WRITERS)
-        ]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-        if any(writer.exitcode for writer in writers):
-            raise SystemExit("a writer failed")
-        count = WRITERS * parts * rows
+        write(path, parts, rows)
         print(f"written: {count / (time.perf_counter() - start):,.0f} rows per second")
         start = time.perf_counter()
         store.compact(path)
         print(f"joined: {count / (time.perf_counter() - start):,.0f} rows per second")
         start = time.perf_counter()
-        seen: set[int] = set()
-        loader = DataLoader(
-            Rows(path),
-            batch_size=BATCH,
-            shuffle=True,
-            num_workers=WORKERS,
-            collate_fn=as_it_is,
-            multiprocessing_context=processes,
-        )
-        for batch in loader:
-            numbers = batch["row"].tolist()
-            for number, row, text in zip(
-                numbers, batch["tokens"].unbind(), batch["text"], strict=True
-            ):
-                if text != text_of(number) or bytes(row.tolist()) != text.encode():
-                    raise SystemExit(f"row {number} is damaged")
-            seen.update(numbers)
+        seen = read(path)
         print(f"read: {count / (time.perf_counter() - start):,.0f} rows per second")
         if seen != set(range(count)):
             raise SystemExit(f"expected {count} rows, got {len(seen)}")
