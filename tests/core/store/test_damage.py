@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.repo.tree import ROOT
 
-from kd_core import FormatError, TensorDict, lazy_stack
+from kd_core import FormatError, TensorDict, lazy_stack, store
 
 Fault = (FormatError, OSError)
 Body = dict[str, Any]
@@ -212,6 +213,18 @@ def test_a_hostile_tree_is_refused(tree: object, tmp_path: Path) -> None:
     forged(path, body_of(path) | {"tree": tree})
     with pytest.raises(FormatError):
         TensorDict.load(path)
+    if is_compacted(path):  # which builds no container
+        with pytest.raises(FormatError):
+            TensorDict.load(path)
+
+
+def is_compacted(path: Path) -> bool:
+    """Join the parts of a store; return whether its manifest is valid so far."""
+    try:
+        store.compact(path)
+    except Fault:
+        return False
+    return True
 
 
 def test_offsets_of_ragged_rows_stay_inside_their_values(tmp_path: Path) -> None:
@@ -302,6 +315,11 @@ def test_random_manifests_load_or_are_refused(
             holder[key] = data.draw(ANYTHING)
         forged(path, body)
         refused(path, data.draw(st.sampled_from(["fast", "full"])))
+        if data.draw(st.integers(0, 3)) == 0:
+            copied = path.with_name("compacted")
+            shutil.rmtree(copied, ignore_errors=True)
+            shutil.copytree(path, copied)
+            is_compacted(copied)
     finally:
         (path / "manifest.json").write_bytes(good)
 

@@ -77,6 +77,26 @@ def test_an_empty_container_is_filled_entry_by_entry(tmp_path: Path) -> None:
     assert len(places._ROOTS) <= 1  # of `again`, which is not the whole of an arena
 
 
+def test_damage_of_any_of_its_files_is_detected(tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    td = TensorDict({"a": torch.arange(2)}, [2]).memmap(path)
+    td.make_memmap_from_tensor("b", torch.arange(2) + 5)
+    store.seal(path)
+    assert TensorDict.load(path, verify="full")["b"].tolist() == [5, 6]
+    one, two = path.glob("arena-*")
+    data = one.read_bytes()
+    for at in range(len(data)):
+        one.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+        with pytest.raises(FormatError):
+            TensorDict.load(path, verify="full")
+    one.write_bytes(two.read_bytes())  # of the same shape: only the checksums tell
+    with pytest.raises(FormatError, match="checksum"):
+        store.check(path)
+    one.unlink()
+    with pytest.raises(FormatError, match="does not exist"):
+        TensorDict.load(path)
+
+
 def test_two_processes_add_entries_to_one_arena(tmp_path: Path) -> None:
     one = sample().memmap(tmp_path / "td")
     two = TensorDict.load_memmap(tmp_path / "td")

@@ -96,13 +96,15 @@ def compact(path: Path) -> None:
 
 def _joined(decoder: Decoder, encoder: Encoder, tree: object, path: Path) -> Json:
     parts = parts_of(cast("Json", tree))
-    for part in parts[1:]:
-        _check_fits(part, parts[0], path)
     try:
         if not all(part.keys() <= LEVELS for part in parts):
             raise ValueError("a part is not a container")
+        for part in parts[1:]:
+            check_fits(part, parts[0])
         return Joiner(decoder, encoder).node_of(parts)
-    except _MISSHAPEN as error:
+    except FormatError:
+        raise
+    except (KdError, *_MISSHAPEN) as error:
         raise _invalid_tree(path, error) from error
 
 
