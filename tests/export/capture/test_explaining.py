@@ -103,6 +103,14 @@ class Branching(nn.Module):
         return x + 1 if x.sum() > 0 else x - 1
 
 
+def test_a_class_under_two_names_is_named() -> None:
+    net = nn.Sequential(Branching(), nn.Linear(3, 3))
+    net.again = net[0]
+    module = TensorDictModule(net, in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"^`Branching` \(`module\.0`\) decides by the values"):
+        export(module, {"x": torch.ones(2, 3)})
+
+
 def test_the_wrapped_class_is_named_and_its_place() -> None:
     net = nn.Sequential(nn.Linear(3, 3), Branching())
     module = TensorDictModule(net, in_keys=["x"], out_keys=["y"])

@@ -149,13 +149,14 @@ def _renamed(
 
 def _module_of(error: BaseException, flat: FlatModule) -> str:
     """Name the innermost module of the user in which an error was raised."""
-    names = {id(part): path for path, part in flat.module.named_modules()}
+    # What traces a module may put a proxy with the same attributes in its place.
+    names = {id(vars(part)): path for path, part in flat.module.named_modules()}
     found = flat.module
     for place in _frames(error):
         owner = place.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in names:
+        if isinstance(owner, nn.Module) and id(vars(owner)) in names:
             found = owner
-    path = names[id(found)]
+    path = names[id(vars(found))]
     return f"`{type(found).__name__}`" + (f" (`{path}`)" if path else "")
 
 
