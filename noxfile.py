@@ -98,7 +98,7 @@ def interop(session: nox.Session) -> None:
 @nox.session
 def models(session: nox.Session) -> None:
     """Export architectures of other libraries, with random weights, in every format."""
-    install(session, "suite", "trainers")
+    install(session, "suite", "trainers", "models")
     session.run("pytest", "tests/models", *session.posargs)
 
 

@@ -2,7 +2,7 @@
 
     python tools/render_models.py [NAME ...]
 
-Each model of `tests/models/architectures.py` is exported four times, so this takes some minutes;
+Each model of `tests/models` is exported four times, so this takes some minutes;
 with names, only these rows are made anew. It needs the packages of the lane `models`.
 """
 
@@ -13,8 +13,13 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from tests.models.architectures import Case
+    from tests.models.libraries import Library
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path("docs/reference/architectures.md")
@@ -25,6 +30,14 @@ TOP = [
 ]
 ROWS = 7
 """The batch that each result is compared at."""
+
+
+def known() -> "list[Case | Library]":
+    """Return all models; to import them needs their libraries."""
+    from tests.models.architectures import CASES
+    from tests.models.libraries import LIBRARIES
+
+    return [*CASES, *LIBRARIES]
 
 
 def tried(attempt: Callable[[], bool]) -> str:
@@ -40,9 +53,7 @@ class Attempts:
     """One model, exported in four ways; each is compared with the module at another batch."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        from tests.models.architectures import CASES
-
-        self.case = next(case for case in CASES if case.name == name)
+        self.case = next(case for case in known() if case.name == name)
         self.folder = folder
         self.module = self.case.module().eval()
         net = self.module.module
@@ -116,10 +127,8 @@ def main() -> None:
     """Try the models and write the page, row by row."""
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(ROOT))
-    from tests.models.architectures import CASES
-
     path = ROOT / PAGE
-    for name in sys.argv[1:] or [case.name for case in CASES]:
+    for name in sys.argv[1:] or [case.name for case in known()]:
         with tempfile.TemporaryDirectory() as folder:
             cells = row(name, Path(folder))
         print(*cells, flush=True)

@@ -12,13 +12,14 @@ from kd_export import NotExportable
 pytest.importorskip("transformers", reason="the lane `models` installs it")
 
 from tests.models.architectures import CASES, Case  # it needs transformers
+from tests.models.libraries import LIBRARIES, Library
 
 FORMATS = ["pt2", "onnx"]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_torch_exports_we_export(case: Case, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [*CASES, *LIBRARIES], ids=lambda case: case.name)
+def test_what_torch_exports_we_export(case: Case | Library, suffix: str, tmp_path: Path) -> None:
     module, example = case.module(), case.example
     path = tmp_path / f"model.{suffix}"
     program = kd_export.export(module, example, dynamic=case.shapes)
