@@ -1,10 +1,15 @@
 """Capturing a module: what cannot be captured is named, with the remedy."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from tests.export.models import case
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
-from kd_export import Axis, Entry, KeyMismatch, NotExportable, Schema, diagnose, export
+from kd_export import Axis, Entry, KeyMismatch, NotExportable, Schema, diagnose, export, save
+from kd_export._backends.pt2 import Pt2Backend
 from kd_nn import TensorDictModule
 
 
@@ -97,3 +102,23 @@ def test_a_schema_is_an_example() -> None:
     assert diagnose(module, schema, targets=[".pt2"]).ok
     with pytest.raises(KeyMismatch, match=r"`i` not found in the example; available keys: `in\.x`"):
         export(module, Schema(entries[:1], (), schema.axes))
+
+
+def test_saving_in_one_call_copies_no_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[set[int]] = []
+    write = Pt2Backend.write
+
+    def spy(self: Pt2Backend, program: ExportedProgram, schema: Schema, path: Path) -> None:
+        places.append({weight.data_ptr() for weight in program.parameters()})
+        write(self, program, schema, path)
+
+    monkeypatch.setattr(Pt2Backend, "write", spy)
+    model = case("conv")
+    own = {weight.data_ptr() for weight in model.module.parameters()}
+    save(model.module, tmp_path / "m.pt2", model.example)
+    export(model.module, model.example).save(tmp_path / "m.pt2")
+    assert places[0] == own
+    assert not places[1] & own
+    assert model.module.training

@@ -85,6 +85,36 @@ def export(
         >>> program({"x": torch.zeros(5, 3)})["y"].shape
         torch.Size([5, 2])
     """
+    return _exported(
+        module,
+        example,
+        inputs=inputs,
+        outputs=outputs,
+        dynamic=dynamic,
+        state=state,
+        initial=initial,
+        mode=mode,
+        strict=strict,
+        metadata=metadata,
+        shared=False,
+    )
+
+
+def _exported(
+    module: nn.Module,
+    example: Example[Word],
+    *,
+    inputs: Sequence[object] | None,
+    outputs: Sequence[object] | None,
+    dynamic: Dynamic[Name],
+    state: Mapping[Next, object] | None,
+    initial: Mapping[First, object] | None,
+    mode: str | None,
+    strict: bool,
+    metadata: Mapping[str, object] | None,
+    shared: bool,
+) -> KeyedProgram:
+    """Export a module; a program that does not outlive the call may share its weights."""
     from kd_export._capture.capture import capture
 
     with stage("capture the module"):
@@ -99,6 +129,7 @@ def export(
             mode=mode,
             strict=strict,
             metadata=metadata,
+            shared=shared,
         )
     return KeyedProgram(*parts)
 
@@ -121,7 +152,7 @@ def save(
     """Export a keyed module and write it, verified, in one call.
 
     The options are those of `export`, and ``vectors`` that of `KeyedProgram.save`, whose report is
-    returned.
+    returned. Parameters are not copied, so large models need less memory than by `export`.
 
     Example:
         >>> import torch
@@ -130,7 +161,7 @@ def save(
         >>> save(module, "policy.pt2", {"x": torch.zeros(1, 3)}).ok
         True
     """
-    program = export(
+    program = _exported(
         module,
         example,
         inputs=inputs,
@@ -141,6 +172,7 @@ def save(
         mode=mode,
         strict=strict,
         metadata=metadata,
+        shared=True,
     )
     return program.save(path, vectors=vectors)
 
@@ -179,7 +211,7 @@ def diagnose(
         [('.pt2', True), ('.onnx', False)]
     """
     try:
-        program = export(
+        program = _exported(
             module,
             example,
             inputs=inputs,
@@ -189,6 +221,8 @@ def diagnose(
             initial=initial,
             mode=mode,
             strict=strict,
+            metadata=None,
+            shared=True,
         )
     except ExportError as error:
         return Diagnosis((Finding("export", str(error), error),))

@@ -60,11 +60,12 @@ def capture(
     mode: str | None,
     strict: bool,
     metadata: Mapping[str, object] | None,
+    shared: bool,
 ) -> tuple[Schema, ExportedProgram, tuple[str, ...], Reference, tuple[Tensor, ...]]:
-    """Return what a `KeyedProgram` is made of."""
+    """Return what a `KeyedProgram` is made of; ``shared`` is explained by `prepare`."""
     stored = check_json(dict(metadata or {}))
     assert isinstance(stored, dict)
-    frozen, in_keys, out_keys = prepare(module, inputs, outputs)
+    frozen, in_keys, out_keys = prepare(module, inputs, outputs, shared=shared)
     tensors = read_example(example, in_keys)
     # Without a container nobody said that results have a batch size too: then there is none.
     batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else 0

@@ -19,9 +19,20 @@ from kd_export._schema.wire import as_key, unnest, wire_key, wire_name
 
 
 def prepare(
-    module: nn.Module, inputs: Sequence[object] | None, outputs: Sequence[object] | None
+    module: nn.Module,
+    inputs: Sequence[object] | None,
+    outputs: Sequence[object] | None,
+    *,
+    shared: bool = False,
 ) -> tuple[nn.Module, list[Key], list[Key]]:
-    """Copy the module, in eval mode, reduced to the steps that the keys asked for need."""
+    """Copy the module, in eval mode, reduced to the steps that the keys asked for need.
+
+    Args:
+        module: The module.
+        inputs: The keys to be inputs; by default all.
+        outputs: The keys to be outputs; by default all.
+        shared: Whether parameters keep their memory: the copy must not outlive the call.
+    """
     if not hasattr(module, "in_keys") or not hasattr(module, "out_keys"):
         raise NotExportable(
             f"`{type(module).__name__}` has no `in_keys` and `out_keys`.",
@@ -41,7 +52,8 @@ def prepare(
     chosen_out = _chosen(outputs, out_keys, "output", all_needed=False)
     _refuse_lazy(module)
     try:
-        frozen = copy.deepcopy(module, _copies(module)).cpu().eval()
+        known = _copies(module) | (_shared(module) if shared else {})
+        frozen = copy.deepcopy(module, known).cpu().eval()
     except (RuntimeError, TypeError) as error:
         raise NotExportable(
             f"the module cannot be copied: {error}",
@@ -60,6 +72,15 @@ def _copies(module: nn.Module) -> dict[int, object]:
         for part in module.modules()
         for value in vars(part).values()
         if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
+def _shared(module: nn.Module) -> dict[int, object]:
+    """Return parameters that share the memory of a module's own; buffers are copied as ever."""
+    return {
+        id(one): nn.Parameter(one.detach(), one.requires_grad)
+        for one in module.parameters()
+        if type(one) is nn.Parameter
     }
 
 
