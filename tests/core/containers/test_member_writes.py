@@ -36,6 +36,11 @@ WRITES: dict[str, Write] = {
     "numbers": lambda td: td.__setitem__([2, 0], OTHER[1:]),
     "mask": lambda td: td.__setitem__(td["x"] > 0, ROW),
     "set_at_": lambda td: td.set_at_(("n", "w"), "z", 0),
+    "set_at_ with a new dimension": lambda td: td.set_at_("w", "z", (None, 1)),
+    "set_at_ with numbers between new dimensions": lambda td: td.set_at_(
+        "w", "z", (None, [1], None)
+    ),
+    "a row under a new dimension": lambda td: td.__setitem__((None, -1), ROW),
     "update_at_": lambda td: td.update_at_({"w": ["z", "y"]}, slice(2)),
     "set_": lambda td: td.set_("w", ["z", "b", "y"]),
     "set_ of all": lambda td: td.set_("w", "a"),

@@ -20,6 +20,7 @@ from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import (
     held_twice,
+    holds_value_of_row,
     rows_to_write,
     stage_rows,
     writes_of_member,
@@ -159,9 +160,10 @@ class MemberStorage(TensorDictBase, Composite):
         picked = pick(index, self._desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
-            if stage_rows(self._taken(picked), value, path, writes, self._desc.ndim > 1):
+            taken = self._taken(picked)
+            if not picked.inner or self._are_views(picked, taken):
+                stage_rows(taken, value, path, writes)
                 return writes
-            writes = []  # the value of a row is not a view: all rows are written below
         if picked is not None and alone:
             for member in self._picked(picked):
                 copy = member.clone()
@@ -184,6 +186,14 @@ class MemberStorage(TensorDictBase, Composite):
         if picked.inner:
             members = [member[picked.inner] for member in members]
         return members[0] if isinstance(picked.rows, int) else self._of(members, picked.dim)
+
+    def _are_views(self, picked: Picked, taken: TensorDictBase) -> bool:
+        """Return whether writes to what an index takes of members reach them.
+
+        The value of one row has no view: neither of itself under another index, nor of the rows of
+        a member.
+        """
+        return not any(map(holds_value_of_row, (taken, *self._picked(picked))))
 
     def _picked(self, picked: Picked) -> list[TensorDictBase]:
         rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows

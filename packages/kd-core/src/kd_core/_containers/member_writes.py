@@ -90,13 +90,7 @@ def held_twice(action: str) -> InvalidValue:
     )
 
 
-def stage_rows(
-    target: AbstractContainer,
-    value: object,
-    path: Path,
-    writes: list[Write],
-    are_views: bool = False,
-) -> bool:
+def stage_rows(target: AbstractContainer, value: object, path: Path, writes: list[Write]) -> None:
     """Append the writes that store a value in all rows of a container.
 
     Args:
@@ -104,17 +98,13 @@ def stage_rows(
         value: a container or mapping, which may have fewer keys, or one value for all leaves.
         path: the path of the target.
         writes: the list to which the writes are appended.
-        are_views: whether the rows are views of other containers, as the tensors in them are. The
-            value of one row is none.
-
-    Returns:
-        Whether all writes are in the list; `False` if the value of one row would not be written.
     """
     if isinstance(target, Composite):
         rows = _rows_of(target, value)
         if rows is not None:
-            pairs = zip(target._members, rows, strict=True)
-            return all(stage_rows(*pair, path, writes, are_views) for pair in pairs)
+            for pair in zip(target._members, rows, strict=True):
+                stage_rows(*pair, path, writes)
+            return
     kinds = kinds_by_key(target._entries)
     source = _by_key(kinds, value)
     if any(key not in kinds for key in source):
@@ -122,20 +112,21 @@ def stage_rows(
     for key, new in source.items():
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
-            if not stage_rows(entry, new, where_, writes, are_views):
-                return False
+            stage_rows(entry, new, where_, writes)
         elif isinstance(entry, Tensor) or not same_data(unwrapped(entry), unwrapped(new)):
-            if are_views and _holds_value_of_row(target, key):
-                return False
             writes += writes_of_member(target, key, new, where_)
-    return True
 
 
-def _holds_value_of_row(target: AbstractContainer, key: str) -> bool:
-    """Return whether the entry at a key, or that of a member, is data of one row."""
-    if isinstance(target, Composite):
-        return any(_holds_value_of_row(member, key) for member in target._members)
-    return own_row(target._entries[key]) is not None
+def holds_value_of_row(node: AbstractContainer) -> bool:
+    """Return whether a container, or a member of a stack, holds the value of one row."""
+    if isinstance(node, Composite):
+        return any(map(holds_value_of_row, node._members))
+    return any(
+        holds_value_of_row(entry)
+        if isinstance(entry, AbstractContainer)
+        else own_row(entry) is not None
+        for entry in node._entries.values()
+    )
 
 
 def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
