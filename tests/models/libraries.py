@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.models.architectures import IDS, MASK, SMALL, TEXT, Shapes
+from tests.models.inputs import IDS, MASK, SMALL, TEXT, Shapes
 from torch import Tensor, nn
 
 from kd_nn import TensorDictModule
