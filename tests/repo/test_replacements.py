@@ -52,6 +52,8 @@ ELSEWHERE: Final = {
     "from_h5(filename)",
     "from_zarr(filename)",
     "TensorDict.from_h5(filename)",
+    "TensorDict.from_h5(filename).memmap(path)",
+    "to_h5(filename)",
     "TensorDict.from_zarr(filename)",
     "streaming.MDSWriter",
 }

@@ -122,7 +122,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         passthrough: Whether to call `module` itself where there is no GPU.
 
     Raises:
-        InvalidArgument: There is no GPU, or `device` is none.
+        InvalidArgument: torch finds none, or `device` is not a GPU.
 
     Example:
         >>> import torch
