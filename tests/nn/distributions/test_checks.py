@@ -6,6 +6,12 @@ from torch.distributions import Distribution, Normal
 from kd_nn.distributions import values_unchecked
 
 
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the default, which dynamo disables."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+
+
 def test_other_threads_keep_their_checks() -> None:
     before = Distribution._validate_args
     with ThreadPoolExecutor(1) as other, values_unchecked():
@@ -24,10 +30,6 @@ def test_what_is_asked_for_is_checked() -> None:
 
 
 def test_a_default_that_is_set_inside_stays() -> None:
-    before = Distribution._validate_args
-    try:
-        with values_unchecked():
-            Distribution.set_default_validate_args(False)
-        assert Distribution._validate_args is False
-    finally:
-        Distribution.set_default_validate_args(bool(before))
+    with values_unchecked():
+        Distribution.set_default_validate_args(False)
+    assert Distribution._validate_args is False
