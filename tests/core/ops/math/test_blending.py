@@ -64,6 +64,14 @@ def test_torch_functions() -> None:
     assert torch.equal(torch.clamp(td, 0.2, 0.5)["1"], td["1"].clamp(0.2, 0.5))  # type: ignore[call-overload]  # torch's stubs take tensors alone
 
 
+def test_lerp_of_the_scalars_of_members() -> None:
+    start, end = leaves(12), {key: torch.tensor(2.0) for key in leaves(12)}
+    members = [TensorDict({key: leaf[row, 0] for key, leaf in start.items()}) for row in range(3)]
+    result = lazy_stack(members).lerp(TensorDict(end), 0.25)
+    for key, leaf in start.items():
+        assert torch.equal(result[key], torch.lerp(leaf[:, 0], end[key], 0.25))
+
+
 def test_gradients_flow_through_lerp() -> None:
     plain = {key: leaf.requires_grad_() for key, leaf in leaves(12).items()}
     loss = TensorDict(plain, [3]).lerp(TensorDict(leaves(12), [3]), 0.25).sum(reduce=True)

@@ -304,7 +304,7 @@ def _run_columns(
 ) -> list[Tensor]:
     ends = _ends(leaves, columns) if kernel is not None else None
     if kernel is not None and ends is not None:
-        return kernel(leaves, ends, columns[1][0])  # type: ignore[return-value]  # gives the leaves
+        return list(kernel(leaves, ends, columns[1][0]))  # type: ignore[call-overload, no-any-return]  # gives the leaves
     return list(map(fn, leaves, *columns))
 
 
