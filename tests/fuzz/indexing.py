@@ -234,17 +234,20 @@ def some_path(rng: Random, s: Subject) -> tuple[str, ...]:
 
 def assigned(leaf: Tensor, index: object, value: object, ndim: int) -> None:
     """Write rows of a leaf as torch does for the batch dimensions."""
-    extra = leaf.ndim - ndim
-    parts = index if isinstance(index, tuple) else (index,)
     rows = torch.zeros(leaf.shape[:ndim])
     indexed(rows, index)  # refuses what is no index of the batch
     if leaf.dtype is torch.uint64 and isinstance(value, int) and value < 0:
         # torch 2.15 refuses it here as a number, but neither as a tensor nor in `fill_`.
         value = torch.tensor(value)
+    leaf[of_batch(index, leaf.ndim - ndim)] = value  # type: ignore[index, assignment]  # any
+
+
+def of_batch(index: object, extra: int) -> object:
+    """Return an index of the batch for what has further dimensions, which `...` does not mean."""
+    parts = index if isinstance(index, tuple) else (index,)
     if any(part is Ellipsis for part in parts):
-        leaf[(*parts, *(slice(None),) * extra)] = value  # type: ignore[assignment]  # any
-    else:
-        leaf[index] = value  # type: ignore[index, assignment]  # any
+        return (*parts, *(slice(None),) * extra)
+    return index
 
 
 @operation("__setitem__", "set_at_", "copy_at_", "update_at_")
@@ -307,7 +310,8 @@ def write_rows(tree: Plain, index: object, value: object, ndim: int) -> None:
         elif isinstance(mine, Tensor):
             assigned(mine, index, each, ndim)
         else:
-            tree.entries[key] = mine.written(index, each)
+            extra = 0 if mine.rows is None else mine.rows.ndim - ndim
+            tree.entries[key] = mine.written(of_batch(index, extra), each)
 
 
 def write_one(s: Subject, path: tuple[str, ...], index: object, value: object) -> Call:
@@ -322,7 +326,8 @@ def write_one(s: Subject, path: tuple[str, ...], index: object, value: object) -
                 raise Refusal("no such key")
             level, found = found, found.entries[part]
         if isinstance(found, Data):
-            level.entries[path[-1]] = found.written(index, value)
+            extra = 0 if found.rows is None else found.rows.ndim - len(tree.batch)
+            level.entries[path[-1]] = found.written(of_batch(index, extra), value)
             return ITSELF
         for leaf in found.tensors() if isinstance(found, Plain) else [cast("Tensor", found)]:
             assigned(leaf, index, value, len(tree.batch))
