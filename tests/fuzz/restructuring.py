@@ -113,14 +113,15 @@ def store(rng: Random, s: Subject, name: str) -> Call:
             found = find(tree, path)
             if found is not None:
                 return found
-            put(tree, path, entry)
-            return entry
+        level = level_of(tree, path, make=True)
         if name == "create_nested":
-            level = level_of(tree, path, make=True)
             level.entries[path[-1]] = Plain(level.batch)
             return ITSELF
-        level = level_of(tree, path, make=True)
-        put(tree, path, stored(value, level.batch) if name == "set_non_tensor" else entry)
+        # What is no tensor belongs to the rows of its level.
+        new = stored(value, level.batch) if isinstance(value, (str, list)) else entry
+        put(tree, path, new)
+        if name == "setdefault":
+            return new
         return None if name.startswith("__") else ITSELF
 
     def ours(td: TensorDictBase) -> object:
