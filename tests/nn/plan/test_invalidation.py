@@ -211,7 +211,7 @@ def test_a_patched_call_of_all_modules_sees_what_is_wrapped(
     ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, by another class in 2.15
 def test_a_traced_graph_names_the_modules_of_a_planned_model() -> None:
     model = TensorDictSequential(TensorDictModule(nn.Linear(2, 2), ["x"], ["y"]))
     warm(model)
