@@ -15,6 +15,15 @@ class Killed(BaseException):
     """What stands for SIGKILL: no call that changes files works after it."""
 
 
+def is_raised(act: Callable[[], object]) -> bool:
+    """Return whether an injected failure reaches the caller."""
+    try:
+        act()
+    except (Killed, OSError):
+        return True
+    return False
+
+
 class Calls:
     """Counts the calls that change files, and lets one of them fail.
 

@@ -3,7 +3,6 @@
 import errno
 import gc
 import pickle
-from collections.abc import Callable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.content import assert_same
-from tests.core.store.faults import Killed, calls, names_in
+from tests.core.store.faults import Killed, calls, is_raised, names_in
 
 from kd_core import FormatError, Locked, TensorDict, lazy_stack, store
 from kd_core._store import places
@@ -128,15 +127,6 @@ def test_a_failure_at_any_call_keeps_what_was_there(error: BaseException, tmp_pa
         old.save(path)
         assert len(names_in(path)) == 4
     assert at > 4
-
-
-def is_raised(act: Callable[[], object]) -> bool:
-    """Return whether an injected failure reaches the caller."""
-    try:
-        act()
-    except (Killed, OSError):
-        return True
-    return False
 
 
 @pytest.mark.parametrize("error", [Killed(), OSError(errno.EIO, "injected")], ids=str)

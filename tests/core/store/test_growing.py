@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.content import assert_same
-from tests.core.store.faults import Killed, calls, names_in
+from tests.core.store.faults import Killed, calls, is_raised, names_in
 from torch import Tensor
 
 from kd_core import (
@@ -203,15 +203,6 @@ def test_a_failure_at_any_call_keeps_the_arena(
         td.make_memmap("y", (3,))
         assert len(names_in(path)) == 5
     assert at > 4
-
-
-def is_raised(act: Callable[[], object]) -> bool:
-    """Return whether an injected failure reaches the caller."""
-    try:
-        act()
-    except (Killed, OSError):
-        return True
-    return False
 
 
 def test_values_are_written_into_entries_in_place(tmp_path: Path) -> None:
