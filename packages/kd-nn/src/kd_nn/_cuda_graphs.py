@@ -276,7 +276,7 @@ def _check(leaves: list[object], device: torch.device) -> None:
 
 def _kind_of(leaf: object) -> object:
     if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.dtype, leaf.device
+        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
     return type(leaf), leaf
 
 
