@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from kd_export._errors import ExportError
 from kd_export._program import KeyedProgram
-from kd_export._stages import stage
 from kd_export._verification.diagnosis import Diagnosis, Finding
 
 if TYPE_CHECKING:
@@ -85,7 +84,9 @@ def export(
         >>> program({"x": torch.zeros(5, 3)})["y"].shape
         torch.Size([5, 2])
     """
-    return _exported(
+    from kd_export._capture.capture import capture
+
+    parts = capture(
         module,
         example,
         inputs=inputs,
@@ -96,41 +97,7 @@ def export(
         mode=mode,
         strict=strict,
         metadata=metadata,
-        shared=False,
     )
-
-
-def _exported(
-    module: nn.Module,
-    example: Example[Word],
-    *,
-    inputs: Sequence[object] | None,
-    outputs: Sequence[object] | None,
-    dynamic: Dynamic[Name],
-    state: Mapping[Next, object] | None,
-    initial: Mapping[First, object] | None,
-    mode: str | None,
-    strict: bool,
-    metadata: Mapping[str, object] | None,
-    shared: bool,
-) -> KeyedProgram:
-    """Export a module; a program that does not outlive the call may share its weights."""
-    from kd_export._capture.capture import capture
-
-    with stage("capture the module"):
-        parts = capture(
-            module,
-            example,
-            inputs=inputs,
-            outputs=outputs,
-            dynamic=dynamic,
-            state=state,
-            initial=initial,
-            mode=mode,
-            strict=strict,
-            metadata=metadata,
-            shared=shared,
-        )
     return KeyedProgram(*parts)
 
 
@@ -161,7 +128,9 @@ def save(
         >>> save(module, "policy.pt2", {"x": torch.zeros(1, 3)}).ok
         True
     """
-    program = _exported(
+    from kd_export._capture.capture import capture
+
+    parts = capture(
         module,
         example,
         inputs=inputs,
@@ -174,7 +143,7 @@ def save(
         metadata=metadata,
         shared=True,
     )
-    return program.save(path, vectors=vectors)
+    return KeyedProgram(*parts).save(path, vectors=vectors)
 
 
 def diagnose(
@@ -210,8 +179,10 @@ def diagnose(
         >>> [(row.target, row.ok) for row in found.rows]
         [('.pt2', True), ('.onnx', False)]
     """
+    from kd_export._capture.capture import capture
+
     try:
-        program = _exported(
+        parts = capture(
             module,
             example,
             inputs=inputs,
@@ -221,11 +192,11 @@ def diagnose(
             initial=initial,
             mode=mode,
             strict=strict,
-            metadata=None,
             shared=True,
         )
     except ExportError as error:
         return Diagnosis((Finding("export", str(error), error),))
+    program = KeyedProgram(*parts)
     with tempfile.TemporaryDirectory() as folder:
         rows = [_tried(program, Path(folder) / f"model{suffix}", suffix) for suffix in targets]
     return Diagnosis(tuple(rows), program.diagnostics)

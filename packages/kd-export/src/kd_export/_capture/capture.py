@@ -43,11 +43,13 @@ from kd_export._schema.schema import Entry, Schema, check_json
 from kd_export._schema.state import First, resolve_state
 from kd_export._schema.state import Name as Next
 from kd_export._schema.wire import wire_name
+from kd_export._stages import stage
 
 _PREFIX = "module."
 _NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch._dynamo")
 
 
+@stage("capture the module")
 def capture(
     module: nn.Module,
     example: Example[Word],
@@ -59,8 +61,8 @@ def capture(
     initial: Mapping[First, object] | None,
     mode: str | None,
     strict: bool,
-    metadata: Mapping[str, object] | None,
-    shared: bool,
+    metadata: Mapping[str, object] | None = None,
+    shared: bool = False,
 ) -> tuple[Schema, ExportedProgram, tuple[str, ...], Reference, tuple[Tensor, ...]]:
     """Return what a `KeyedProgram` is made of; ``shared`` is explained by `prepare`."""
     stored = check_json(dict(metadata or {}))
