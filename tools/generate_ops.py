@@ -46,8 +46,8 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._ops.math.defaults import binary_with_default
+from kd_core._ops.math.numbers import binary_of_tensors, binary_of_tensors_
 from kd_core._ops.math.operands import (
-    as_tensor,
     binary,
     binary_,
     cast_leaves,
@@ -345,16 +345,16 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
     function = f"torch.{row.name}"
     if row.options:
         function = partial_of(function, row.options)
-    operand = row.other if row.numbers else f"as_tensor({row.other})"
-    call = f"binary_with_default(self, {operand}, {function}, default)"
+    otherwise = "" if row.numbers else ", otherwise=binary_of_tensors"
+    call = f"binary_with_default(self, {row.other}, {function}, default{otherwise})"
     return ("if default is not None:", f"    return {call}")
 
 
 def binary_body(row: "BinaryRow", suffix: str, function: str) -> tuple[str, ...]:
     """Write the body of a function of two."""
-    operand = row.other if row.numbers else f"as_tensor({row.other})"
-    call = f"binary{suffix}(self, {operand}, {function}{kernels(row, suffix)})"
-    bound = f"binary{suffix}(self, {operand}, {partial_of(function, row.options)})"
+    apply = "binary" if row.numbers else "binary_of_tensors"
+    call = f"{apply}{suffix}(self, {row.other}, {function}{kernels(row, suffix)})"
+    bound = f"{apply}{suffix}(self, {row.other}, {partial_of(function, row.options)})"
     return with_options(row.options, bound, call)
 
 

@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
+from kd_core._leaves.numbers import number_beside
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import binary, check_batches
 from kd_core._protocol.composite import Composite
@@ -36,7 +37,12 @@ _SHARED: Final = "intersection"
 
 
 def binary_with_default(
-    td: W, other: object, fn: Callable[..., Tensor], default: Default, by_member: bool = True
+    td: W,
+    other: object,
+    fn: Callable[..., Tensor],
+    default: Default,
+    by_member: bool = True,
+    otherwise: Callable[[W, object, Callable[..., Tensor]], W] = binary,
 ) -> W:
     """Apply a function of two to the entries of two containers whose keys may differ.
 
@@ -46,14 +52,16 @@ def binary_with_default(
         fn: the function of two leaves.
         default: what stands for a missing leaf, or `"intersection"`.
         by_member: whether the function may be called for each member of a stack.
+        otherwise: what applies the function to an operand that is not a container.
 
     Raises:
-        InvalidValue: if the default is another string, or not one number.
+        InvalidValue: if the default is another string, not one number, or an integer that the dtype
+            of the leaf beside it does not hold.
         KeySetMismatch: if a key is a leaf in one container and a container in the other.
     """
     _check_default(default)
     if not isinstance(other, AbstractContainer):
-        return binary(td, other, fn)
+        return otherwise(td, other, fn)
     check_batches(td._desc.batch, other._desc.batch)
     return _Join(fn, default, by_member).level(td, other, ())
 
@@ -167,21 +175,10 @@ class _Join:
             # Beside the stacked leaf it would not widen its dtype, so neither beside a row of it.
             default = default.to(torch.result_type(leaf.reshape(1), default))
         if not isinstance(default, Tensor):
-            # Of the dtype to which the number is promoted beside the leaf, as a number would be.
-            dtype = _promoted(leaf.dtype, cast("complex", default))
-            default = torch.full((), cast("float", default), dtype=dtype, device=leaf.device)
+            default = number_beside(leaf, cast("complex", default))
         elif default.device != leaf.device:
             default = default.to(leaf.device)
         return self.fn(default, leaf) if on_the_right else self.fn(leaf, default)
-
-
-def _promoted(dtype: torch.dtype, number: complex) -> torch.dtype:
-    """Return `torch.result_type` of a tensor and a number, which dynamo does not trace."""
-    if isinstance(number, (bool, int)):
-        is_wider = dtype is torch.bool and not isinstance(number, bool)
-        return torch.int64 if is_wider else dtype
-    floats = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
-    return floats if isinstance(number, float) else floats.to_complex()
 
 
 def _expanded(entry: Entry, batch: Batch) -> Entry:

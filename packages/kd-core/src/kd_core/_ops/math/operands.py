@@ -76,13 +76,6 @@ def is_operand(value: object) -> TypeGuard[Operand]:
     return isinstance(value, _OPERANDS) or _is_array(value)
 
 
-def as_tensor(other: Operand) -> AbstractContainer | Tensor:
-    """Return an operand as a tensor or container; a number becomes a 0-d tensor."""
-    if isinstance(other, (AbstractContainer, Tensor)):
-        return other
-    return torch.as_tensor(as_operand(other))
-
-
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
     if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):

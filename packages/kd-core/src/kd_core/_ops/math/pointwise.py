@@ -24,8 +24,8 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._ops.math.defaults import binary_with_default
+from kd_core._ops.math.numbers import binary_of_tensors, binary_of_tensors_
 from kd_core._ops.math.operands import (
-    as_tensor,
     binary,
     binary_,
     cast_leaves,
@@ -629,32 +629,42 @@ class Arithmetic(AbstractContainer):
     def maximum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, leaf by leaf: `torch.maximum`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.maximum, default)
-        return binary(self, as_tensor(other), torch.maximum, torch._foreach_maximum)
+            return binary_with_default(
+                self, other, torch.maximum, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.maximum, torch._foreach_maximum)
 
     def minimum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, leaf by leaf: `torch.minimum`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.minimum, default)
-        return binary(self, as_tensor(other), torch.minimum, torch._foreach_minimum)
+            return binary_with_default(
+                self, other, torch.minimum, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.minimum, torch._foreach_minimum)
 
     def fmax(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, ignoring NaN, leaf by leaf: `torch.fmax`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.fmax, default)
-        return binary(self, as_tensor(other), torch.fmax)
+            return binary_with_default(
+                self, other, torch.fmax, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.fmax)
 
     def fmin(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, ignoring NaN, leaf by leaf: `torch.fmin`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.fmin, default)
-        return binary(self, as_tensor(other), torch.fmin)
+            return binary_with_default(
+                self, other, torch.fmin, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.fmin)
 
     def atan2(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.atan2, default)
-        return binary(self, as_tensor(other), torch.atan2)
+            return binary_with_default(
+                self, other, torch.atan2, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.atan2)
 
     def copysign(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
@@ -665,14 +675,18 @@ class Arithmetic(AbstractContainer):
     def hypot(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the length of the hypotenuse, leaf by leaf: `torch.hypot`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.hypot, default)
-        return binary(self, as_tensor(other), torch.hypot)
+            return binary_with_default(
+                self, other, torch.hypot, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.hypot)
 
     def logaddexp(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logarithm of the sum of exponentials, leaf by leaf: `torch.logaddexp`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.logaddexp, default)
-        return binary(self, as_tensor(other), torch.logaddexp)
+            return binary_with_default(
+                self, other, torch.logaddexp, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.logaddexp)
 
     def xlogy(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the value times the logarithm of the operand, leaf by leaf: `torch.xlogy`."""
@@ -759,23 +773,23 @@ class ArithmeticInPlace(AbstractContainer):
 
     def maximum_(self, other: Operand) -> Self:
         """Write the larger value into every leaf; return self."""
-        return binary_(self, as_tensor(other), maximum_, torch._foreach_maximum_)
+        return binary_of_tensors_(self, other, maximum_, torch._foreach_maximum_)
 
     def minimum_(self, other: Operand) -> Self:
         """Write the smaller value into every leaf; return self."""
-        return binary_(self, as_tensor(other), minimum_, torch._foreach_minimum_)
+        return binary_of_tensors_(self, other, minimum_, torch._foreach_minimum_)
 
     def fmax_(self, other: Operand) -> Self:
         """Write the larger value, ignoring NaN into every leaf; return self."""
-        return binary_(self, as_tensor(other), fmax_)
+        return binary_of_tensors_(self, other, fmax_)
 
     def fmin_(self, other: Operand) -> Self:
         """Write the smaller value, ignoring NaN into every leaf; return self."""
-        return binary_(self, as_tensor(other), fmin_)
+        return binary_of_tensors_(self, other, fmin_)
 
     def atan2_(self, other: Operand) -> Self:
         """Write the angle of the point (other, value) into every leaf; return self."""
-        return binary_(self, as_tensor(other), torch.Tensor.atan2_)
+        return binary_of_tensors_(self, other, torch.Tensor.atan2_)
 
     def copysign_(self, other: Operand) -> Self:
         """Write the magnitude with the sign of the operand into every leaf; return self."""
@@ -783,11 +797,11 @@ class ArithmeticInPlace(AbstractContainer):
 
     def hypot_(self, other: Operand) -> Self:
         """Write the length of the hypotenuse into every leaf; return self."""
-        return binary_(self, as_tensor(other), torch.Tensor.hypot_)
+        return binary_of_tensors_(self, other, torch.Tensor.hypot_)
 
     def logaddexp_(self, other: Operand) -> Self:
         """Write the logarithm of the sum of exponentials into every leaf; return self."""
-        return binary_(self, as_tensor(other), logaddexp_)
+        return binary_of_tensors_(self, other, logaddexp_)
 
     def xlogy_(self, other: Operand) -> Self:
         """Write the value times the logarithm of the operand into every leaf; return self."""
@@ -870,20 +884,26 @@ class Logic(AbstractContainer):
     def logical_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical and, leaf by leaf: `torch.logical_and`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.logical_and, default)
-        return binary(self, as_tensor(other), torch.logical_and)
+            return binary_with_default(
+                self, other, torch.logical_and, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.logical_and)
 
     def logical_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical or, leaf by leaf: `torch.logical_or`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.logical_or, default)
-        return binary(self, as_tensor(other), torch.logical_or)
+            return binary_with_default(
+                self, other, torch.logical_or, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.logical_or)
 
     def logical_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
         if default is not None:
-            return binary_with_default(self, as_tensor(other), torch.logical_xor, default)
-        return binary(self, as_tensor(other), torch.logical_xor)
+            return binary_with_default(
+                self, other, torch.logical_xor, default, otherwise=binary_of_tensors
+            )
+        return binary_of_tensors(self, other, torch.logical_xor)
 
 
 class LogicInPlace(AbstractContainer):
@@ -936,15 +956,15 @@ class LogicInPlace(AbstractContainer):
 
     def logical_and_(self, other: Operand) -> Self:
         """Write the logical and into every leaf; return self."""
-        return binary_(self, as_tensor(other), torch.Tensor.logical_and_)
+        return binary_of_tensors_(self, other, torch.Tensor.logical_and_)
 
     def logical_or_(self, other: Operand) -> Self:
         """Write the logical or into every leaf; return self."""
-        return binary_(self, as_tensor(other), torch.Tensor.logical_or_)
+        return binary_of_tensors_(self, other, torch.Tensor.logical_or_)
 
     def logical_xor_(self, other: Operand) -> Self:
         """Write the logical exclusive or into every leaf; return self."""
-        return binary_(self, as_tensor(other), torch.Tensor.logical_xor_)
+        return binary_of_tensors_(self, other, torch.Tensor.logical_xor_)
 
 
 class Comparisons(AbstractContainer):
