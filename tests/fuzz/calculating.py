@@ -30,6 +30,33 @@ from kd_core._ops.math.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
 Binary = {row.name: row for row in (*ARITHMETIC, *LOGIC, *COMPARISONS)}
 
 
+OF_TENSORS = {
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "atan2",
+    "hypot",
+    "logaddexp",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+}
+"""Functions for which torch takes no number."""
+
+
+def promoted(name: str, leaf: Tensor, other: object) -> object:
+    """Return an operand as a function takes it: a number promoted beside the leaf, or as it is."""
+    if name not in OF_TENSORS or isinstance(other, Tensor):
+        return other
+    number = cast("complex", other)
+    dtype = torch.result_type(leaf, number)
+    whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    if whole and not torch.iinfo(dtype).min <= int(number.real) <= torch.iinfo(dtype).max:
+        raise Refusal(f"{dtype} does not hold {number}")
+    return torch.tensor(number, dtype=dtype)
+
+
 OPERATORS = ("__neg__", "__pos__", "__invert__", "__abs__")
 
 
@@ -92,23 +119,11 @@ def keywords_of(rng: Random, name: str) -> dict[str, object]:
 def binary(rng: Random, s: Subject, name: str) -> Call:
     operand, options = some_operand(rng, s), options_of(rng, name)
     fn = getattr(Tensor, name) if not hasattr(torch, name) else getattr(torch, name)
-    use = rng.random() < 0.15
+    takes = name not in OF_TENSORS or isinstance(operand.ours, (Tensor, TensorDictBase))
+    use = takes and rng.random() < 0.15
 
     def leafwise(leaf: Tensor, other: object) -> object:
-        if name in (
-            "maximum",
-            "minimum",
-            "fmax",
-            "fmin",
-            "atan2",
-            "hypot",
-            "logaddexp",
-            "logical_and",
-            "logical_or",
-            "logical_xor",
-        ) and not isinstance(other, Tensor):
-            other = torch.tensor(other)
-        return fn(leaf, other, **options)
+        return fn(leaf, promoted(name, leaf, other), **options)
 
     return Call(
         name,
@@ -118,28 +133,8 @@ def binary(rng: Random, s: Subject, name: str) -> Call:
         ),
         lambda plain: paired(plain, [operand], leafwise),
         exact=False,
-        memberwise=name not in TENSORS and not isinstance(operand.ours, (Tensor, TensorDictBase)),
-        may_refuse=lambda plain: name in TENSORS and takes_tensors(name, operand),
+        memberwise=not isinstance(operand.ours, (Tensor, TensorDictBase)),
     )
-
-
-TENSORS = {
-    "maximum",
-    "minimum",
-    "fmax",
-    "fmin",
-    "atan2",
-    "hypot",
-    "logaddexp",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-}
-
-
-def takes_tensors(name: str, operand: Operand) -> bool:
-    """Whether torch has no form of a function that takes a number."""
-    return not isinstance(operand.ours, (Tensor, TensorDictBase))
 
 
 @operation(*(f"{row.name} default" for row in Binary.values() if row.default))
@@ -272,9 +267,8 @@ def irregular(rng: Random, s: Subject, name: str) -> Call:
 OWN = {row.name: getattr(torch, row.name) for row in Binary.values() if row.own}
 
 
-def written_back(name: str, leaf: Tensor, other: object) -> Tensor:
+def written_back(name: str, leaf: Tensor, other: Tensor) -> Tensor:
     """Write the result of a function that has no in-place form."""
-    other = other if isinstance(other, Tensor) else torch.tensor(other)
     result = OWN[name](leaf, other)
     if not torch.can_cast(result.dtype, leaf.dtype) or result.shape != leaf.shape:
         raise Refusal("the result does not fit")
@@ -286,8 +280,9 @@ def binary_in_place(rng: Random, s: Subject, name: str) -> Call:
     operand, options = some_operand(rng, s), options_of(rng, name)
 
     def write(leaf: Tensor, other: object) -> object:
+        other = promoted(name[:-1], leaf, other)
         if name[:-1] in OWN:
-            return written_back(name[:-1], leaf, other)
+            return written_back(name[:-1], leaf, cast("Tensor", other))
         return getattr(leaf, name)(other, **options)
 
     return Call(
@@ -298,7 +293,6 @@ def binary_in_place(rng: Random, s: Subject, name: str) -> Call:
         writes=True,
         exact=False,
         memberwise=not isinstance(operand.ours, (Tensor, TensorDictBase)),
-        may_refuse=lambda plain: name[:-1] in TENSORS and takes_tensors(name, operand),
     )
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, keys_of
-from tests.fuzz.data import Batch, Data, chosen_data, joined_data, stored
+from tests.fuzz.data import WORDS, Batch, Data, chosen_data, joined_data, stored
 from tests.fuzz.operands import operand_node
 from tests.fuzz.registry import dim, lax, odd, operation
 from tests.fuzz.subjects import DTYPES, Node, Plain, Subject, build, plain, twin, values
@@ -221,6 +221,8 @@ def merged(first: Plain, second: Plain) -> Plain:
         old = new.entries.get(key)
         if isinstance(old, Plain) and isinstance(value, Plain):
             new.entries[key] = merged(old, value)
+        elif isinstance(value, Data) and value.rows is not None and not value.rows.ndim:
+            new.entries[key] = stored(WORDS[int(value.rows)], new.batch)  # of the level it is in
         else:
             new.entries[key] = value
     return new

@@ -44,21 +44,25 @@ COPIES: dict[str, Callable[[TensorDictBase], object]] = {
 }
 
 
+def is_pickled(leaf: Tensor) -> bool:
+    """Return whether torch itself unpickles the dtype of a tensor."""
+    return leaf.dtype not in (torch.uint16, torch.uint32, torch.uint64)
+
+
 @operation(*COPIES)
 def duplicate(rng: Random, s: Subject, name: str) -> Call:
     shallow = name in ("copy", "__copy__", "clone shallow")
     inside = any(leaf.requires_grad and not leaf.is_leaf for leaf in s.node.tensors())
     if name == "torch.save" and s.node.declared:
         name = "pickle"  # a class of one's own is not loaded with `weights_only`
+    if name == "pickle" and not all(map(is_pickled, s.node.tensors())):
+        name = "copy.deepcopy"
 
     def theirs(tree: Plain) -> object:
         if shallow:
             return tree
         if name in ("clone", "torch.clone"):
             return tree.map(torch.clone)
-        if name == "pickle":  # torch itself cannot do so with some dtypes
-            for leaf in tree.tensors():
-                pickle.loads(pickle.dumps(leaf.detach()))
         if inside:
             raise Refusal("inside the graph")
         return tree.map(copied_leaf)

@@ -127,10 +127,18 @@ def some_data(rng: Random, s: Subject, path: Path) -> tuple[object, Entry]:
         return MetaData("reach", s.batch), Data("reach")
     tree = plain(s.node)
     batch, found = wrapper_batch(tree, path), cast("Data", find(tree, path))
-    bare = found.rows is not None or not isinstance(found.value, tuple)
-    if bare and rng.random() < 0.5:
+    if is_bare(found.read()) and rng.random() < 0.5:
         return found.read(), found if found.rows is not None else stored(found.value, batch)
     return found.wrapper(batch), found
+
+
+def is_bare(value: object) -> bool:
+    """Return whether a value is stored as it is without a wrapper: numbers become tensors."""
+    return value is None or isinstance(value, str) or (isinstance(value, list) and has_text(value))
+
+
+def has_text(value: object) -> bool:
+    return any(map(has_text, value)) if isinstance(value, list) else isinstance(value, str)
 
 
 def written(current: Entry, entry: Entry) -> None:
