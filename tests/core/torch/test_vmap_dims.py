@@ -89,3 +89,10 @@ def test_dimensions_are_checked_at_each_level() -> None:
     with pytest.raises(InvalidValue, match=r"from 0 to 0 .* batch_size \(3,\), got -1"):
         torch.vmap(inner)(alike())
     assert torch.vmap(torch.vmap(double))(alike()).batch_size == (2, 3)
+
+
+def test_a_stack_without_leaves_has_the_batch_size_of_its_container() -> None:
+    stack = lazy_stack([TensorDict({}, [2, 2]) for _ in range(3)], 1)
+    entries = {"a": torch.zeros(2, 3, 2), "empty": TensorDict({}, [2, 3, 2]), "stack": stack}
+    got = torch.vmap(lambda td: td.reshape(6), 0, 1)(TensorDict(entries, [2, 3, 2]))
+    assert got["empty"].batch_size == got["stack"].batch_size == (6, 2)

@@ -232,11 +232,10 @@ def _put_together(
     desc = describe(batch, device)
     nested = bool(inner or data)
     for key, value in entries.items():
-        kind = value.__class__
-        if kind is Tensor:
+        if value.__class__ is Tensor:
             continue
         nested = True
-        if (kind is not TensorDict or not inner) and isinstance(value, AbstractContainer):
+        if not inner and isinstance(value, AbstractContainer):
             hollow.append(key)
     for key in hollow:
         if _is_hollow(cast("AbstractContainer", entries[key])):
@@ -258,11 +257,13 @@ def _named(batch: Batch, names: Names, first: object) -> Batch:
 def _branches(
     values: Iterator[object], below: Iterable[tuple[str, Structure | None]], hollow: list[str]
 ) -> dict[str, object]:
-    """Rebuild the entries of a container and its nested ones; record those without leaves."""
+    """Rebuild the entries of a container and its nested ones; record those that may be hollow."""
     entries: dict[str, object] = {}
     for key, structure in below:
         if structure is None:
-            entries[key] = next(values)
+            entries[key] = value = next(values)
+            if isinstance(value, AbstractContainer):
+                hollow.append(key)
             continue
         entries[key] = _put_together(TensorDict, values, structure)
         if structure.lead < 0:
