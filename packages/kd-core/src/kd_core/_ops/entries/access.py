@@ -144,7 +144,10 @@ class Access(AbstractContainer):
             return self
         staged = [_stage(self, path_of(key), value) for key, value in entries.items()]
         for level, path, entry in staged:
-            level._store(path, entry)
+            if len(path) == 1 and isinstance(entry, Tensor):  # nothing is left to check
+                level._set_entry(path[0], entry)
+            else:
+                level._store(path, entry)
         return self
 
     def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
@@ -404,7 +407,8 @@ def _stage(
     Returns the lowest container that is there, the rest of the path, and the entry.
     """
     level, depth = lowest_level(container, path)
-    level._check_unlocked(f"set {format_key(path)}")
+    if level._desc.frozen:
+        level._check_unlocked(f"set {format_key(path)}")
     return level, path[depth:], level._as_entry(path[-1], value, path[:-1])
 
 
