@@ -46,7 +46,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.numbers import binary_of_tensors, binary_of_tensors_
+from kd_core._ops.math.numbers import as_float, as_truth, binary_of_tensors, binary_of_tensors_
 from kd_core._ops.math.operands import (
     binary,
     binary_,
@@ -345,16 +345,26 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
     function = f"torch.{row.name}"
     if row.options:
         function = partial_of(function, row.options)
-    otherwise = "" if row.numbers else ", otherwise=binary_of_tensors"
-    call = f"binary_with_default(self, {row.other}, {function}, default{otherwise})"
+    apply, operand = of_numbers(row)
+    otherwise = "" if apply == "binary" else f", otherwise={apply}"
+    call = f"binary_with_default(self, {operand}, {function}, default{otherwise})"
     return ("if default is not None:", f"    return {call}")
+
+
+def of_numbers(row: "BinaryRow") -> tuple[str, str]:
+    """The function that applies a row, and the operand for it: torch may take no number."""
+    if row.numbers:
+        return "binary", row.other
+    if row.name.startswith("logical"):
+        return "binary", f"as_truth({row.other})"
+    return "binary_of_tensors", f"as_float({row.other})" if row.floats else row.other
 
 
 def binary_body(row: "BinaryRow", suffix: str, function: str) -> tuple[str, ...]:
     """Write the body of a function of two."""
-    apply = "binary" if row.numbers else "binary_of_tensors"
-    call = f"{apply}{suffix}(self, {row.other}, {function}{kernels(row, suffix)})"
-    bound = f"{apply}{suffix}(self, {row.other}, {partial_of(function, row.options)})"
+    apply, operand = of_numbers(row)
+    call = f"{apply}{suffix}(self, {operand}, {function}{kernels(row, suffix)})"
+    bound = f"{apply}{suffix}(self, {operand}, {partial_of(function, row.options)})"
     return with_options(row.options, bound, call)
 
 

@@ -32,7 +32,7 @@ def test_numbers_are_promoted_as_torch_promotes_numbers(name: str, number: float
         assert_same(getattr(scalar, name)(number)["a"], want[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["maximum", "minimum", "fmax", "fmin"])
 def test_integers_that_a_leaf_does_not_hold_are_refused(name: str) -> None:
     td = TensorDict({"i": torch.ones(2, dtype=torch.int32), "u": torch.ones(2, dtype=torch.uint8)})
     for call in (getattr(td, name), getattr(td, f"{name}_")):
@@ -40,6 +40,13 @@ def test_integers_that_a_leaf_does_not_hold_are_refused(name: str) -> None:
             with pytest.raises(InvalidValue, match=rf"must be one that torch\.{dtype} holds, got"):
                 call(number)
     assert td["i"].tolist() == td["u"].tolist() == [1, 1]
+
+
+def test_integers_are_not_cast_to_the_leaf_where_floats_or_truth_are_computed() -> None:
+    td = TensorDict({"u": torch.tensor([0, 1], dtype=torch.uint8)}, [2])
+    assert_same(td.atan2(-300)["u"], torch.atan2(torch.tensor([0.0, 1.0]), torch.tensor(-300.0)))
+    assert td.logical_and(256)["u"].tolist() == [False, True]
+    assert td.logical_or_(-1)["u"].tolist() == [1, 1]
 
 
 def test_a_default_that_a_leaf_does_not_hold_is_refused() -> None:

@@ -24,7 +24,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.numbers import binary_of_tensors, binary_of_tensors_
+from kd_core._ops.math.numbers import as_float, as_truth, binary_of_tensors, binary_of_tensors_
 from kd_core._ops.math.operands import (
     binary,
     binary_,
@@ -662,9 +662,9 @@ class Arithmetic(AbstractContainer):
         """Return the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
         if default is not None:
             return binary_with_default(
-                self, other, torch.atan2, default, otherwise=binary_of_tensors
+                self, as_float(other), torch.atan2, default, otherwise=binary_of_tensors
             )
-        return binary_of_tensors(self, other, torch.atan2)
+        return binary_of_tensors(self, as_float(other), torch.atan2)
 
     def copysign(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
@@ -789,7 +789,7 @@ class ArithmeticInPlace(AbstractContainer):
 
     def atan2_(self, other: Operand) -> Self:
         """Write the angle of the point (other, value) into every leaf; return self."""
-        return binary_of_tensors_(self, other, torch.Tensor.atan2_)
+        return binary_of_tensors_(self, as_float(other), torch.Tensor.atan2_)
 
     def copysign_(self, other: Operand) -> Self:
         """Write the magnitude with the sign of the operand into every leaf; return self."""
@@ -884,26 +884,20 @@ class Logic(AbstractContainer):
     def logical_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical and, leaf by leaf: `torch.logical_and`."""
         if default is not None:
-            return binary_with_default(
-                self, other, torch.logical_and, default, otherwise=binary_of_tensors
-            )
-        return binary_of_tensors(self, other, torch.logical_and)
+            return binary_with_default(self, as_truth(other), torch.logical_and, default)
+        return binary(self, as_truth(other), torch.logical_and)
 
     def logical_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical or, leaf by leaf: `torch.logical_or`."""
         if default is not None:
-            return binary_with_default(
-                self, other, torch.logical_or, default, otherwise=binary_of_tensors
-            )
-        return binary_of_tensors(self, other, torch.logical_or)
+            return binary_with_default(self, as_truth(other), torch.logical_or, default)
+        return binary(self, as_truth(other), torch.logical_or)
 
     def logical_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
         if default is not None:
-            return binary_with_default(
-                self, other, torch.logical_xor, default, otherwise=binary_of_tensors
-            )
-        return binary_of_tensors(self, other, torch.logical_xor)
+            return binary_with_default(self, as_truth(other), torch.logical_xor, default)
+        return binary(self, as_truth(other), torch.logical_xor)
 
 
 class LogicInPlace(AbstractContainer):
@@ -956,15 +950,15 @@ class LogicInPlace(AbstractContainer):
 
     def logical_and_(self, other: Operand) -> Self:
         """Write the logical and into every leaf; return self."""
-        return binary_of_tensors_(self, other, torch.Tensor.logical_and_)
+        return binary_(self, as_truth(other), torch.Tensor.logical_and_)
 
     def logical_or_(self, other: Operand) -> Self:
         """Write the logical or into every leaf; return self."""
-        return binary_of_tensors_(self, other, torch.Tensor.logical_or_)
+        return binary_(self, as_truth(other), torch.Tensor.logical_or_)
 
     def logical_xor_(self, other: Operand) -> Self:
         """Write the logical exclusive or into every leaf; return self."""
-        return binary_of_tensors_(self, other, torch.Tensor.logical_xor_)
+        return binary_(self, as_truth(other), torch.Tensor.logical_xor_)
 
 
 class Comparisons(AbstractContainer):
