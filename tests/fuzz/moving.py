@@ -279,7 +279,10 @@ def apply_pairs(rng: Random, s: Subject, name: str) -> Call:
 
 
 def _sum(mine: Tensor, theirs: object) -> Tensor:
-    return torch.add(mine, cast("Tensor", theirs))
+    """Add what is promoted by dtype alone: in a stack, `apply` sees the leaves of members."""
+    operand = cast("Tensor", theirs)
+    dtype = torch.promote_types(mine.dtype, operand.dtype)
+    return torch.add(mine.to(dtype), operand.to(dtype))
 
 
 def _copied_over(tree: Plain, results: list[Tensor]) -> object:

@@ -176,7 +176,7 @@ def collected(
     sizes = [1 if at in over else size for at, size in enumerate(rows.shape)]
     left = sizes if keepdim else [rows.shape[at] for at in kept]
     lists = rows.permute(*kept, *over).reshape(*left, *(rows.shape[at] for at in over))
-    return lists.expand(*lead, *lists.shape)
+    return lists.expand((*lead, *lists.shape))
 
 
 @operation("cumsum", "cumprod")
@@ -259,7 +259,7 @@ def quantile(rng: Random, s: Subject, name: str) -> Call:
             return plain.map(
                 lambda leaf: find(leaf, None),
                 lambda batch: lead,
-                lambda rows: rows.expand(*lead, *rows.shape),
+                lambda rows: rows.expand((*lead, *rows.shape)),
             )
         torch.zeros(plain.batch).sum(at)  # type: ignore[call-overload]  # odd ones
         if not ndim:
