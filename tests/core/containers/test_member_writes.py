@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kd_core import InvalidArgument, MetaData, TensorDict, TensorDictBase, lazy_stack
+from kd_core._types import Index
 
 WORDS = ("a", "b", "c")
 OTHER = TensorDict({"x": torch.arange(3) + 7, "w": ["d", "b", "e"], "n": {"w": ["f"] * 3}}, [3])
@@ -108,3 +109,15 @@ def test_a_row_alone_says_where_its_value_is_written() -> None:
     row = dense()[0]
     with pytest.raises(InvalidArgument, match="or `set_at_` on the batch whose row it is"):
         row.set_("w", "z")
+
+
+@pytest.mark.parametrize("index", [0, slice(0, 2), [0, 1], (slice(None), 0), ...])
+def test_rows_take_values_of_leading_size_1_as_a_dense_container_does(index: Index) -> None:
+    stack = lazy_stack([TensorDict({"x": torch.zeros(2)}, [2]) for _ in range(3)])
+    whole = stack.contiguous()
+    shape = whole.get_at("x", index).shape
+    value = torch.arange(float(shape.numel())).reshape(1, 1, *shape)
+    stack.set_at_("x", value, index)
+    whole.set_at_("x", value, index)
+    assert stack["x"].tolist() == whole["x"].tolist()
+    assert stack["x"].any()

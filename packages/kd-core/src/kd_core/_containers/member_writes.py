@@ -18,7 +18,13 @@ from kd_core._containers.row_values import own_row
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
-from kd_core._leaves.writes import Write, as_source, unknown_below, writable_source
+from kd_core._leaves.writes import (
+    Write,
+    as_source,
+    unknown_below,
+    without_ones,
+    writable_source,
+)
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
@@ -113,7 +119,11 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
         entry, where_ = kinds[key], (*path, key)
         if isinstance(entry, AbstractContainer):
             stage_rows(entry, new, where_, writes)
-        elif isinstance(entry, Tensor) or not same_data(unwrapped(entry), unwrapped(new)):
+        elif isinstance(entry, Tensor):
+            leaf = new if isinstance(new, Tensor) else as_source(where_, new)
+            ndim = entry.ndim + isinstance(target, Composite)
+            writes += writes_of_member(target, key, without_ones(leaf, ndim), where_)
+        elif not same_data(unwrapped(entry), unwrapped(new)):
             writes += writes_of_member(target, key, new, where_)
 
 

@@ -302,6 +302,13 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
     return source
 
 
+def without_ones(source: Tensor, ndim: int) -> Tensor:
+    """Return what torch writes to rows of `ndim` dimensions: leading ones of size 1 are dropped."""
+    while source.ndim > ndim and source.shape[0] == 1:
+        source = source[0]
+    return source
+
+
 def check_same_data(entry: Node, value: object, path: tuple[str, ...]) -> None:
     """Refuse to write rows of non-tensor data, which is one value for the whole batch.
 

@@ -36,6 +36,7 @@ from kd_core._leaves.writes import (
     commit,
     copy_pairs,
     unknown_below,
+    without_ones,
     write_all,
 )
 from kd_core._nodes.entry import is_row_data
@@ -309,8 +310,7 @@ class _Rows:
         if not isinstance(source, Tensor):
             source = as_source(path, value, leaf.dtype)
         if source.shape != shape:
-            while source.ndim > len(shape) and source.shape[0] == 1:  # as torch does
-                source = source[0]
+            source = without_ones(source, len(shape))
             _check_broadcast(source, shape, path)
         doubtful = source.dtype is not leaf.dtype or leaf.dtype in INCOMPLETE
         if self.where is not None and doubtful and not is_compiling():
