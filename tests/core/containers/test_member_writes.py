@@ -121,3 +121,18 @@ def test_rows_take_values_of_leading_size_1_as_a_dense_container_does(index: Ind
     whole.set_at_("x", value, index)
     assert stack["x"].tolist() == whole["x"].tolist()
     assert stack["x"].any()
+
+
+def test_a_container_of_tensors_is_not_written_as_a_value() -> None:
+    tensors = {"b": torch.ones(3)}
+    writes: list[Callable[[TensorDictBase], object]] = [
+        lambda td: td.update_({"w": tensors}),
+        lambda td: td.set_("w", TensorDict(tensors, [3])),
+        lambda td: td.set_at_("w", tensors, 0),
+    ]
+    for td in (dense(), stacked()):
+        for write in writes:
+            with pytest.raises(InvalidArgument, match="`w` holds values that are not tensors, got"):
+                write(td)
+        assert td["w"] == list(WORDS)
+        assert td.set_at_("w", {"b": 1}, 0)["w"] == [{"b": 1}, *WORDS[1:]]

@@ -9,7 +9,7 @@ and stays one value.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -25,6 +25,7 @@ from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
 from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_node
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
@@ -258,14 +259,27 @@ class NonTensorData(NonTensorDataBase):
         return f"{type(self).__name__}(data={self.data!r}, batch_size={self.batch_size})"
 
 
-def refuse_tensor(value: object, path: tuple[str, ...]) -> None:
-    """Raise `InvalidArgument` if a tensor would be written to an entry of other values."""
-    if isinstance(value, Tensor):
+def refuse_tensors(value: object, path: tuple[str, ...]) -> None:
+    """Refuse to write tensors, or a container or mapping of them, as a value.
+
+    Raises:
+        InvalidArgument: if it is refused; the message names the path.
+    """
+    if _holds_tensors(value):
+        of_shape = f" of shape {shape_text(value.shape)}" if isinstance(value, Tensor) else ""
         raise InvalidArgument(
-            f"entry {format_key(path)} holds values that are not tensors, got a tensor of "
-            f"shape {shape_text(value.shape)}. Use `set` to replace the entry, or wrap the "
-            "tensor in `NonTensorData` to store it as a value."
+            f"entry {format_key(path)} holds values that are not tensors, got a "
+            f"`{type(value).__name__}`{of_shape}. Use `set` to replace the entry, or wrap the "
+            "value in `NonTensorData` to store it."
         )
+
+
+def _holds_tensors(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensors, value.values()))
+    return isinstance(value, Tensor) or (
+        is_node(value) and not isinstance(value, NonTensorDataBase)
+    )
 
 
 class MetaData(NonTensorData):

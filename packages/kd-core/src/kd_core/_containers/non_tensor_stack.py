@@ -28,7 +28,7 @@ from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import (
     NonTensorData,
     NonTensorDataBase,
-    refuse_tensor,
+    refuse_tensors,
     wrap_data,
 )
 from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
@@ -271,7 +271,7 @@ class NonTensorStack(NonTensorDataBase):
             InvalidArgument: if the value is a tensor.
             ShapeMismatch: if there is not one value for each row.
         """
-        refuse_tensor(value, path)
+        refuse_tensors(value, path)
         if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
             return self._positions, value._positions + _add(self, value._pool)
         rows = self._desc.batch if shape is None else shape

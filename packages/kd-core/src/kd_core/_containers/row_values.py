@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, refuse_tensor
+from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, refuse_tensors
 
 if TYPE_CHECKING:
     from typing import Self
@@ -33,7 +33,7 @@ class RowValue:
 
     def _encode(self, value: object, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Return a tensor that stands for the value, and one to copy into it."""
-        refuse_tensor(value, path)
+        refuse_tensors(value, path)
         source = torch.zeros((), dtype=torch.int64)
         target = source.clone().as_subclass(_StandIn)
         target.node = self._node
