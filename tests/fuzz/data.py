@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import torch
@@ -35,11 +35,14 @@ class Data:
         kind: the class of its wrapper.
         rows: for values of rows, the position of each in `WORDS`, -1 for a row that was added;
             what lies behind the batch dimensions are lists.
+        mixed: whether it is that of a stack of which some members hold one value for all of their
+            rows: such a member, taken out alone, still does.
     """
 
     value: object
     kind: type[NonTensorData] = MetaData
     rows: Tensor | None = None
+    mixed: bool = False
 
     def of_rows(self, batch: Batch) -> Tensor:
         """Return the position of each row of a batch."""
@@ -51,7 +54,7 @@ class Data:
 
     def rearranged(self, move: Callable[[Tensor], Tensor]) -> Data:
         """Return the data of rows that were moved."""
-        return self if self.rows is None else Data(None, self.kind, move(self.rows))
+        return self if self.rows is None else replace(self, rows=move(self.rows))
 
     def written(self, index: object, value: object) -> Data:
         """Return the data after a write to rows; one value of all rows is only written by itself.
@@ -96,6 +99,8 @@ class Data:
             return False
         if self.rows is not None and tuple(self.rows.shape[: len(shape)]) != shape:
             return False
+        if self.mixed and self.rows is not None and isinstance(found, NonTensorData):
+            return all(_words(row) == found.data for row in self.rows.flatten().tolist())
         want = self.wrapper(shape)
         return type(found) is type(want) and found == want
 

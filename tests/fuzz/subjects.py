@@ -397,7 +397,11 @@ def stack_plain(members: list[Plain], dim: int) -> Plain:
         elif all(isinstance(row, Data) for row in rows):
             column = cast("list[Data]", rows)
             batches = [member.batch for member in members]
-            new.entries[key] = joined_data(column, batches, lambda each: torch.stack(each, dim))
+            data = joined_data(column, batches, lambda each: torch.stack(each, dim))
+            data.mixed = data.rows is not None and any(
+                each.mixed or each.rows is None for each in column
+            )
+            new.entries[key] = data
         else:
             raise Ragged
     return new

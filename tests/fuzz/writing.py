@@ -113,12 +113,24 @@ def value_for(rng: Random, s: Subject, path: Path) -> tuple[object, Entry]:
             node = node.members[0]  # type: ignore[attr-defined]  # a node
         node = getattr(node, "entries", {}).get(part)
     if isinstance(node, Tensor) and rng.random() < 0.8 and not s.node.members:
-        leaf = values(rng, tuple(node.shape), node.dtype if rng.random() < 0.7 else torch.float32)
+        dtype = node.dtype if rng.random() < 0.7 else torch.float32
+        leaf = held_by(node.dtype, values(rng, tuple(node.shape), dtype))
         return leaf, leaf
     if isinstance(node, Data) and rng.random() < 0.7:
         return some_data(rng, s, path)
     leaf = values(rng, (*s.batch, *rng.choice([(), (2,)])), torch.float32)
+    leaf = held_by(node.dtype, leaf) if isinstance(node, Tensor) else leaf
     return leaf, leaf
+
+
+def held_by(dtype: torch.dtype, leaf: Tensor) -> Tensor:
+    """Return a tensor that may be copied into a dtype: no integer is made of a negative float.
+
+    What torch makes of one that the dtype does not hold depends on its place in the tensor.
+    """
+    if dtype.is_floating_point or dtype.is_complex or not leaf.is_floating_point():
+        return leaf
+    return leaf.nan_to_num(0.0, 1.0, 1.0).abs()
 
 
 def some_data(rng: Random, s: Subject, path: Path) -> tuple[object, Entry]:
