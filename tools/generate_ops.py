@@ -213,8 +213,7 @@ def load_table() -> ModuleType:
     spec = importlib.util.spec_from_file_location("table", OPS / "table.py")
     assert spec is not None
     assert spec.loader is not None
-    table = importlib.util.module_from_spec(spec)
-    sys.modules["table"] = table
+    table = sys.modules["table"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     return table
 
@@ -342,30 +341,25 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
     """Write what is done where keys may differ."""
     if not row.default:
         return ()
-    function = f"torch.{row.name}"
-    if row.options:
-        function = partial_of(function, row.options)
-    apply, operand = of_numbers(row)
-    otherwise = "" if apply == "binary" else f", otherwise={apply}"
-    call = f"binary_with_default(self, {operand}, {function}, default{otherwise})"
-    return ("if default is not None:", f"    return {call}")
+    function = partial_of(f"torch.{row.name}", row.options)
+    apply, operand = applied(row)
+    end = "" if apply == "binary" else f", otherwise={apply}"
+    call = f"binary_with_default(self, {operand}, {function}, default{end})"
+    return "if default is not None:", f"    return {call}"
 
 
-def of_numbers(row: "BinaryRow") -> tuple[str, str]:
-    """The function that applies a row, and the operand for it: torch may take no number."""
-    if row.numbers:
-        return "binary", row.other
-    if row.name.startswith("logical"):
-        return "binary", f"as_truth({row.other})"
-    return "binary_of_tensors", f"as_float({row.other})" if row.floats else row.other
+def applied(row: "BinaryRow") -> tuple[str, str]:
+    """The function that applies a row, and the operand for it."""
+    apply = "binary_of_tensors" if row.number in ("tensor", "float") else "binary"
+    return apply, f"as_{row.number}({row.other})" if row.number in ("float", "truth") else row.other
 
 
 def binary_body(row: "BinaryRow", suffix: str, function: str) -> tuple[str, ...]:
     """Write the body of a function of two."""
-    apply, operand = of_numbers(row)
-    call = f"{apply}{suffix}(self, {operand}, {function}{kernels(row, suffix)})"
-    bound = f"{apply}{suffix}(self, {operand}, {partial_of(function, row.options)})"
-    return with_options(row.options, bound, call)
+    apply, operand = applied(row)
+    call = f"{apply}{suffix}(self, {operand}, "
+    bound = f"{call}{partial_of(function, row.options)})"
+    return with_options(row.options, bound, f"{call}{function}{kernels(row, suffix)})")
 
 
 def operators(row: "BinaryRow", call: str) -> Iterator[str]:
@@ -404,8 +398,9 @@ def options(given: Sequence["Option"]) -> str:
 
 
 def partial_of(function: str, given: Sequence["Option"]) -> str:
-    """A function that the options are bound to."""
-    return f"partial({function}, {', '.join(f'{each.name}={each.name}' for each in given)})"
+    """A function that the options are bound to, if there are any."""
+    bound = "".join(f", {each.name}={each.name}" for each in given)
+    return f"partial({function}{bound})" if bound else function
 
 
 def with_options(given: Sequence["Option"], bound: str, call: str) -> tuple[str, ...]:
@@ -433,10 +428,10 @@ def kernels(row: "BinaryRow", suffix: str = "") -> str:
 
 def casts(rows: Sequence["CastRow"]) -> Iterator[str]:
     """Write the casts."""
+    arguments = ", cast_filter: CastFilter | None = None"
     for row in rows:
-        text = f"Cast every leaf to `torch.{row.dtype}`."
         call = f"return cast_leaves(self, torch.{row.dtype}, cast_filter)"
-        yield method(row.name, ", cast_filter: CastFilter | None = None", text, call)
+        yield method(row.name, arguments, f"Cast every leaf to `torch.{row.dtype}`.", call)
 
 
 def reductions(rows: Sequence["ReductionRow"]) -> Iterator[str]:

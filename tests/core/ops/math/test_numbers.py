@@ -7,7 +7,7 @@ from torch import Tensor
 from kd_core import InvalidValue, TensorDict
 from kd_core._ops.math.table import ARITHMETIC, LOGIC
 
-NAMES = [row.name for row in (*ARITHMETIC, *LOGIC) if not row.numbers]
+NAMES = [row.name for row in (*ARITHMETIC, *LOGIC) if row.number]
 
 
 def assert_same(got: Tensor, want: Tensor) -> None:

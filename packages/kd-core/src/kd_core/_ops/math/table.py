@@ -44,10 +44,10 @@ class UnaryRow:
 class BinaryRow:
     """A function of two operands: `torch.<name>(leaf, other)`, and the operator of Python if any.
 
-    `exact` is the kernel for a 0-dim tensor in place of a number. `numbers` says whether the torch
-    function accepts numbers. `other` is the name of the second operand. `own` says that torch has
-    no in-place form, so the one of `_leaves.in_place` is called. `default` says whether the keys of
-    two containers may differ.
+    `exact` is the kernel for a 0-dim tensor in place of a number. `number` says what a number
+    becomes where torch takes tensors only: a "tensor", that of a "float" or of its "truth". `other`
+    is the name of the second operand. `own` says that torch has no in-place form, so the one of
+    `_leaves.in_place` is called. `default` says whether the keys of two containers may differ.
     """
 
     name: str
@@ -58,7 +58,7 @@ class BinaryRow:
     in_place: bool = True
     floats: bool = False
     options: tuple[Option, ...] = ()
-    numbers: bool = True
+    number: str = ""
     other: str = "other"
     own: bool = False
     default: bool = True
@@ -177,14 +177,14 @@ ARITHMETIC: Final = (
     BinaryRow("floor_divide", "the floor of the quotient", operator="floordiv"),
     BinaryRow("remainder", "the remainder, with the sign of the divisor", operator="mod"),
     BinaryRow("fmod", "the remainder, with the sign of the dividend"),
-    BinaryRow("maximum", "the larger value", True, numbers=False, own=True),
-    BinaryRow("minimum", "the smaller value", True, numbers=False, own=True),
-    BinaryRow("fmax", "the larger value, ignoring NaN", numbers=False, own=True),
-    BinaryRow("fmin", "the smaller value, ignoring NaN", numbers=False, own=True),
-    BinaryRow("atan2", "the angle of the point (other, value)", floats=True, numbers=False),
+    BinaryRow("maximum", "the larger value", True, number="tensor", own=True),
+    BinaryRow("minimum", "the smaller value", True, number="tensor", own=True),
+    BinaryRow("fmax", "the larger value, ignoring NaN", number="tensor", own=True),
+    BinaryRow("fmin", "the smaller value, ignoring NaN", number="tensor", own=True),
+    BinaryRow("atan2", "the angle of the point (other, value)", floats=True, number="float"),
     BinaryRow("copysign", "the magnitude with the sign of the operand", floats=True),
-    BinaryRow("hypot", "the length of the hypotenuse", numbers=False),
-    BinaryRow("logaddexp", "the logarithm of the sum of exponentials", numbers=False, own=True),
+    BinaryRow("hypot", "the length of the hypotenuse", number="tensor"),
+    BinaryRow("logaddexp", "the logarithm of the sum of exponentials", number="tensor", own=True),
     BinaryRow("xlogy", "the value times the logarithm of the operand", floats=True),
 )
 
@@ -194,9 +194,9 @@ LOGIC: Final = (
     BinaryRow("bitwise_xor", "the bitwise exclusive or", operator="xor"),
     BinaryRow("bitwise_left_shift", "the bits shifted to the left", operator="lshift"),
     BinaryRow("bitwise_right_shift", "the bits shifted to the right", operator="rshift"),
-    BinaryRow("logical_and", "the logical and", numbers=False),
-    BinaryRow("logical_or", "the logical or", numbers=False),
-    BinaryRow("logical_xor", "the logical exclusive or", numbers=False),
+    BinaryRow("logical_and", "the logical and", number="truth"),
+    BinaryRow("logical_or", "the logical or", number="truth"),
+    BinaryRow("logical_xor", "the logical exclusive or", number="truth"),
 )
 
 COMPARISONS: Final = (
