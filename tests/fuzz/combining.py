@@ -15,6 +15,7 @@ from tests.fuzz.subjects import DTYPES, Node, Plain, Subject, build, plain, twin
 from torch import Tensor
 
 import kd_core
+from kd_core import TensorDict
 
 FUNCTIONS = (
     "stack",
@@ -63,14 +64,18 @@ def column_plain(
     return new
 
 
-@operation("kd_core.stack", "kd_core.cat", "torch.stack", "torch.cat")
+STATIC = {"": TensorDict, "kd_core": kd_core, "torch": torch}
+"""Where a function of several containers is found: it is a static method of one, too."""
+
+
+@operation("kd_core.stack", "kd_core.cat", "torch.stack", "torch.cat", "stack", "cat")
 def join(rng: Random, s: Subject, name: str) -> Call:
     ndim = len(s.batch)
-    short = name.split(".")[1]
+    home, _, short = name.rpartition(".")
     at = dim(rng, ndim + (short == "stack"))
     more = others(rng, s, at)
     tds = [build(node) for node in more]
-    fn = getattr(kd_core if name.startswith("kd") else torch, short)
+    fn = getattr(STATIC[home], short)
     plain_fn = getattr(torch, short)
 
     def theirs(tree: Plain) -> object:
@@ -90,12 +95,14 @@ def join(rng: Random, s: Subject, name: str) -> Call:
 
 
 @operation("kd_core.lazy_stack", "kd_core.maybe_dense_stack")
+@operation("lazy_stack", "maybe_dense_stack")
 def lazily(rng: Random, s: Subject, name: str) -> Call:
     ndim = len(s.batch)
     at = dim(rng, ndim + 1)
     more = others(rng, s, at)
     tds = [build(node) for node in more]
-    fn = getattr(kd_core, name.split(".")[1])
+    home, _, short = name.rpartition(".")
+    fn = getattr(STATIC[home], short)
 
     def theirs(tree: Plain) -> object:
         trees = [tree, *(plain(node) for node in more)]

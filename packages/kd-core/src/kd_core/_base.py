@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -63,10 +63,11 @@ from kd_core._protocol import overrides
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
+C = TypeVar("C", bound="TensorDictBase")
+
 
 @leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "to_store")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
-@leaves_out("stack", "cat", "lazy_stack", "maybe_dense_stack")
 class TensorDictBase(
     Access,
     Description,
@@ -144,6 +145,55 @@ class TensorDictBase(
     def _ipython_key_completions_(self) -> list[NestedKey]:
         """Return the keys that a prompt offers after `td["`, nested ones as tuples."""
         return list(self.keys(include_nested=True))
+
+    @staticmethod
+    def stack(input: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
+        """Stack containers along a new batch dimension: `kd_core.stack`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict.stack([TensorDict(a=1.0), TensorDict(a=2.0)])["a"]
+            tensor([1., 2.])
+        """
+        return cast("C", registry.stack(input, dim, out=out))
+
+    @staticmethod
+    def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+        """Concatenate containers along a batch dimension: `kd_core.cat`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict.cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
+            torch.Size([5])
+        """
+        return cast("C", registry.cat(input, dim, out=out))
+
+    @staticmethod
+    def lazy_stack(
+        input: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+    ) -> TensorDictBase:
+        """Stack containers lazily along a new batch dimension: `kd_core.lazy_stack`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> type(TensorDict.lazy_stack([TensorDict(a=1.0), TensorDict(a=2.0)])).__name__
+            'LazyStackedTensorDict'
+        """
+        return cast("TensorDictBase", registry.lazy_stack(input, dim, out=out))
+
+    @staticmethod
+    def maybe_dense_stack(
+        input: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+    ) -> TensorDictBase:
+        """Stack containers densely if their entries fit, else lazily: `kd_core.maybe_dense_stack`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> type(TensorDict.maybe_dense_stack([TensorDict(a=1.0), TensorDict(b=1)])).__name__
+            'LazyStackedTensorDict'
+        """
+        return cast("TensorDictBase", registry.maybe_dense_stack(input, dim, out=out))
 
     def to_tensordict(self, *, retain_none: bool = True) -> TensorDictBase:
         """Return a copy in which every container is a `TensorDict`; leaves are copied.

@@ -11,6 +11,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, combined, concatenated_shape, dims_of, first_of
+from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 
 C = TypeVar("C", bound=TensorDictBase)
@@ -70,3 +71,6 @@ def _members_joined(containers: Sequence[object], how: Join) -> Composite | None
 @cached
 def _concatenating(ndim: int, dim: int) -> Join:
     return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape)
+
+
+registry.register("cat", cat)

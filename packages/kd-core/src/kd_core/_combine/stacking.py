@@ -11,6 +11,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, combined, dims_of, stacked_shape
+from kd_core._nodes import registry
 
 C = TypeVar("C", bound=TensorDictBase)
 
@@ -43,3 +44,6 @@ def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
 @cached
 def _stacking(ndim: int, dim: int) -> Join:
     return Join("stack", wrap_dim(dim, ndim + 1), _stack_tensors, stacked_shape)
+
+
+registry.register("stack", stack)

@@ -39,6 +39,12 @@ restore_data: Callable[[object, Descriptor, bool, bool], Node]
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict; set by `_convert.peer`."""
 
+stack: Callable[..., Node]
+"""Stack containers along a new dimension; set by `_combine.stacking`."""
+
+cat: Callable[..., Node]
+"""Concatenate containers along a dimension; set by `_combine.concatenating`."""
+
 lazy_stack: Callable[..., Node]
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""
 
