@@ -20,6 +20,7 @@ from kd_core._ops.entries.access import Access
 from kd_core._ops.entries.arrangement import Arrangement
 from kd_core._ops.entries.entry_joins import EntryJoins
 from kd_core._ops.entries.structure import Structure
+from kd_core._ops.formats.buffers import Buffers
 from kd_core._ops.formats.conversion import Conversion
 from kd_core._ops.formats.files import Formats
 from kd_core._ops.formats.objects import Objects
@@ -111,6 +112,7 @@ class TensorDictBase(
     Vectors,
     Formats,
     Saving,
+    Buffers,
     Naming,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.

@@ -122,11 +122,19 @@ class Decoder:
     Args:
         specs: the tensors of each segment; `specs_of` the tree.
         readers: what returns the tensors of each segment.
+        places: returns the device that a node names; `None`: what is loaded is on the CPU, from
+            wherever it was saved.
     """
 
-    def __init__(self, specs: Specs, readers: list[Reader]) -> None:
+    def __init__(
+        self,
+        specs: Specs,
+        readers: list[Reader],
+        places: Callable[[object], torch.device] | None = None,
+    ) -> None:
         self._specs = specs
         self._readers = readers
+        self._places = places
         self._known: dict[tuple[int, str], Tensor] = {}
 
     def container_of(self, node: object, wanted: Wanted = None) -> AbstractContainer:
@@ -189,7 +197,7 @@ class Decoder:
     def _level(
         self, level: Mapping[Any, object], wanted: Wanted, path: Path
     ) -> tuple[Descriptor, dict[str, Entry]]:
-        desc = _descriptor_of(level)
+        desc = self._descriptor_of(level)
         entries: dict[str, Entry] = {}
         pairs = [_pair_of(pair) for pair in _list_of(level.get("entries"))]
         if wanted is not None:
@@ -221,7 +229,7 @@ class Decoder:
             return inner
         match kind, value:
             case "rows", {"values": blob, **more}:
-                desc = _descriptor_of(more) if more else above
+                desc = self._descriptor_of(more) if more else above
                 values = _list_of(read(parsed(_bytes_of(self.leaf_of(blob)), "non-tensor data")))
                 if len(values) != math.prod(desc.batch) or desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
@@ -232,7 +240,7 @@ class Decoder:
                 "value": data,
                 **more,
             }:
-                desc = _descriptor_of(more) if more else above
+                desc = self._descriptor_of(more) if more else above
                 if desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
                 return registry.restore_data(read(data), desc, constant, of_batch)
@@ -249,6 +257,15 @@ class Decoder:
                 )
                 return made
         raise _invalid("jagged", value)
+
+    def _descriptor_of(self, level: Mapping[Any, object]) -> Descriptor:
+        batch = _sizes_of(level.get("batch"))
+        names, named = level.get("names"), level.get("device")
+        if names is not None:
+            batch = with_names(batch, checked_names(cast("list[str]", _list_of(names)), batch))
+        if named is None:
+            return describe(batch)
+        return describe(batch, self._places(named) if self._places else device_of("cpu"))
 
     def leaf_of(self, node: object) -> Tensor:
         """Return the tensor of a node; two nodes of one tensor give the same one."""
@@ -275,15 +292,6 @@ def _as_container(node: object) -> AbstractContainer:
     if not isinstance(node, AbstractContainer):
         raise FormatError(f"expected a container, got a `{type(node).__name__}`. {RESTORE}")
     return node
-
-
-def _descriptor_of(level: Mapping[Any, object]) -> Descriptor:
-    batch = _sizes_of(level.get("batch"))
-    names, device = level.get("names"), level.get("device")
-    if names is not None:
-        batch = with_names(batch, checked_names(cast("list[str]", _list_of(names)), batch))
-    # What is loaded is on the CPU, from wherever it was saved.
-    return describe(batch, None if device is None else device_of("cpu"))
 
 
 def _sizes_of(sizes: object) -> tuple[int, ...]:
@@ -316,7 +324,7 @@ def _kind_of(node: object) -> tuple[str, object]:
 def _bytes_of(blob: Tensor) -> bytes:
     if blob.dtype is not torch.uint8 or blob.ndim != 1:
         raise _invalid("rows", blob.shape)
-    return bytes(blob.tolist()) if blob.numel() < 1024 else blob.numpy().tobytes()
+    return bytes(blob.tolist()) if blob.numel() < 1024 else blob.cpu().numpy().tobytes()
 
 
 def _check_jagged(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> None:

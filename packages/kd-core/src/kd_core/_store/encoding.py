@@ -95,7 +95,7 @@ class Encoder:
         entries = [
             [key, self._entry(value, (*path, key), desc)] for key, value in td._entries.items()
         ]
-        return {**_batch_of(desc), "entries": entries}
+        return {**self._batch_of(desc), "entries": entries}
 
     def _stack(self, td: Composite, path: Path) -> Json:
         [name] = names_of(td._desc.batch[td._dim : td._dim + 1])
@@ -107,7 +107,7 @@ class Encoder:
             return self._jagged(value, path) if value.is_nested else self.add(value, path)
         if isinstance(value, AbstractContainer):
             return self.node_of(value, path)
-        more = {} if value._desc.batch == above.batch else _batch_of(value._desc)
+        more = {} if value._desc.batch == above.batch else self._batch_of(value._desc)
         if is_row_data(value):
             blob = blob_of(written(_row_values(value), path))
             node = self.add(blob, path)
@@ -140,7 +140,23 @@ class Encoder:
             self._known[id(leaf)] = known
             self.tensors[known] = leaf  # which also keeps its `id`
             self.specs[known] = Spec(leaf.dtype, tuple(leaf.shape))
-        return tensor_node(self._segment, known, self.specs[known])
+        return tensor_node(self._segment_of(leaf), known, self.specs[known])
+
+    def _segment_of(self, leaf: Tensor) -> int:
+        """Return the position of the segment that holds a tensor."""
+        return self._segment
+
+    def _batch_of(self, desc: Descriptor) -> Json:
+        row: Json = {"batch": list(without_names(desc.batch))}
+        if desc.named:
+            row["names"] = list(names_of(desc.batch))
+        if desc.device is not None:
+            row["device"] = self._place(desc.device)
+        return row
+
+    def _place(self, device: torch.device) -> object:
+        """Return what a node says of the device of its container."""
+        return device.type
 
 
 def tensor_node(segment: int, name: str, spec: Spec) -> Json:
@@ -159,15 +175,6 @@ def dense_kind() -> type:
 def lazy_kind() -> type:
     """Return the class of plain lazy stacks."""
     return type(registry.lazy_stack([registry.make_dense({}, describe(()))]))
-
-
-def _batch_of(desc: Descriptor) -> Json:
-    row: Json = {"batch": list(without_names(desc.batch))}
-    if desc.named:
-        row["names"] = list(names_of(desc.batch))
-    if desc.device is not None:
-        row["device"] = desc.device.type
-    return row
 
 
 def _row_values(node: Node) -> object:

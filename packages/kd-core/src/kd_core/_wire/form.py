@@ -1,0 +1,147 @@
+"""A container as a header and buffers, and back; see `header` for their form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kd_core._errors import FormatError, InvalidValue, shape_text, wrong_type
+from kd_core._store.canonical import RESTORE
+from kd_core._store.decoding import Decoder, Reader, specs_of
+from kd_core._store.encoding import Encoder
+from kd_core._wire.flat import flat_of
+from kd_core._wire.header import BufferSpec, Header, header_of, text_of
+
+if TYPE_CHECKING:
+    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._store.segments import Spec
+
+
+class Form(NamedTuple):
+    """A container as a header and buffers."""
+
+    header: bytes
+    buffers: list[Tensor]
+
+
+def form_of(td: AbstractContainer) -> Form:
+    """Return a container as a header and one buffer for each dtype and device.
+
+    Raises:
+        InvalidArgument: if the type of an entry has no form.
+        InvalidValue: if the value of an entry has none.
+        FormatError: if the header would be too large.
+    """
+    encoder = _Encoder()
+    tree = encoder.node_of(td)
+    members: list[list[Tensor]] = [[] for _ in encoder.segments]
+    for leaf in encoder.tensors.values():
+        members[encoder.segments[leaf.dtype, leaf.device]].append(leaf)
+    buffers = [flat_of(leaves) for leaves in members]
+    places = list(encoder.devices)
+    specs = [
+        BufferSpec(dtype, places.index(device), flat.numel())
+        for (dtype, device), flat in zip(encoder.segments, buffers, strict=True)
+    ]
+    return Form(text_of(Header([place.type for place in places], specs, tree)), buffers)
+
+
+class _Encoder(Encoder):
+    """The nodes of one container, whose tensors are in one buffer for each dtype and device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments: dict[tuple[torch.dtype, torch.device], int] = {}
+        self.devices: dict[torch.device, int] = {}
+
+    def _segment_of(self, leaf: Tensor) -> int:
+        self._place(leaf.device)
+        return self.segments.setdefault((leaf.dtype, leaf.device), len(self.segments))
+
+    def _place(self, device: torch.device) -> int:
+        return self.devices.setdefault(device, len(self.devices))
+
+
+def container_of(text: bytes, buffers: Sequence[Tensor]) -> AbstractContainer:
+    """Return the container of a header and buffers; its leaves are views of them.
+
+    Raises:
+        FormatError: if the header is not valid, or does not fit the buffers.
+        InvalidArgument: if the header is not bytes, or a buffer is not a tensor.
+        InvalidValue: if buffers of one device are on several ones.
+    """
+    if not isinstance(text, (bytes, bytearray, memoryview)):
+        raise wrong_type("`header`", "bytes", text)
+    header = header_of(bytes(text))
+    try:
+        return _decoded(header, _checked(buffers, header))
+    except FormatError as error:
+        reason = str(error).replace(RESTORE, "").rstrip()
+        raise FormatError(f"the header is not valid: {reason}") from None
+
+
+def _decoded(header: Header, buffers: list[Tensor]) -> AbstractContainer:
+    places: dict[object, torch.device] = {}
+    for spec, buffer in zip(header.buffers, buffers, strict=True):
+        if places.setdefault(spec.device, buffer.device) != buffer.device:
+            raise InvalidValue(
+                f"buffers of one device must stay together, got one on {buffer.device} after one "
+                f"on {places[spec.device]}. Move them all."
+            )
+    specs = specs_of(header.tree, len(buffers))
+    readers = [_reader_of(*row) for row in zip(specs, header.buffers, buffers, strict=True)]
+
+    def place_of(position: object) -> torch.device:
+        if type(position) is not int or not 0 <= position < len(header.devices):
+            raise FormatError(f"{str(position)[:80]!r} is not a valid device of a header.")
+        return places.get(position, torch.device("cpu"))
+
+    return Decoder(specs, readers, place_of).container_of(header.tree)
+
+
+def _checked(buffers: Sequence[Tensor], header: Header) -> list[Tensor]:
+    """Return the buffers, those that were given as bytes as their dtype."""
+    if len(buffers) != len(header.buffers):
+        raise FormatError(f"it has {len(header.buffers)} buffers, got {len(buffers)}.")
+    made = []
+    for position, (buffer, spec) in enumerate(zip(buffers, header.buffers, strict=True)):
+        if not isinstance(buffer, Tensor):
+            raise wrong_type(f"buffer {position}", "a tensor", buffer)
+        numel = spec.numel
+        if buffer.dtype is torch.uint8 and spec.dtype is not torch.uint8:
+            numel *= spec.dtype.itemsize
+        elif buffer.dtype is not spec.dtype:
+            raise FormatError(f"buffer {position} must be of {spec.dtype}, got {buffer.dtype}.")
+        if buffer.shape != (numel,):
+            raise FormatError(
+                f"buffer {position} must have the shape {(numel,)}, got {shape_text(buffer.shape)}."
+            )
+        made.append(buffer if buffer.dtype is spec.dtype else _as_dtype(buffer, spec.dtype))
+    return made
+
+
+def _as_dtype(octets: Tensor, dtype: torch.dtype) -> Tensor:
+    if not octets.is_contiguous() or octets.data_ptr() % dtype.itemsize:
+        octets = octets.clone(memory_format=torch.contiguous_format)
+    return octets.view(dtype)
+
+
+def _reader_of(specs: Mapping[str, Spec], expected: BufferSpec, flat: Tensor) -> Reader:
+    """Return what returns the tensors of one buffer."""
+    sizes = [math.prod(spec.shape) for spec in specs.values()]
+    if sum(sizes) != flat.numel() or any(spec.dtype is not flat.dtype for spec in specs.values()):
+        raise FormatError(
+            f"its tensors do not fill a buffer of {expected.numel} elements of {flat.dtype}."
+        )
+    starts = dict(zip(specs, accumulate(sizes, initial=0), strict=False))
+
+    def read(name: str, spec: Spec) -> Tensor:
+        start = starts[name]
+        return flat[start : start + math.prod(spec.shape)].view(spec.shape)
+
+    return read
