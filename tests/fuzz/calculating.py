@@ -63,13 +63,15 @@ def promoted(name: str, leaf: Tensor, other: object) -> object:
 
 
 def operand_of(rng: Random, s: Subject, name: str) -> Operand:
-    """Return an operand for a function, which torch computes alike in all its kernels.
+    """Return an operand for a function, with which torch computes alike in all its kernels.
 
     The derivative of a power has the exponent 2**40 - 1, which is odd for the scalar loop of torch,
-    and even for its vectorized loop, because no float32 holds it.
+    and even for its vectorized loop, because no float32 holds it. Beside float16 one loop takes
+    2**40 as a float32, the other as infinity.
     """
     operand = some_operand(rng, s)
-    while "pow" in name and isinstance(operand.ours, int) and operand.ours == 2**40:
+    half = any(leaf.dtype is torch.float16 for leaf in s.node.tensors())
+    while (half or "pow" in name) and isinstance(operand.ours, int) and operand.ours == 2**40:
         operand = some_operand(rng, s)
     return operand
 
@@ -396,7 +398,7 @@ def clamped(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     "addcdiv_",
 )
 def blend(rng: Random, s: Subject, name: str) -> Call:
-    first, second = some_operand(rng, s), some_operand(rng, s)
+    first, second = operand_of(rng, s, name), operand_of(rng, s, name)
     write = name.endswith("_")
     options: dict[str, object] = {}
     if name.startswith("addc") and rng.random() < 0.4:
