@@ -4,7 +4,7 @@
 shapes start with the batch size, results have their batch size, a locked container keeps its keys,
 and a write in place changes all leaves or none. What it does not know, it refuses. It has no lazy
 stacks, no data but tensors, no names, no devices, no subclasses, no tracing, no `with`, and its
-errors say nothing.
+errors say nothing. `floor_store` adds what rows of io need.
 
 A row with a floor has the goal of 1.1 times its floor. Knows torch; must not know kd.
 """
@@ -350,5 +350,12 @@ ROWS: Final = {
         "copy_, 16",
     ),
     "lock": ("lock_ + unlock_", "locked td['b', 'c']", "locked apply, 16"),
+    "io": (
+        "memmap write, 16 x 256 KB",
+        "memmap load, 16 x 256 KB",
+        "memmap write, 256 small",
+        "memmap load, 256 small",
+        "safetensors round trip, 16 x 256 KB",
+    ),
 }
 """The rows that have a floor: those of areas whose goals are missed that `Floor` can run."""
