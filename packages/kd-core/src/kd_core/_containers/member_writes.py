@@ -120,7 +120,7 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
         if isinstance(entry, AbstractContainer):
             stage_rows(entry, new, where_, writes)
         elif isinstance(entry, Tensor):
-            leaf = new if isinstance(new, Tensor) else as_source(where_, new)
+            leaf = new if isinstance(new, Tensor) else as_source(where_, new, entry.dtype)
             ndim = entry.ndim + isinstance(target, Composite)
             writes += writes_of_member(target, key, without_ones(leaf, ndim), where_)
         elif not same_data(unwrapped(entry), unwrapped(new)):
