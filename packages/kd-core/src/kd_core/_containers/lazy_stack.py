@@ -32,8 +32,8 @@ from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.writes import write_all
 from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
-from kd_core._ops.math.operands import blend
 from kd_core._ops.math.output import written_to
+from kd_core._ops.math.ternary import blend
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.primitives import AbstractContainer, check_has

@@ -12,11 +12,23 @@ from torch import Tensor
 
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.loops import all_plain
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import Batch
+
+
+def keeps_batch(td: AbstractContainer) -> bool:
+    """Return whether the shapes of collected leaves start with the batch size."""
+    if not td._nested:  # only tensors: "math" in the benchmarks
+        return True
+    if not td._owns_leaves:
+        return False
+    return all_plain(td._entries) or all(
+        keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer)
+    )
 
 
 def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
+from kd_core._ops.math.binary import binary
 from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.operands import binary, blend, blend_, is_plain
+from kd_core._ops.math.operands import is_plain
 from kd_core._ops.math.output import written_to
+from kd_core._ops.math.ternary import blend, blend_
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from torch import Tensor
 from kd_core._leaves.foreach import Kernel, run_pairs, run_pairs_
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.numbers import number_beside
-from kd_core._ops.math.operands import as_operand, binary, binary_
+from kd_core._ops.math.binary import binary, binary_
+from kd_core._ops.math.operands import as_operand
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 W = TypeVar("W", bound=AbstractContainer)

@@ -1,7 +1,7 @@
 """Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
-`_ops.math.operands` has the rules for operands and for pairing leaves.
+`_ops.math.operands` has the rules for operands, `_ops.math.binary` runs the functions.
 """
 
 from __future__ import annotations
@@ -23,24 +23,19 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._ops.math.binary import binary, binary_, reflected, unary, unary_
+from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.numbers import as_float, as_truth, binary_of_tensors, binary_of_tensors_
-from kd_core._ops.math.operands import (
-    binary,
-    binary_,
-    cast_leaves,
-    is_operand,
-    reflected,
-    unary,
-    unary_,
-)
+from kd_core._ops.math.operands import is_operand
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._ops.math.casting import CastFilter
     from kd_core._ops.math.defaults import Default
-    from kd_core._ops.math.operands import CastFilter, Operand
+    from kd_core._ops.math.operands import Operand
 
 
 class Unary(AbstractContainer):

@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._compat import clone_all
 from kd_core._convert.listing import dict_of
 from kd_core._nodes import registry
-from kd_core._ops.math.operands import unary
+from kd_core._ops.math.binary import unary
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

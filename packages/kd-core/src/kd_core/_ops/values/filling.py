@@ -17,7 +17,8 @@ from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs
-from kd_core._ops.math.operands import binary_, blend, unary_
+from kd_core._ops.math.binary import binary_, unary_
+from kd_core._ops.math.ternary import blend
 from kd_core._ops.selection.rows import check_mask
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at

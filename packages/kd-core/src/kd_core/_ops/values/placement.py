@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import device_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
-from kd_core._ops.math.operands import cast_leaves
+from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
@@ -18,7 +18,7 @@ from kd_core._store.places import place_of
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._ops.math.operands import CastFilter
+    from kd_core._ops.math.casting import CastFilter
     from kd_core._types import DeviceLike
 
     W = TypeVar("W", bound=AbstractContainer)

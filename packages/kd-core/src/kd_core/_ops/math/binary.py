@@ -1,0 +1,243 @@
+"""Functions of one leaf, or of a leaf and an operand, run on all leaves of a container.
+
+Each generated method of `_ops.math.pointwise` is one call of a function in this module.
+`_ops.math.operands` has the rules for operands. Non-tensor entries are passed through. An in-place
+form checks all leaves before it writes the first, so an operand that does not fit does not change
+the container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+
+from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from kd_core._errors import DeviceMismatch, KdError, ShapeMismatch
+from kd_core._leaves.foreach import (
+    CONSTANT_FROM,
+    Kernel,
+    are_mixed,
+    as_it_was,
+    exact_constant,
+    run,
+    run_,
+    run_exact,
+    run_pairs,
+    run_pairs_,
+    run_with,
+    run_with_,
+)
+from kd_core._leaves.in_place import check_in_place
+from kd_core._leaves.loops import few_leaves
+from kd_core._ops.math.alignment import keeps_batch, lift_scalars, lower_scalars
+from kd_core._ops.math.operands import NUMBERS, as_operand, check_batches, padded
+from kd_core._ops.math.results import leaves_batch, of_members, of_pairs
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+
+if TYPE_CHECKING:
+    from kd_core._nodes.entry import Entry
+
+W = TypeVar("W", bound=AbstractContainer)
+_LeafOp: TypeAlias = Callable[..., Tensor]
+
+
+def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
+    """Apply a function of one tensor to every leaf."""
+    if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
+        return td._map_each(fn)
+    leaves: list[Tensor] = []
+    td._collect(leaves)
+    return td._rebuild(iter(run(leaves, fn, kernel)))
+
+
+def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:
+    """Apply a function that writes into the storage of each leaf; see `check_in_place`."""
+    leaves = leaves_of(td)
+    alike = check_in_place(td._entries, leaves, fn, refuse_overlap=refuse_overlap)
+    run_(leaves, fn, kernel, alike)
+    return td
+
+
+def binary(
+    td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None, exact: Kernel | None = None
+) -> W:
+    """Apply a function of two to every leaf and the operand.
+
+    Args:
+        td: the first operand.
+        other: the second operand.
+        fn: the function of one leaf and the operand for it.
+        kernel: the foreach function for all leaves, if there is one.
+        exact: the same for a 0-dim tensor; given if it can replace a number with equal results.
+    """
+    if other.__class__ in NUMBERS:
+        if is_dynamo_compiling():  # a loop adds the fewest guards
+            return td._map_each(lambda leaf: fn(leaf, other))
+        leaves: list[Tensor] = []
+        td._collect(leaves)
+        return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
+    if isinstance(other, AbstractContainer):
+        try:
+            return _zip(td, other, fn, kernel)
+        except RuntimeError as error:
+            _explain_pairs(td, other, error)
+            raise
+    operand = as_operand(other)
+    leaves = leaves_of(td)
+    if isinstance(operand, Tensor):
+        if operand.ndim == 0 and keeps_batch(td):
+            return td._rebuild(iter(run_with(leaves, operand, fn, None)))
+        beside = padded(td, operand, leaves)
+        return _combine_pairs(td, operand, leaves, beside, fn, kernel)
+    return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
+
+
+def _run_number(
+    leaves: list[Tensor],
+    number: object,
+    fn: _LeafOp,
+    kernel: Kernel | None,
+    exact: Kernel | None,
+) -> list[Tensor]:
+    found = None if exact is None else run_exact(leaves, number, fn, exact)
+    return run_with(leaves, number, fn, kernel) if found is None else found
+
+
+def binary_(
+    td: W,
+    other: object,
+    fn: _LeafOp,
+    kernel: Kernel | None = None,
+    exact: Kernel | None = None,
+    refuse_overlap: bool = True,
+) -> W:
+    """Apply a function that writes into the storage of each leaf; see `binary`.
+
+    Args:
+        td: the container that is written.
+        other: the second operand.
+        fn: the function of one leaf and the operand for it.
+        kernel: the in-place foreach function.
+        exact: the same for a 0-dim tensor.
+        refuse_overlap: see `check_in_place`.
+    """
+    leaves: list[Tensor] = []
+    theirs: list[Tensor] = []
+    if isinstance(other, AbstractContainer):
+        td._collect_pair(cast("Entry", other), leaves, theirs, ())
+        check_batches(td._desc.batch, other._desc.batch)
+    else:
+        td._collect(leaves)
+        operand = as_operand(other)
+        if isinstance(operand, Tensor):
+            operand = as_it_was(operand, leaves)
+        if not isinstance(operand, Tensor) or (not operand.ndim and keeps_batch(td)):
+            return _write_number(td, leaves, operand, fn, kernel, exact, refuse_overlap)
+        theirs = padded(td, operand, leaves)
+    if not keeps_batch(td):
+        lift_scalars(td, leaves, [other], [theirs])
+    alike = check_in_place(td._entries, leaves, fn, theirs)
+    run_pairs_(leaves, theirs, fn, kernel, alike)
+    return td
+
+
+def _write_number(
+    td: W,
+    leaves: list[Tensor],
+    number: Tensor | complex,
+    fn: _LeafOp,
+    kernel: Kernel | None,
+    exact: Kernel | None,
+    refuse_overlap: bool,
+) -> W:
+    """Apply a function of leaves and one number, or a 0-dim tensor, that writes into the leaves."""
+    column = [number] * len(leaves)
+    alike = check_in_place(td._entries, leaves, fn, column, refuse_overlap=refuse_overlap)
+    constant = None if exact is None else exact_constant(leaves, number, alike)
+    if constant is None:
+        run_with_(leaves, number, fn, kernel, alike)
+    elif len(leaves) < CONSTANT_FROM or exact is None or (not alike and are_mixed(leaves)):
+        run_with_(leaves, constant, fn, None, alike)
+    else:
+        exact(leaves, constant)
+    return td
+
+
+def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = False) -> W:
+    """Apply an operator to the operand and every leaf, with the leaf on the right.
+
+    Args:
+        td: the right operand.
+        left: the left operand.
+        fn: the operator.
+        exact: whether a 0-dim tensor may replace a number: for + - and * only, because torch
+            computes a number divided by a tensor as a product with the reciprocal.
+    """
+    return binary(
+        td,
+        left,
+        lambda leaf, operand: fn(operand, leaf),
+        None,
+        (lambda leaves, constant: [fn(constant, leaf) for leaf in leaves]) if exact else None,
+    )
+
+
+def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) -> W:
+    desc, second = td._desc, other._desc
+    # With one batch dimension, broadcasting cannot change a batch that both containers have.
+    stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
+    loops = kernel is None or is_dynamo_compiling()
+    if stays and (keeps_batch(td) if loops else few_leaves(td._entries)):
+        return td._zip_each(other, fn)
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    if stays and desc.ndim:
+        return of_pairs(td, other, run_pairs(mine, theirs, fn, kernel))
+    check_batches(desc.batch, second.batch)
+    if not keeps_batch(td):
+        return _combine_pairs(td, other, mine, theirs, fn, kernel)
+    results = run_pairs(mine, theirs, fn, kernel)
+    for leaf, result in zip(mine, results, strict=True):
+        if tuple(result.shape[: desc.ndim]) != desc.batch:
+            raise leaves_batch(td, leaf, result)
+    return of_pairs(td, other, results)
+
+
+def _combine_pairs(
+    td: W,
+    operand: object,
+    mine: list[Tensor],
+    theirs: list[Tensor],
+    fn: _LeafOp,
+    kernel: Kernel | None,
+) -> W:
+    """Apply a function of two to each leaf and its operand, for members as for their stack."""
+    if keeps_batch(td):
+        return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
+    lifted = lift_scalars(td, mine, [operand], [theirs])
+    return of_members(td, lower_scalars(list(run_pairs(mine, theirs, fn, kernel)), lifted))
+
+
+def _explain_pairs(td: AbstractContainer, other: AbstractContainer, error: RuntimeError) -> None:
+    """Raise the error that names the entry whose two leaves cannot be combined."""
+    if isinstance(error, KdError) or is_compiling():
+        return
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    for leaf, value in zip(mine, theirs, strict=True):
+        pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
+        if any(size != beside and 1 not in (size, beside) for size, beside in pairs):
+            raise ShapeMismatch(
+                f"the shapes of {name_in(td, leaf)} must be broadcastable, got "
+                f"{tuple(leaf.shape)} in the first container and {tuple(value.shape)} in the "
+                "second."
+            ) from error
+        if leaf.device != value.device and leaf.ndim and value.ndim:
+            raise DeviceMismatch(
+                f"{name_in(td, leaf)} must be on the same device in both containers, got "
+                f"{leaf.device} and {value.device}. Move one of the containers with `to`."
+            ) from error
