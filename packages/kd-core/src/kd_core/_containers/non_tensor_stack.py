@@ -12,9 +12,7 @@ and its copies share the pool: it only grows then.
 
 from __future__ import annotations
 
-import gc
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
@@ -31,6 +29,14 @@ from kd_core._containers.non_tensor import (
     refuse_tensors,
     wrap_data,
 )
+from kd_core._containers.row_pool import (
+    compact,
+    count_rows,
+    nested_values,
+    own_pool,
+    share_storage,
+    without_wrappers,
+)
 from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
@@ -45,12 +51,6 @@ if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
-
-_is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
-_inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
-
-_SPARE: Final = 64
-"""How many unused values a pool may hold beyond three times its rows before it is compacted."""
 
 _SHOWN: Final = 20
 """How many values `repr` shows before it leaves out the rest."""
@@ -103,7 +103,7 @@ class NonTensorStack(NonTensorDataBase):
             self._pool, self._positions = _joined(nodes, torch.stack, at)
         else:
             self._pool = list(values)
-            self._positions = _count(len(values))
+            self._positions = count_rows(len(values))
         self._desc = describe_on(tuple(self._positions.shape), device)
 
     @classmethod
@@ -157,7 +157,7 @@ class NonTensorStack(NonTensorDataBase):
 
     def tolist(self) -> object:
         """Return the values as nested lists of shape `batch_size`."""
-        return _nested(self._positions.tolist(), self._pool)
+        return nested_values(self._positions.tolist(), self._pool)
 
     def maybe_to_stack(self) -> NonTensorStack:
         """Return the entry itself."""
@@ -165,13 +165,13 @@ class NonTensorStack(NonTensorDataBase):
 
     def _with(self, positions: Tensor, desc: Descriptor) -> Self:
         """Return the entry of other positions in the pool."""
-        positions = _unwrapped(positions)
+        positions = without_wrappers(positions)
         if not desc.ndim and not is_compiling():
             return cast("Self", _value_of_row(self._pool, positions, desc))
         new = object.__new__(type(self))
         new._pool, new._positions, new._desc = self._pool, positions, desc._unlocked
-        if not is_compiling() and not _share(positions, self._positions):
-            new._pool, new._positions = _own(self._pool, positions)
+        if not is_compiling() and not share_storage(positions, self._positions):
+            new._pool, new._positions = own_pool(self._pool, positions)
         return new
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
@@ -282,12 +282,12 @@ class NonTensorStack(NonTensorDataBase):
             values, batch = [value if node is None else node._item()], ()
         else:
             values, batch = values_of_rows(value, rows, format_key(path)), rows
-        _compact(self)
+        compact(self)
         if self._positions.ndim > self._desc.ndim:  # its values are lists
             self._pool = _flat(self)
-            self._positions = _count(len(self._pool)).reshape(self._desc.batch)
+            self._positions = count_rows(len(self._pool)).reshape(self._desc.batch)
         start = _add(self, values)
-        return self._positions, (_count(len(values)) + start).reshape(batch)
+        return self._positions, (count_rows(len(values)) + start).reshape(batch)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorStack):
@@ -332,44 +332,9 @@ def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStac
     return wrap_rows([*node._pool, None], padded, desc)
 
 
-def _compact(node: NonTensorStack) -> None:
-    """Drop the values that no position refers to, if there are many."""
-    rows = node._positions.untyped_storage().nbytes() // 8
-    if len(node._pool) <= 3 * rows + _SPARE or is_compiling() or _is_kept_by_copies(node):
-        return
-    pool, storage = node._pool, node._positions.untyped_storage()
-    everywhere = torch.empty(0, dtype=torch.int64).set_(storage, 0, (rows,), (1,))
-    used, positions = torch.unique(everywhere, return_inverse=True)
-    pool[:] = [pool[position] for position in used.tolist()]
-    everywhere.copy_(positions)
-
-
-def _is_kept_by_copies(node: NonTensorStack) -> bool:
-    """Return whether copies may share the pool, as those made in compiled code do."""
-    pool = node._pool
-    holders = sys.getrefcount(pool) - 2  # without the variable and the argument
-    if holders == 1:
-        return False
-    kin = [each for each in gc.get_referrers(pool) if isinstance(each, NonTensorStack)]
-    alike = sum(_share(each._positions, node._positions) for each in kin)
-    return alike != holders
-
-
-def _count(rows: int) -> Tensor:
-    return torch.arange(rows, device="cpu")
-
-
-def _nested(positions: object, pool: list[object]) -> object:
-    if not isinstance(positions, list):
-        return pool[cast(int, positions)]
-    if positions and not isinstance(positions[0], list):
-        return [pool[position] for position in positions]
-    return [_nested(inner, pool) for inner in positions]
-
-
 def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorData:
     """Build an entry without batch dimensions, which is the value of one row."""
-    return wrap_data(_nested(positions.tolist(), pool), desc)
+    return wrap_data(nested_values(positions.tolist(), pool), desc)
 
 
 def _flat(node: NonTensorStack) -> list[object]:
@@ -379,22 +344,7 @@ def _flat(node: NonTensorStack) -> list[object]:
     if positions.ndim == ndim:
         return [node._pool[position] for position in positions.reshape(-1).tolist()]
     rows = positions.reshape(math.prod(node._desc.batch), *positions.shape[ndim:])
-    return [_nested(row, node._pool) for row in rows.tolist()]
-
-
-def _unwrapped(positions: Tensor) -> Tensor:
-    """Return positions without the wrapper of `torch.func.grad`, which is void when that ends."""
-    if not is_compiling():
-        while _is_grad_wrapper(positions):
-            positions = _inner(positions)
-    return positions
-
-
-def _share(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of positions have the same storage."""
-    return one is other or (
-        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
-    )
+    return [nested_values(row, node._pool) for row in rows.tolist()]
 
 
 def _add(node: NonTensorStack, values: list[object]) -> int:
@@ -407,14 +357,6 @@ def _add(node: NonTensorStack, values: list[object]) -> int:
     return start
 
 
-def _own(pool: list[object], positions: Tensor) -> tuple[list[object], Tensor]:
-    """Return a copy of a pool for copied positions, without values that no row has if many."""
-    if is_compiling() or 2 * positions.numel() >= len(pool):
-        return pool.copy(), positions
-    rows = positions.reshape(-1).tolist()
-    return [pool[row] for row in rows], _count(len(rows)).reshape(positions.shape)
-
-
 def _pooled(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:
     """Return the values of several entries in one pool, and their positions in it."""
     pool: list[object] = []
@@ -423,7 +365,7 @@ def _pooled(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tens
         if isinstance(node, NonTensorStack):
             if node._positions.ndim > node._desc.ndim:  # lists, perhaps of different lengths
                 node = restore_rows(_flat(node), node._desc.batch)
-            own, positions = _own(node._pool, node._positions)
+            own, positions = own_pool(node._pool, node._positions)
             columns.append(positions + len(pool))
             pool += own
         else:
@@ -464,7 +406,7 @@ def join_data(
 def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:
     """Build an entry that takes ownership of a pool and of positions, which are broadcast."""
     node = object.__new__(NonTensorStack)
-    positions = _unwrapped(positions)
+    positions = without_wrappers(positions)
     if positions.shape[: desc.ndim] != desc.size:
         positions = positions.expand(desc.batch).clone()
     node._pool, node._positions, node._desc = pool, positions, desc._unlocked
@@ -475,11 +417,11 @@ def restore_rows(
     values: list[object], batch: Batch, device: DeviceLike | None = None
 ) -> NonTensorStack:
     """Build an entry from the values of all rows in one list; called by pickle."""
-    return wrap_rows(values, _count(len(values)).reshape(batch), describe_on(batch, device))
+    return wrap_rows(values, count_rows(len(values)).reshape(batch), describe_on(batch, device))
 
 
 def _wrap_list(values: list[object], desc: Descriptor) -> Node:
-    return wrap_rows(values, _count(len(values)).reshape(desc.batch), desc)
+    return wrap_rows(values, count_rows(len(values)).reshape(desc.batch), desc)
 
 
 registry.register("wrap_rows", wrap_rows)
