@@ -1,5 +1,6 @@
 """Forged and damaged models of other runtimes, each with the file beside it, and all forgers."""
 
+import io
 import random
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from onnx import TensorProto, helper
 from tests.fuzz.forged_worker import CANARY, SECRET
 from tests.fuzz.forging import NUMBERS, damage, forge_compiled, forge_json, forge_pt2
 
+from kd_export._schema.executorch_file import check_methods, schema_place
 from kd_export._schema.onnx_file import SCHEMA_PROPERTY
 from kd_export._schema.openvino_file import read_openvino_schema, with_schema
 
@@ -129,6 +131,49 @@ def pretended(data: bytes, source: random.Random) -> bytes:
     return content
 
 
+class Recorder(io.BytesIO):
+    """A file that notes where its numbers are read."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.numbers: set[tuple[int, int]] = set()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size in (1, 2, 4):
+            self.numbers.add((self.tell(), size))
+        return super().read(size)
+
+
+def forge_pte(data: bytes, source: random.Random) -> bytes:
+    """Change a flatbuffer: any bytes, the numbers that lead a reader, or the schema."""
+    kind = source.randrange(5)
+    if kind == 0:
+        return damage(data, source)
+    if kind == 1:
+        return with_text(data, source)
+    file, content = Recorder(data), bytearray(data)
+    schema_place(file)
+    check_methods(file)
+    for position, size in source.choices(sorted(file.numbers), k=source.choice([1, 1, 2, 3])):
+        old = int.from_bytes(data[position : position + size], "little")
+        numbers = [0, 1, old - 1, old + 1, old * 2, position, -position, len(data) - position,
+                   2**15, 2**31 - 1, 2**31, 2**32 - 1, source.getrandbits(32)]  # fmt: skip
+        new = source.choice(numbers) % 2 ** (8 * size)
+        content[position : position + size] = new.to_bytes(size, "little")
+    return bytes(content)
+
+
+def with_text(data: bytes, source: random.Random) -> bytes:
+    """Append another schema, and let the program give that."""
+    start, size = schema_place(io.BytesIO(data))
+    text, end = forge_json(data[start : start + size], source), len(data) + -len(data) % 4
+    content = bytearray(data.ljust(end, b"\0"))
+    for place in range(0, start - 4, 4):
+        if place + int.from_bytes(data[place : place + 4], "little") == start - 4:
+            content[place : place + 4] = (end - place).to_bytes(4, "little")
+    return bytes(content) + len(text).to_bytes(4, "little") + text + b"\0"
+
+
 def alone(forge: Callable[[bytes, random.Random], bytes]) -> Callable[..., Forged]:
     """Forge a file that has none beside it."""
 
@@ -144,6 +189,7 @@ FORGE: dict[tuple[str, ...], Callable[[Files, random.Random], Forged]] = {
     ("good.onnx",): alone(forge_onnx),
     ("beside.onnx", "beside.onnx.data"): forge_beside,
     ("good.xml", "good.bin"): forge_beside,
+    ("good.pte",): alone(forge_pte),
     ("good.aoti.pt2",): alone(forge_compiled),
 }
 """What forges the files of a format, by their names."""

@@ -33,6 +33,7 @@ import kd_export
 HANGING = 600.0
 MEGABYTES = 1024.0
 ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "export" / "golden"
 RUNS_ON_LOADING = f"""
 #include <sys/stat.h>
 __attribute__((constructor)) static void leave_a_trace(void) {{ mkdir("{CANARY}", 0700); }}
@@ -171,6 +172,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         program.save(folder / "beside.onnx")
     if importlib.util.find_spec("openvino") is not None:
         program.save(folder / "good.xml")
+    shutil.copy(GOLDEN / "gru.pte", folder / "good.pte")
     write_compiled(folder / "good.aoti.pt2", program.schema)
     worker = Worker(folder)
     yield worker
@@ -184,7 +186,7 @@ def faults(found: dict[str, object], path: Path, worker: Worker) -> list[str]:
     wrong = [f"{name}: {text}" for name, text in found.items() if str(text).startswith("BROKEN")]
     wrong += [str(event) for event in json.loads(json.dumps(found["seen"]))]
     wrong += [f"opened or created: {name}" for name in json.loads(json.dumps(found["files"]))]
-    if path.suffix == ".pt2" and not str(found["untrusted"]).startswith("refused"):
+    if path.suffix in (".pt2", ".pte") and not str(found["untrusted"]).startswith("refused"):
         wrong.append("opened without trust")
     if path.name.endswith(".aoti.pt2") and not str(found["run"]).startswith("refused"):
         wrong.append("compiled code that was changed")
