@@ -136,3 +136,12 @@ def test_a_container_of_tensors_is_not_written_as_a_value() -> None:
                 write(td)
         assert td["w"] == list(WORDS)
         assert td.set_at_("w", {"b": 1}, 0)["w"] == [{"b": 1}, *WORDS[1:]]
+
+
+@pytest.mark.parametrize("index", [(..., -1), (..., slice(-1, None), True)])
+def test_an_ellipsis_means_the_batch_of_the_root(index: Index) -> None:
+    inner = TensorDict({"a": torch.zeros(2), "w": ["x", "y"]}, [2])
+    stack = lazy_stack([TensorDict({"n": inner.clone()}) for _ in range(3)])
+    stack.set_at_(("n", "a"), 2.0, index).set_at_(("n", "w"), "z", index)
+    assert stack["n", "a"].tolist() == [[0, 0], [0, 0], [2, 2]]
+    assert stack["n", "w"] == [["x", "y"], ["x", "y"], ["z", "z"]]

@@ -170,7 +170,7 @@ class Indexing(AbstractContainer):
         rows = _Rows(index, self._desc.batch)
         writes: list[Write] = []
         if isinstance(level, Composite):
-            rows.direct += level._row_writes(index, {path[-1]: value}, path[:-1])
+            rows.direct += level._row_writes(rows.index, {path[-1]: value}, path[:-1])
             rows.commit(writes)
             return self
         entry = level._entries[path[-1]]
