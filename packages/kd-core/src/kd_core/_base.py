@@ -24,6 +24,7 @@ from kd_core._ops.formats.buffers import Buffers
 from kd_core._ops.formats.conversion import Conversion
 from kd_core._ops.formats.files import Formats
 from kd_core._ops.formats.objects import Objects
+from kd_core._ops.formats.processes import Processes
 from kd_core._ops.formats.saving import Saving
 from kd_core._ops.formats.stacked_modules import StackedModules
 from kd_core._ops.math.autograd import Autograd
@@ -69,6 +70,7 @@ C = TypeVar("C", bound="TensorDictBase")
 
 @leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "to_store")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
+@leaves_out("asend", "arecv")
 class TensorDictBase(
     Access,
     Description,
@@ -113,6 +115,7 @@ class TensorDictBase(
     Formats,
     Saving,
     Buffers,
+    Processes,
     Naming,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.

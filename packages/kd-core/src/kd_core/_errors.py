@@ -10,6 +10,7 @@
     +-- InvalidValue         (ValueError, RuntimeError)    an argument of the right type, but with a
     |                                                      dtype, size or value that does not fit
     +-- FormatError          (ValueError, RuntimeError)    a damaged file, or of another format
+    +-- CommunicationError   (RuntimeError)                processes that did not exchange data
     +-- Locked               (RuntimeError, ValueError)    a change of a locked container
     +-- InvalidArgument      (TypeError)                   an argument of the wrong type
     +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
@@ -83,6 +84,10 @@ class OutOfRange(KdError, IndexError):
 
 class FormatError(KdError, ValueError, RuntimeError):
     """A file that is damaged, or is not of the format that is expected."""
+
+
+class CommunicationError(KdError, RuntimeError):
+    """A call of several processes that failed: a rank ended, or did not answer in time."""
 
 
 class Locked(KdError, RuntimeError, ValueError):

@@ -1,0 +1,113 @@
+"""`broadcast`: the values of one rank on all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from kd_core._distributed.agreement import Proposal, agree
+from kd_core._distributed.groups import rank_in, team_of
+from kd_core._distributed.outlines import Outlined, outlined
+from kd_core._distributed.transport import (
+    Incoming,
+    fill,
+    moved_to,
+    octets_of,
+    take,
+    text_tensor,
+)
+from kd_core._errors import InvalidArgument, KdError
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._wire.form import Form, form_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from kd_core._distributed.groups import Team
+    from kd_core._types import DeviceLike
+
+
+def broadcast(
+    td: AbstractContainer | None,
+    src: int,
+    group: ProcessGroup | None,
+    device: DeviceLike | None,
+) -> AbstractContainer:
+    """Return the container of one rank on all ranks, written into theirs where they have one."""
+    team = team_of(group)
+    root = rank_in(team, src, None, "src")
+    call = f"broadcast(src={src})"
+    with team.calling("broadcast"):
+        mine, problem = _prepared(td, team.rank == root)
+        agreed = agree(team, Proposal(call, mine.outline if mine else None, problem=problem))
+        if agreed.all_know and mine is not None and mine.outline.plain:
+            _values(team, mine, src, team.rank == root)
+            return mine.td
+        if mine is not None and team.rank == root:
+            _send(team, form_of(mine.td), src)
+            return mine.td
+        made = moved_to(_received(team, src), device)
+        if td is None:
+            return made
+        if mine is None:
+            fill(td, made)
+        else:
+            take(td, made, call, (team.rank, root))
+        return td
+
+
+def _prepared(
+    td: AbstractContainer | None, is_root: bool
+) -> tuple[Outlined | None, KdError | None]:
+    """Return a container with its outline, and why it cannot take part, if it cannot."""
+    try:
+        if is_root and td is None:
+            raise InvalidArgument("`td` must be a container on rank `src`, got `None`.")
+        if td is None or not (is_root or td._entries):
+            return None, None
+        mine = outlined(td)
+        if not is_root:
+            mine.check_writable()
+        elif not mine.outline.plain:
+            form_of(td)  # raises here what would raise after the ranks have agreed
+    except KdError as error:
+        return None, error
+    return mine, None
+
+
+def _values(team: Team, mine: Outlined, src: int, is_root: bool) -> None:
+    """Broadcast the values of leaves that all ranks have."""
+    buckets = mine.outline.buckets
+    if is_root:
+        flats = mine.flats()
+    else:
+        flats = [torch.empty(row.numel, dtype=row.dtype, device=row.device) for row in buckets]
+    messages = [octets_of(flat, team) for flat in flats]
+    for message in messages:
+        if message.numel():
+            dist.broadcast(message, src, group=team.group)
+    if not is_root:
+        placed = zip(messages, buckets, strict=True)
+        mine.write([message.view(row.dtype).to(row.device) for message, row in placed])
+
+
+def _send(team: Team, form: Form, src: int) -> None:
+    length = torch.tensor([len(form.header)], device=team.device)
+    messages = [length, text_tensor(form.header, team)]
+    messages += [octets_of(flat, team) for flat in form.buffers if flat.numel()]
+    for message in messages:
+        dist.broadcast(message, src, group=team.group)
+
+
+def _received(team: Team, src: int) -> AbstractContainer:
+    length = torch.zeros(1, dtype=torch.int64, device=team.device)
+    dist.broadcast(length, src, group=team.group)
+    text = torch.empty(int(length), dtype=torch.uint8, device=team.device)
+    dist.broadcast(text, src, group=team.group)
+    incoming = Incoming(text.cpu().numpy().tobytes(), team)
+    for message in incoming.messages:
+        if message.numel():
+            dist.broadcast(message, src, group=team.group)
+    return incoming.container()

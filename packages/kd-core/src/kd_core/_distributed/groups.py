@@ -1,0 +1,120 @@
+"""Process groups: ranks, devices, and errors that name the call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.distributed as dist
+
+from kd_core._errors import CommunicationError, InvalidArgument, InvalidValue, KdError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+
+class Team:
+    """A process group, and what was called on it.
+
+    Attributes:
+        group: the process group.
+        rank: the rank of this process in it.
+        size: the number of its ranks.
+        device: where messages of few bytes are.
+        sent: the digest of the last header sent to each peer under a tag.
+        received: the last header received from each peer under a tag.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.sent: dict[tuple[int, int], bytes] = {}
+        self.received: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        self._types = {row.partition(":")[0] for row in _config_of(group).split(",")}
+        on_cpu = "cpu" in self._types or not torch.cuda.is_available()
+        self.device = torch.device("cpu" if on_cpu else "cuda")
+        self._calls = 0
+        self._last = "none"
+
+    def message(self, flat: Tensor) -> Tensor:
+        """Return a tensor where the group can send it."""
+        return flat if flat.device.type in self._types else flat.to(self.device)
+
+    def place(self, device_type: str) -> torch.device:
+        """Return the device for what other ranks have on a type of device."""
+        return self.device if device_type not in self._types else torch.device(device_type)
+
+    def global_rank(self, rank: int) -> int:
+        """Return the rank in the default group of a rank of this group."""
+        return dist.get_global_rank(self.group, rank)
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Name a call in errors of the backend."""
+        self._calls += 1
+        try:
+            yield
+        except KdError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise CommunicationError(
+                f"`{name}` failed on rank {self.rank} of {self.size}, in call {self._calls} on "
+                f"this group (the last one that succeeded: {self._last}): "
+                f"{str(error).partition(chr(10))[0]} Check whether another rank ended, or did not "
+                f"call `{name}` within the timeout of the group."
+            ) from error
+        self._last = f"call {self._calls}, `{name}`"
+
+
+def _config_of(group: ProcessGroup) -> str:
+    return str(dist.get_backend_config(group))
+
+
+_TEAMS: Final[weakref.WeakKeyDictionary[ProcessGroup, Team]] = weakref.WeakKeyDictionary()
+
+
+def team_of(group: ProcessGroup | None) -> Team:
+    """Return what is known of a group; `None`: the default group.
+
+    Raises:
+        InvalidValue: if there is no default group, or this process is not in the group.
+    """
+    if not dist.is_initialized():
+        raise InvalidValue(
+            "the default process group does not exist. Call "
+            "`torch.distributed.init_process_group` first."
+        )
+    group = dist.group.WORLD if group is None else group
+    known = _TEAMS.get(group) if isinstance(group, dist.ProcessGroup) else None
+    if known is None:
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+            raise InvalidValue("this process is not in `group`. Call it on the ranks of the group.")
+        known = _TEAMS[group] = Team(group)
+    return known
+
+
+def rank_in(team: Team, rank: int | None, group_rank: int | None, what: str) -> int:
+    """Return a rank of the group, given as that of the default group or of the group.
+
+    Raises:
+        InvalidArgument: if both are given, or none.
+        InvalidValue: if the group does not have the rank.
+    """
+    if (rank is None) == (group_rank is None):
+        raise InvalidArgument(f"expected one of `{what}` and `group_{what}`. Pass exactly one.")
+    if rank is not None:
+        try:
+            group_rank = dist.get_group_rank(team.group, rank)
+        except (ValueError, RuntimeError):
+            group_rank = -1
+    if group_rank is None or not 0 <= group_rank < team.size:
+        raise InvalidValue(
+            f"`{what}` must be a rank of the group, got {rank if rank is not None else group_rank} "
+            f"for a group of {team.size}."
+        )
+    return group_rank

@@ -1,0 +1,278 @@
+"""What ranks compare before they exchange data: keys, dtypes and shapes of all leaves.
+
+The outline of a container that holds nothing but dense tensors is remembered by what it depends on,
+so that a call with the same schema as an earlier one only reads it ("collectives" in the
+benchmarks).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch
+from kd_core._keys import format_key
+from kd_core._leaves.writes import check_write
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._store.canonical import canonical
+from kd_core._wire.flat import flat_of
+
+if TYPE_CHECKING:
+    from kd_core._nodes.entry import Entry
+
+Path: TypeAlias = tuple[str, ...]
+
+
+DATA: Final = "non-tensor data"
+
+
+class Row(NamedTuple):
+    """One entry in an outline."""
+
+    path: Path
+    dtype: str
+    """The dtype of a dense tensor; for other entries what they are."""
+    shape: tuple[int, ...] | None
+
+
+class Bucket(NamedTuple):
+    """The leaves of one dtype and device, in the order of their paths."""
+
+    dtype: torch.dtype
+    device: torch.device
+    leaves: list[int]
+    """Their positions in the order of the container."""
+    numel: int
+
+
+class Outline:
+    """What ranks compare, and how the leaves stand in messages.
+
+    Attributes:
+        rows: the entries in the order of their paths.
+        plain: whether all entries are dense tensors, so that the rows say everything.
+        digest: stands for `rows`.
+        buckets: the messages.
+        order: the positions of the rows in the order of the container.
+    """
+
+    __slots__ = ("buckets", "digest", "order", "plain", "rows")
+
+    def __init__(self, rows: list[Row], devices: Sequence[torch.device] = ()) -> None:
+        order = sorted(range(len(rows)), key=lambda position: rows[position].path)
+        self.order = order
+        self.rows = [rows[position] for position in order]
+        self.plain = all(row.shape is not None for row in rows)
+        self.digest = digest_of(self.rows)
+        found: dict[tuple[str, torch.device], list[int]] = {}
+        if devices:
+            for position in order:
+                found.setdefault((rows[position].dtype, devices[position]), []).append(position)
+        self.buckets = [
+            _bucket_of(leaves, rows, dtype, device)
+            for (dtype, device), leaves in sorted(found.items(), key=lambda item: item[0][0])
+        ]
+
+
+def _bucket_of(leaves: list[int], rows: list[Row], dtype: str, device: torch.device) -> Bucket:
+    numel = sum(prod(rows[position].shape or ()) for position in leaves)
+    return Bucket(getattr(torch, dtype), device, leaves, numel)
+
+
+def digest_of(*parts: object) -> bytes:
+    """Return a digest that is the same on all ranks for the same values."""
+    return hashlib.sha256(canonical(parts)).digest()
+
+
+class Outlined(NamedTuple):
+    """A container with its outline."""
+
+    td: AbstractContainer
+    outline: Outline
+    leaves: list[Tensor]
+    """The leaves in the order of the container; of a plain outline only."""
+
+    def flats(self, fresh: bool = False) -> list[Tensor]:
+        """Return one flat tensor for each bucket; `fresh`: none of them shares memory."""
+        made = []
+        for bucket in self.outline.buckets:
+            members = [self.leaves[position] for position in bucket.leaves]
+            flat = flat_of(members)
+            shared = fresh and flat.data_ptr() == members[0].data_ptr()
+            made.append(flat.clone() if shared else flat)
+        return made
+
+    def write(self, flats: Sequence[Tensor]) -> None:
+        """Write flat tensors of the buckets into the leaves."""
+        for bucket, flat in zip(self.outline.buckets, flats, strict=True):
+            targets = [self.leaves[position] for position in bucket.leaves]
+            with torch.no_grad():
+                parts = torch._C._nn.unflatten_dense_tensors(flat, targets)
+                torch._foreach_copy_(targets, parts)
+
+    def copy(self, other: Outlined) -> None:
+        """Write the leaves of another container of the same plain outline into those of this."""
+        targets = [self.leaves[position] for position in self.outline.order]
+        sources = [other.leaves[position] for position in other.outline.order]
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+
+    def check_writable(self) -> None:
+        """Check that values can be written into each leaf.
+
+        Raises:
+            InvalidValue: if not; the message names the entry.
+        """
+        for row in self.outline.rows:
+            if row.shape is None and row.dtype != DATA:
+                raise InvalidValue(
+                    f"entry {format_key(row.path)} is {row.dtype}, and cannot be written in place. "
+                    "Receive a new container: pass `None`, or call `from_remote_init`."
+                )
+        paths: list[Path] = []
+        with torch.no_grad():
+            for position, leaf in enumerate(self.leaves):
+                if not leaf.is_contiguous() or leaf.is_inference():
+                    paths = paths or _paths_of(self.td)
+                    check_write(leaf, leaf, paths[position])
+
+
+_KNOWN: Final[dict[tuple[object, ...], Outline]] = {}
+_MOST_KNOWN: Final = 256
+
+
+def outlined(td: AbstractContainer) -> Outlined:
+    """Return a container with its outline.
+
+    Raises:
+        InvalidValue: if a leaf is sparse.
+    """
+    signature: list[object] = []
+    leaves: list[Tensor] = []
+    if not _sign(td, signature, leaves):
+        return Outlined(td, Outline(rows_of(td)), [])
+    key = tuple(signature)
+    known = _KNOWN.get(key)
+    if known is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        known = _KNOWN[key] = Outline(rows_of(td), [leaf.device for leaf in leaves])
+    return Outlined(td, known, leaves)
+
+
+_DENSE: Final = frozenset({Tensor, Parameter})
+
+
+def _sign(td: AbstractContainer, signature: list[object], leaves: list[Tensor]) -> bool:
+    """Append all that an outline depends on; return whether all entries are dense tensors.
+
+    Raises:
+        InvalidValue: if a leaf is sparse.
+    """
+    if isinstance(td, Composite):
+        signature += (type(td), len(td._members))
+        return all(_sign(part, signature, leaves) for part in td._members)
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            if type(value) not in _DENSE:
+                return False
+            if value.layout is not _STRIDED:
+                raise _not_dense(key, value)
+            signature += (key, value.dtype, value.shape, value.device)
+            leaves.append(value)
+            continue
+        signature += (key, _BELOW)
+        if not (isinstance(value, AbstractContainer) and _sign(value, signature, leaves)):
+            return False
+    signature.append(_END)
+    return True
+
+
+_STRIDED: Final = torch.strided
+_BELOW: Final = "entries below"
+_END: Final = "end"
+
+
+def rows_of(td: AbstractContainer, path: Path = (), *, members: bool = True) -> list[Row]:
+    """Return the entries of a container; a lazy stack is one row without its `members`."""
+    if isinstance(td, Composite):
+        if not members:
+            return [Row(path, "lazy stack", None)]
+        parts = enumerate(td._members)
+        return [row for at, part in parts for row in rows_of(part, (*path, f"[{at}]"))]
+    rows: list[Row] = []
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            rows += rows_of(value, (*path, key), members=members)
+        else:
+            rows.append(_row_of(value, (*path, key)))
+    return rows
+
+
+def _row_of(value: Entry, path: Path) -> Row:
+    if not isinstance(value, Tensor):
+        return Row(path, DATA, None)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if value.is_nested:
+        return Row(path, f"jagged {dtype}", None)
+    if type(value) not in _DENSE:
+        return Row(path, f"{type(value).__name__} of {dtype}", None)
+    return Row(path, dtype, tuple(value.shape))
+
+
+def _paths_of(td: AbstractContainer) -> list[Path]:
+    return [row.path for row in rows_of(td)]
+
+
+def _not_dense(key: str, leaf: Tensor) -> InvalidValue:
+    return InvalidValue(
+        f"entry {format_key(key)} is of layout {leaf.layout}: only dense and jagged leaves can be "
+        "exchanged. `exclude` it first, or make it dense."
+    )
+
+
+def difference(call: str, told: Sequence[tuple[int, Sequence[Row]]]) -> KdError:
+    """Return the error that names the first entry in which outlines differ.
+
+    Args:
+        call: the call that needs equal outlines.
+        told: ranks and the rows of their outlines, which are not all equal.
+    """
+    (first, rows), *others = told
+    expected = {row.path: row for row in rows}
+    for rank, other in others:
+        found = {row.path: row for row in other}
+        for path in [*expected, *found]:
+            mine, theirs = expected.get(path), found.get(path)
+            if mine != theirs:
+                return _different(call, path, (first, mine), (rank, theirs))
+    raise AssertionError("the outlines are equal")
+
+
+def _different(
+    call: str, path: Path, mine: tuple[int, Row | None], theirs: tuple[int, Row | None]
+) -> KdError:
+    (first, row), (rank, other) = mine, theirs
+    key = f"entry {format_key(path)}"
+    if row is None or other is None:
+        has, lacks = (rank, first) if row is None else (first, rank)
+        return KeySetMismatch(
+            f"`{call}` needs the same keys on all ranks: {key} exists on rank {has}, but not on "
+            f"rank {lacks}. Add it, or `select` the shared keys."
+        )
+    if row.dtype != other.dtype:
+        return InvalidValue(
+            f"`{call}` needs the same dtypes on all ranks: {key} is {row.dtype} on rank {first}, "
+            f"but {other.dtype} on rank {rank}. Convert one of them."
+        )
+    return ShapeMismatch(
+        f"`{call}` needs the same shapes on all ranks: {key} has the shape {row.shape} on rank "
+        f"{first}, but {other.shape} on rank {rank}. Pad or index one of them."
+    )

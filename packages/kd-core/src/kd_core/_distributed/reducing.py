@@ -1,0 +1,239 @@
+"""`all_reduce` and `reduce`: one value of all ranks for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kd_core._distributed.agreement import ALIGNMENT, Proposal, agree, room
+from kd_core._distributed.groups import rank_in, team_of
+from kd_core._distributed.handles import Handle
+from kd_core._distributed.outlines import DATA, Bucket, Outlined, outlined
+from kd_core._errors import InvalidValue, KdError, listed
+from kd_core._keys import format_key
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, ReduceOp, Work
+
+    from kd_core._distributed.groups import Team
+
+
+Op: TypeAlias = "str | ReduceOp | ReduceOp.RedOpType"
+"""How users name a reduction."""
+
+
+class Reduction(NamedTuple):
+    """How values of several ranks become one."""
+
+    name: str
+    op: object
+    """What torch calls it; the mean is a sum that is divided."""
+    rows: Callable[[Tensor], Tensor]
+    """The same over the first dimension of a tensor."""
+
+
+def _sum(rows: Tensor) -> Tensor:
+    return rows.sum(0, dtype=rows.dtype)
+
+
+_REDUCTIONS: Final = {
+    "sum": Reduction("sum", dist.ReduceOp.SUM, _sum),
+    "mean": Reduction("mean", dist.ReduceOp.SUM, _sum),
+    "max": Reduction("max", dist.ReduceOp.MAX, lambda rows: rows.amax(0)),
+    "min": Reduction("min", dist.ReduceOp.MIN, lambda rows: rows.amin(0)),
+    "product": Reduction(
+        "product", dist.ReduceOp.PRODUCT, lambda rows: rows.prod(0, dtype=rows.dtype)
+    ),
+}
+_OPS: Final[list[tuple[object, str]]] = [
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "mean"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.PRODUCT, "product"),
+]
+
+_NUMBERS: Final = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int8, torch.uint8,
+        torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+"""The dtypes that all backends reduce, complex ones as pairs of real numbers."""
+
+
+def reduction_of(op: Op | None) -> Reduction:
+    """Return a reduction by its name, or by its operation of torch; `None`: the sum.
+
+    Raises:
+        InvalidValue: if there is none.
+    """
+    if op is None:
+        return _REDUCTIONS["sum"]
+    found = op if isinstance(op, str) else next((name for known, name in _OPS if known == op), "")
+    if found not in _REDUCTIONS:
+        raise InvalidValue(
+            f"`op` must be one of {listed(_REDUCTIONS)}, or that of `ReduceOp`, got {op!r}."
+        )
+    return _REDUCTIONS[found]
+
+
+def all_reduce(
+    td: AbstractContainer,
+    op: Op | None,
+    group: ProcessGroup | None,
+    async_op: bool,
+    bucket_bytes: int | None,
+) -> Handle | None:
+    """Reduce all leaves over all ranks, in place."""
+    how = reduction_of(op)
+
+    def send(flat: Tensor, team: Team) -> Work | None:
+        work: Work | None = dist.all_reduce(flat, how.op, group=team.group, async_op=True)
+        return work
+
+    return _reduce(td, how, team_of(group), None, async_op, bucket_bytes, send)
+
+
+def reduce(
+    td: AbstractContainer,
+    dst: int,
+    op: Op | None,
+    group: ProcessGroup | None,
+    async_op: bool,
+    bucket_bytes: int | None,
+) -> Handle | None:
+    """Reduce all leaves over all ranks into those of one rank."""
+    how, team = reduction_of(op), team_of(group)
+    target = rank_in(team, dst, None, "dst")
+
+    def send(flat: Tensor, team: Team) -> Work | None:
+        work: Work | None = dist.reduce(flat, dst, how.op, group=team.group, async_op=True)
+        return work
+
+    return _reduce(td, how, team, target, async_op, bucket_bytes, send)
+
+
+def _reduce(
+    td: AbstractContainer,
+    how: Reduction,
+    team: Team,
+    target: int | None,
+    async_op: bool,
+    bucket_bytes: int | None,
+    send: Callable[[Tensor, Team], Work | None],
+) -> Handle | None:
+    name = "all_reduce" if target is None else "reduce"
+    call = f"{name}(op={how.name})" if target is None else f"{name}(dst={target}, op={how.name})"
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise InvalidValue(f"`bucket_bytes` must be positive, got {bucket_bytes}.")
+    with team.calling(name):
+        writes = target in (None, team.rank)
+        mine, problem = _prepared(td, how, writes)
+        flats = mine.flats(fresh=True) if mine and not problem else []
+        content = _content_of(flats, room(team))
+        outline = mine.outline if mine else None
+        agreed = agree(team, Proposal(call, outline, content, problem=problem))
+        assert mine is not None  # else the ranks have not agreed
+        if agreed.contents is not None:
+            if writes:
+                mine.write(_reduced(agreed.contents, mine.outline.buckets, how, team.size))
+            return Handle(team, name, [], _nothing) if async_op else None
+        moved = [team.message(flat) for flat in flats]
+        pieces = [piece for flat in moved for piece in _pieces(flat, bucket_bytes)]
+        works = [work for piece in pieces if (work := send(piece, team)) is not None]
+
+    def finish() -> None:
+        if writes:
+            results = zip(moved, mine.outline.buckets, strict=True)
+            mine.write([_finished(flat.to(row.device), how, team.size) for flat, row in results])
+
+    handle = Handle(team, name, works, finish)
+    if async_op:
+        return handle
+    handle.wait()
+    return None
+
+
+def _nothing() -> None: ...
+
+
+def _prepared(
+    td: AbstractContainer, how: Reduction, writes: bool
+) -> tuple[Outlined | None, KdError | None]:
+    """Return a container with its outline, and why it cannot be reduced, if it cannot."""
+    try:
+        mine = outlined(td)
+        if any(row.dtype == DATA for row in mine.outline.rows):  # stays as it is on each rank
+            mine = outlined(td.filter_non_tensor_data())  # type: ignore[attr-defined]  # of a concern
+        _check_numbers(mine, how)
+        if writes:
+            mine.check_writable()
+    except KdError as error:
+        return None, error
+    return mine, None
+
+
+def _check_numbers(mine: Outlined, how: Reduction) -> None:
+    if mine.outline.plain and all(_reduces(row.dtype, how) for row in mine.outline.buckets):
+        return
+    for row in mine.outline.rows:
+        dtype = getattr(torch, row.dtype, None)
+        if dtype is None or not _reduces(dtype, how):
+            raise InvalidValue(
+                f"entry {format_key(row.path)} is {row.dtype}, whose {how.name} over ranks is not "
+                "offered. Convert it, `exclude` it, or pass another `op`."
+            )
+
+
+def _reduces(dtype: torch.dtype, how: Reduction) -> bool:
+    if how.name == "mean":
+        return dtype in _NUMBERS and (dtype.is_floating_point or dtype.is_complex)
+    return dtype in _NUMBERS and (how.name == "sum" or not dtype.is_complex)
+
+
+def _content_of(flats: Sequence[Tensor], most: int) -> Tensor | None:
+    """Return flat tensors as bytes, each at an aligned place, if they are at most so many."""
+    if sum(_aligned(flat.nbytes) for flat in flats) > most or not most:
+        return None
+    parts = []
+    for flat in flats:
+        octets = flat.view(torch.uint8).cpu()
+        rest = _aligned(flat.nbytes) - flat.nbytes
+        parts.append(torch.nn.functional.pad(octets, (0, rest)) if rest else octets)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _reduced(
+    contents: Tensor, buckets: Sequence[Bucket], how: Reduction, size: int
+) -> list[Tensor]:
+    """Return the flat tensor of each bucket from the content of all ranks."""
+    made, start = [], 0
+    for bucket in buckets:
+        nbytes = bucket.numel * bucket.dtype.itemsize
+        rows = contents[:, start : start + nbytes].view(bucket.dtype)
+        made.append(_finished(how.rows(rows) if nbytes else rows[0], how, size).to(bucket.device))
+        start += _aligned(nbytes)
+    return made
+
+
+def _finished(flat: Tensor, how: Reduction, size: int) -> Tensor:
+    return flat / size if how.name == "mean" else flat
+
+
+def _pieces(flat: Tensor, most: int | None) -> Sequence[Tensor]:
+    if not flat.numel():
+        return []
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    return [flat] if most is None else torch.split(flat, max(1, most // flat.element_size()))

@@ -1,0 +1,105 @@
+"""Containers in their wire form, between ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kd_core._distributed.outlines import difference, outlined
+from kd_core._errors import FormatError, InvalidValue
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._wire.form import container_of
+from kd_core._wire.header import Header, header_of
+
+if TYPE_CHECKING:
+    from kd_core._distributed.groups import Team
+    from kd_core._types import DeviceLike
+
+
+def octets_of(flat: Tensor, team: Team) -> Tensor:
+    """Return a flat tensor as bytes where the group can send them."""
+    return team.message(flat).view(torch.uint8)
+
+
+def text_tensor(text: bytes, team: Team) -> Tensor:
+    """Return bytes as a message."""
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(team.device)
+
+
+class Incoming:
+    """Room for the buffers of a header.
+
+    Attributes:
+        messages: the tensors of bytes to receive into.
+    """
+
+    def __init__(self, text: bytes, team: Team) -> None:
+        self._text = text
+        self._header: Header = header_of(text)
+        self._places = [
+            team.place(self._header.devices[row.device]) for row in self._header.buffers
+        ]
+        try:
+            made = [
+                torch.empty(row.numel * row.dtype.itemsize, dtype=torch.uint8, device=place)
+                for row, place in zip(self._header.buffers, self._places, strict=True)
+            ]
+        except (RuntimeError, MemoryError) as error:
+            total = sum(row.numel * row.dtype.itemsize for row in self._header.buffers)
+            raise FormatError(f"there is not memory for {total} bytes of a container.") from error
+        self.messages = [team.message(flat) for flat in made]
+
+    def container(self) -> AbstractContainer:
+        """Return the container, after all messages were received."""
+        placed = [flat.to(at) for flat, at in zip(self.messages, self._places, strict=True)]
+        return container_of(self._text, placed)
+
+
+def moved_to(td: AbstractContainer, device: DeviceLike | None) -> AbstractContainer:
+    """Return a container on a device; `None`: where it is."""
+    return td if device is None else td.to(device)  # type: ignore[attr-defined]  # of a concern
+
+
+def take(
+    target: AbstractContainer, made: AbstractContainer, call: str, ranks: tuple[int, int]
+) -> None:
+    """Write a received container into one of the same schema.
+
+    Args:
+        target: the container to write into.
+        made: the container that was received.
+        call: the call, for messages.
+        ranks: the rank that received, and the one that sent.
+
+    Raises:
+        KeySetMismatch: if the keys differ; likewise `ShapeMismatch`, and `InvalidValue` for dtypes.
+    """
+    mine, other = outlined(target), outlined(made)
+    if mine.outline.digest != other.outline.digest:
+        rows = mine.outline.rows, other.outline.rows
+        raise difference(call, list(zip(ranks, rows, strict=True)))
+    mine.check_writable()
+    if mine.outline.plain:
+        mine.copy(other)
+    else:
+        target.update_(made)  # type: ignore[attr-defined]  # of a concern
+
+
+def fill(target: AbstractContainer, made: AbstractContainer) -> None:
+    """Set what was received in an empty container.
+
+    Raises:
+        Locked: if it is locked.
+        InvalidValue: if what was received is of another kind.
+    """
+    target._check_unlocked("receive entries")
+    if type(made) is not type(target):
+        raise InvalidValue(
+            f"a `{type(target).__name__}` cannot take what a `{type(made).__name__}` holds. "
+            "Receive it as a new container: pass `None`, or call `from_remote_init`."
+        )
+    target._describe(made._desc)
+    for key, value in made._entries.items():
+        target._set_entry(key, value)

@@ -1,0 +1,261 @@
+"""Containers between the processes of a group of `torch.distributed`, as functions.
+
+Each call first agrees with all ranks on keys, shapes and dtypes, and then sends one message for
+each dtype and device. Most functions are methods of containers, too. Import it on demand: it loads
+`torch.distributed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from kd_core._base import TensorDictBase
+from kd_core._distributed import broadcasting, exchanging, gathering, reducing
+from kd_core._distributed.handles import Handle as Handle
+from kd_core._errors import CommunicationError as CommunicationError
+from kd_core._naming.publishing import publish
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from kd_core._distributed.reducing import Op
+    from kd_core._types import DeviceLike
+
+T = TypeVar("T", bound=TensorDictBase)
+
+
+def broadcast(
+    td: T | None,
+    src: int,
+    *,
+    group: ProcessGroup | None = None,
+    device: DeviceLike | None = None,
+) -> T:
+    """Return the container of one rank on all ranks; see `TensorDict.broadcast`.
+
+    Args:
+        td: the container, which is written to on other ranks than `src`; `None` there: a new
+            container is returned.
+        src: the rank in the default group whose values are taken.
+        group: the process group; `None`: the default group.
+        device: where a new container is put.
+
+    Example:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> distributed.broadcast(TensorDict({"a": torch.ones(2)}), src=0)["a"]
+        tensor([1., 1.])
+        >>> dist.destroy_process_group()
+    """
+    return cast("T", broadcasting.broadcast(td, src, group, device))
+
+
+def all_reduce(
+    td: TensorDictBase,
+    op: Op | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    bucket_bytes: int | None = None,
+) -> Handle | None:
+    """Replace each value by a reduction over all ranks, in place; see `TensorDict.all_reduce`.
+
+    Example:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> handle = distributed.all_reduce(TensorDict({"a": torch.ones(2)}), async_op=True)
+        >>> handle.wait()
+        >>> dist.destroy_process_group()
+    """
+    return reducing.all_reduce(td, op, group, async_op, bucket_bytes)
+
+
+def reduce(
+    td: TensorDictBase,
+    dst: int,
+    op: Op | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    bucket_bytes: int | None = None,
+) -> Handle | None:
+    """Replace each value on one rank by a reduction over all ranks; see `TensorDict.reduce`.
+
+    Example:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> distributed.reduce(TensorDict({"loss": torch.ones(())}), dst=0, op="max")
+        >>> dist.destroy_process_group()
+    """
+    return reducing.reduce(td, dst, op, group, async_op, bucket_bytes)
+
+
+def all_gather(td: T, *, group: ProcessGroup | None = None) -> list[T]:
+    """Return the containers of all ranks on each rank; see `TensorDict.all_gather`.
+
+    Example:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> len(distributed.all_gather(TensorDict({"a": torch.arange(2)}, [2])))
+        1
+        >>> dist.destroy_process_group()
+    """
+    return cast("list[T]", gathering.all_gather(td, group))
+
+
+def gather(td: T, dst: int, *, group: ProcessGroup | None = None) -> list[T] | None:
+    """Return the containers of all ranks on one rank, in the order of ranks.
+
+    Ranks may have different numbers of rows in the first batch dimension.
+
+    Args:
+        td: the container of this rank.
+        dst: the rank in the default group that gets them.
+        group: the process group; `None`: the default group.
+
+    Returns:
+        The containers on `dst`, `None` on other ranks.
+
+    Raises:
+        KeySetMismatch: on all ranks, if the keys differ between them.
+        ShapeMismatch: on all ranks, if shapes differ beside the number of rows.
+        CommunicationError: if another rank ended, or did not answer in time.
+
+    Example:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> [part["a"] for part in distributed.gather(TensorDict({"a": torch.arange(2)}), dst=0)]
+        [tensor([0, 1])]
+        >>> dist.destroy_process_group()
+    """
+    return cast("list[T] | None", gathering.gather(td, dst, group))
+
+
+def scatter(
+    containers: Sequence[T] | None,
+    src: int,
+    *,
+    group: ProcessGroup | None = None,
+    device: DeviceLike | None = None,
+) -> T:
+    """Return the container that one rank has for each rank.
+
+    Args:
+        containers: on `src`, one container for each rank, of any keys and shapes; `None` elsewhere.
+        src: the rank in the default group that has them.
+        group: the process group; `None`: the default group.
+        device: where the entries are put.
+
+    Returns:
+        A new container; on `src`, the one of the sequence.
+
+    Raises:
+        InvalidArgument: if `src` does not have one container for each rank.
+        CommunicationError: if another rank ended, or did not answer in time.
+
+    Example:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> parts = TensorDict({"a": torch.arange(2)}, [2]).chunk(1)
+        >>> distributed.scatter(parts, src=0)["a"]
+        tensor([0, 1])
+        >>> dist.destroy_process_group()
+    """
+    return cast("T", exchanging.scatter(containers, src, group, device))
+
+
+def send(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None, tag: int = 0) -> None:
+    """Send a container to a rank; see `TensorDict.send`.
+
+    Example:
+        >>> from kd_core import TensorDict, distributed
+        >>> def pass_on(td: TensorDict, rank: int) -> None:
+        ...     distributed.send(td, 1) if rank == 0 else distributed.recv(td, 0)
+    """
+    exchanging.isend(td, dst, group, None, tag, "send").wait()
+
+
+def isend(
+    td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None, tag: int = 0
+) -> Handle:
+    """Start to send a container to a rank; see `TensorDict.isend`.
+
+    Example:
+        >>> from kd_core import TensorDict, distributed
+        >>> def send_both(first: TensorDict, second: TensorDict) -> None:
+        ...     handles = [distributed.isend(td, 1) for td in (first, second)]
+        ...     for handle in handles:
+        ...         handle.wait()
+    """
+    return exchanging.isend(td, dst, group, None, tag)
+
+
+def recv(td: TensorDictBase, src: int, *, group: ProcessGroup | None = None, tag: int = 0) -> None:
+    """Write the values of a container that another rank sends; see `TensorDict.recv`.
+
+    Example:
+        >>> from kd_core import TensorDict, distributed
+        >>> def pass_on(td: TensorDict, rank: int) -> None:
+        ...     distributed.send(td, 1) if rank == 0 else distributed.recv(td, 0)
+    """
+    exchanging.irecv(td, src, group, None, tag, "recv").wait()
+
+
+def irecv(
+    td: TensorDictBase, src: int, *, group: ProcessGroup | None = None, tag: int = 0
+) -> Handle:
+    """Start to receive the values of a container; see `TensorDict.irecv`.
+
+    Example:
+        >>> from kd_core import TensorDict, distributed
+        >>> def receive(td: TensorDict) -> None:
+        ...     handle = distributed.irecv(td, 0)
+        ...     handle.wait()
+    """
+    return exchanging.irecv(td, src, group, None, tag)
+
+
+def init_remote(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None) -> None:
+    """Send a container to a rank that does not have it yet; see `TensorDict.init_remote`.
+
+    Example:
+        >>> from kd_core import TensorDict, distributed
+        >>> def share(td: TensorDict | None, rank: int) -> TensorDict:
+        ...     if td is None:
+        ...         return distributed.from_remote_init(0)
+        ...     distributed.init_remote(td, 1)
+        ...     return td
+    """
+    exchanging.init_remote(td, dst, group, False)
+
+
+def from_remote_init(
+    src: int, *, group: ProcessGroup | None = None, device: DeviceLike | None = None
+) -> TensorDictBase:
+    """Return a new container that another rank sends; see `TensorDict.from_remote_init`.
+
+    Example:
+        >>> from kd_core import TensorDict, distributed
+        >>> def share(td: TensorDict | None, rank: int) -> TensorDict:
+        ...     if td is None:
+        ...         return distributed.from_remote_init(0)
+        ...     distributed.init_remote(td, 1)
+        ...     return td
+    """
+    return cast("TensorDictBase", exchanging.from_remote_init(src, group, device, False))
+
+
+publish(__name__)
