@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from kd_core import KdError, TensorDict, TensorDictBase, distributed, lazy_stack
+from kd_core._distributed import agreement
 
 Program = Callable[[int], object]
 PROGRAMS: dict[str, Program] = {}
@@ -301,6 +302,26 @@ def calls_that_do_not_agree(rank: int) -> object:
     found = [error_of(call) for call in calls]
     alike.all_reduce()  # the group is as it was
     return [found, alike["a"].tolist()]
+
+
+@program
+def agreement_in_a_large_group(rank: int) -> object:
+    """Agree as more ranks do than can gather what each of them says."""
+    few, agreement.FEW_RANKS = agreement.FEW_RANKS, 1  # type: ignore[misc]  # in this process alone
+    try:
+        different = error_of(TensorDict({"a": torch.zeros(2 + (rank == 1))}).all_reduce)
+        td = plain(rank)
+        td.all_reduce()
+        made = distributed.broadcast(ragged(1) if rank == 1 else None, 1)
+        parts = ragged(rank).all_gather()
+    finally:
+        agreement.FEW_RANKS = few  # type: ignore[misc]  # as above
+    return [
+        different[0],
+        td["a"].tolist(),
+        told_ragged(made),
+        [told_ragged(part) for part in parts],
+    ]
 
 
 @program

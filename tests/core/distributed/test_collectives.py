@@ -146,6 +146,11 @@ def test_ranks_that_differ_are_told_how_before_data_moves(results: Results) -> N
             assert part in message
 
 
+def test_many_ranks_agree_as_few_do(results: Results) -> None:
+    expected = ["ShapeMismatch", [[3.0] * 2] * 2, ROWS[1], ROWS]
+    assert results["agreement_in_a_large_group"] == [expected] * RANKS
+
+
 def test_a_rank_that_does_not_answer_is_an_error_in_time(results: Results) -> None:
     for rank in (0, 2):
         name, message, values = results["a_rank_that_does_not_answer"][rank]

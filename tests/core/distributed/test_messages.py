@@ -1,0 +1,82 @@
+"""How many messages a call sends: one to agree, and one for each dtype and device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from kd_core import InvalidArgument, InvalidValue, TensorDict, distributed
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Record the collectives of a group of one rank."""
+    calls: list[str] = []
+
+    def recorded(name: str) -> Any:
+        function = getattr(dist, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    store = dist.HashStore()  # type: ignore[attr-defined]  # exported without a name
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    for name in ("all_gather", "all_reduce", "broadcast", "reduce"):
+        monkeypatch.setattr(dist, name, recorded(name))
+    yield calls
+    dist.destroy_process_group()
+
+
+def container(numel: int) -> TensorDict:
+    leaves = {f"a{at}": torch.ones(numel) for at in range(50)}
+    return TensorDict({**leaves, "n": {"b": torch.ones(numel, dtype=torch.int64)}})
+
+
+def test_a_small_container_is_reduced_by_one_message(sent: list[str]) -> None:
+    container(4).all_reduce()
+    assert sent == ["all_gather"]
+
+
+def test_a_large_one_takes_one_more_for_each_dtype(sent: list[str]) -> None:
+    td = container(10_000)
+    td.all_reduce()
+    assert sent == ["all_gather", "all_reduce", "all_reduce"]
+    sent.clear()
+    td.broadcast(0)
+    assert sent == ["all_gather", "broadcast", "broadcast"]
+    sent.clear()
+    td.reduce(0, bucket_bytes=1 << 30)
+    assert sent == ["all_gather", "reduce", "reduce"]
+
+
+def test_gathered_rows_take_one_message_for_each_dtype(sent: list[str]) -> None:
+    rows = {"a": torch.ones(3, 2), "b": torch.ones(3), "c": torch.arange(3), "w": ["x", "y", "z"]}
+    TensorDict(rows, [3]).all_gather()
+    assert sent == ["all_gather"] * 4  # to agree, floats, integers, words
+
+
+def test_arguments_are_checked(sent: list[str]) -> None:
+    td = container(1)
+    with pytest.raises(InvalidValue, match="`op` must be one of `sum`, `mean`, `max`, `min`"):
+        td.all_reduce("median")
+    with pytest.raises(InvalidValue, match="`bucket_bytes` must be positive, got 0"):
+        td.all_reduce(bucket_bytes=0)
+    with pytest.raises(InvalidValue, match="`src` must be a rank of the group, got 1 for a group"):
+        td.broadcast(1)
+    with pytest.raises(InvalidValue, match="`dst` must be another rank"):
+        td.send(0)
+    with pytest.raises(InvalidArgument, match="expected one of `dst` and `group_dst`"):
+        td.send()
+    with pytest.raises(InvalidArgument, match="expected one of `dst` and `use_broadcast=True`"):
+        td.init_remote(0, use_broadcast=True)
+    assert sent == []
+
+
+def test_a_call_without_a_group_says_what_to_do() -> None:
+    with pytest.raises(InvalidValue, match=r"Call `torch.distributed.init_process_group` first"):
+        distributed.broadcast(TensorDict(), 0)
