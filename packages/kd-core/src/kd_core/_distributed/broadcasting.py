@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from kd_core._distributed.agreement import Proposal, agree
 from kd_core._distributed.groups import rank_in, team_of
@@ -79,26 +81,28 @@ def _prepared(
 
 def _values(team: Team, mine: Outlined, src: int, is_root: bool) -> None:
     """Broadcast the values of leaves that all ranks have."""
-    buckets = mine.outline.buckets
     if is_root:
-        flats = mine.flats()
-    else:
-        flats = [torch.empty(row.numel, dtype=row.dtype, device=row.device) for row in buckets]
-    messages = [octets_of(flat, team) for flat in flats]
+        _broadcast([octets_of(flat, team) for flat in mine.flats()], team, src)
+        return
+    room = mine.room()
+    messages = [octets_of(flat, team) for flat in room.flats]
+    _broadcast(messages, team, src)
+    for flat, message in zip(room.flats, messages, strict=True):
+        if message.data_ptr() != flat.data_ptr():  # it was elsewhere for the group
+            flat.copy_(message.view(flat.dtype))
+    mine.write(room)
+
+
+def _broadcast(messages: Sequence[Tensor], team: Team, src: int) -> None:
     for message in messages:
         if message.numel():
             dist.broadcast(message, src, group=team.group)
-    if not is_root:
-        placed = zip(messages, buckets, strict=True)
-        mine.write([message.view(row.dtype).to(row.device) for message, row in placed])
 
 
 def _send(team: Team, form: Form, src: int) -> None:
     length = torch.tensor([len(form.header)], device=team.device)
     messages = [length, text_tensor(form.header, team)]
-    messages += [octets_of(flat, team) for flat in form.buffers if flat.numel()]
-    for message in messages:
-        dist.broadcast(message, src, group=team.group)
+    _broadcast([*messages, *(octets_of(flat, team) for flat in form.buffers)], team, src)
 
 
 def _received(team: Team, src: int) -> AbstractContainer:
@@ -107,7 +111,5 @@ def _received(team: Team, src: int) -> AbstractContainer:
     text = torch.empty(int(length), dtype=torch.uint8, device=team.device)
     dist.broadcast(text, src, group=team.group)
     incoming = Incoming(text.cpu().numpy().tobytes(), team)
-    for message in incoming.messages:
-        if message.numel():
-            dist.broadcast(message, src, group=team.group)
+    _broadcast(incoming.messages, team, src)
     return incoming.container()

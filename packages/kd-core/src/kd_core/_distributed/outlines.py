@@ -61,13 +61,15 @@ class Outline:
         digest: stands for `rows`.
         buckets: the messages.
         order: the positions of the rows in the order of the container.
+        rooms: memory that no call uses, for the next one.
     """
 
-    __slots__ = ("buckets", "digest", "order", "plain", "rows")
+    __slots__ = ("buckets", "digest", "order", "plain", "rooms", "rows")
 
     def __init__(self, rows: list[Row], devices: Sequence[torch.device] = ()) -> None:
         order = sorted(range(len(rows)), key=lambda position: rows[position].path)
         self.order = order
+        self.rooms: list[Room] = []
         self.rows = [rows[position] for position in order]
         self.plain = all(row.shape is not None for row in rows)
         self.digest = digest_of(self.rows)
@@ -91,6 +93,19 @@ def digest_of(*parts: object) -> bytes:
     return hashlib.sha256(canonical(parts)).digest()
 
 
+class Room(NamedTuple):
+    """Memory for the values of all leaves."""
+
+    flats: list[Tensor]
+    """One flat tensor for each bucket."""
+    parts: list[list[Tensor]]
+    """Views of them in the shapes of the leaves."""
+
+
+_MOST_KEPT: Final = 1 << 18
+"""The bytes of room that an outline keeps."""
+
+
 class Outlined(NamedTuple):
     """A container with its outline."""
 
@@ -99,23 +114,44 @@ class Outlined(NamedTuple):
     leaves: list[Tensor]
     """The leaves in the order of the container; of a plain outline only."""
 
-    def flats(self, fresh: bool = False) -> list[Tensor]:
-        """Return one flat tensor for each bucket; `fresh`: none of them shares memory."""
-        made = []
-        for bucket in self.outline.buckets:
-            members = [self.leaves[position] for position in bucket.leaves]
-            flat = flat_of(members)
-            shared = fresh and flat.data_ptr() == members[0].data_ptr()
-            made.append(flat.clone() if shared else flat)
-        return made
+    def flats(self) -> list[Tensor]:
+        """Return one flat tensor for each bucket, which may share memory with leaves."""
+        return [flat_of(members) for members in self._members()]
 
-    def write(self, flats: Sequence[Tensor]) -> None:
-        """Write flat tensors of the buckets into the leaves."""
-        for bucket, flat in zip(self.outline.buckets, flats, strict=True):
-            targets = [self.leaves[position] for position in bucket.leaves]
-            with torch.no_grad():
-                parts = torch._C._nn.unflatten_dense_tensors(flat, targets)
-                torch._foreach_copy_(targets, parts)
+    def room(self) -> Room:
+        """Return flat tensors of the buckets, with views in the shapes of the leaves."""
+        if self.outline.rooms:
+            return self.outline.rooms.pop()
+        flats = [
+            torch.empty(row.numel, dtype=row.dtype, device=row.device)
+            for row in self.outline.buckets
+        ]
+        both = zip(flats, self._members(), strict=True)
+        return Room(flats, [list(torch._C._nn.unflatten_dense_tensors(*pair)) for pair in both])
+
+    def packed(self) -> Room:
+        """Return copies of all leaves in flat tensors."""
+        room = self.room()
+        with torch.no_grad():
+            for parts, members in zip(room.parts, self._members(), strict=True):
+                torch._foreach_copy_(parts, members)
+        return room
+
+    def write(self, room: Room) -> None:
+        """Write the values of flat tensors into the leaves."""
+        with torch.no_grad():
+            for parts, members in zip(room.parts, self._members(), strict=True):
+                torch._foreach_copy_(members, parts)
+        self.put_back(room)
+
+    def put_back(self, room: Room) -> None:
+        """Keep room for few bytes for the next call."""
+        if not self.outline.rooms and sum(flat.nbytes for flat in room.flats) <= _MOST_KEPT:
+            self.outline.rooms.append(room)
+
+    def _members(self) -> list[list[Tensor]]:
+        buckets = self.outline.buckets
+        return [[self.leaves[position] for position in bucket.leaves] for bucket in buckets]
 
     def copy(self, other: Outlined) -> None:
         """Write the leaves of another container of the same plain outline into those of this."""

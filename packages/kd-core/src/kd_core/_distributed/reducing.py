@@ -12,7 +12,7 @@ from torch import Tensor
 from kd_core._distributed.agreement import ALIGNMENT, Proposal, agree, room
 from kd_core._distributed.groups import rank_in, team_of
 from kd_core._distributed.handles import Handle
-from kd_core._distributed.outlines import DATA, Bucket, Outlined, outlined
+from kd_core._distributed.outlines import DATA, Outlined, Room, outlined
 from kd_core._errors import InvalidValue, KdError, listed
 from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer
@@ -136,23 +136,25 @@ def _reduce(
     with team.calling(name):
         writes = target in (None, team.rank)
         mine, problem = _prepared(td, how, writes)
-        flats = mine.flats(fresh=True) if mine and not problem else []
-        content = _content_of(flats, room(team))
+        own = mine.packed() if mine else Room([], [])
+        content = _content_of(own.flats, room(team))
         outline = mine.outline if mine else None
         agreed = agree(team, Proposal(call, outline, content, problem=problem))
         assert mine is not None  # else the ranks have not agreed
         if agreed.contents is not None:
             if writes:
-                mine.write(_reduced(agreed.contents, mine.outline.buckets, how, team.size))
+                _reduce_rows(agreed.contents, own.flats, how, team.size)
+                mine.write(own)
             return Handle(team, name, [], _nothing) if async_op else None
-        moved = [team.message(flat) for flat in flats]
-        pieces = [piece for flat in moved for piece in _pieces(flat, bucket_bytes)]
+        messages = [team.message(flat) for flat in own.flats]
+        pieces = [piece for message in messages for piece in _pieces(message, bucket_bytes)]
         works = [work for piece in pieces if (work := send(piece, team)) is not None]
 
     def finish() -> None:
         if writes:
-            results = zip(moved, mine.outline.buckets, strict=True)
-            mine.write([_finished(flat.to(row.device), how, team.size) for flat, row in results])
+            for flat, message in zip(own.flats, messages, strict=True):
+                _finish(flat, message, how, team.size)
+            mine.write(own)
 
     handle = Handle(team, name, works, finish)
     if async_op:
@@ -214,21 +216,22 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _reduced(
-    contents: Tensor, buckets: Sequence[Bucket], how: Reduction, size: int
-) -> list[Tensor]:
-    """Return the flat tensor of each bucket from the content of all ranks."""
-    made, start = [], 0
-    for bucket in buckets:
-        nbytes = bucket.numel * bucket.dtype.itemsize
-        rows = contents[:, start : start + nbytes].view(bucket.dtype)
-        made.append(_finished(how.rows(rows) if nbytes else rows[0], how, size).to(bucket.device))
-        start += _aligned(nbytes)
-    return made
+def _reduce_rows(contents: Tensor, flats: Sequence[Tensor], how: Reduction, size: int) -> None:
+    """Write what the contents of all ranks reduce to into flat tensors."""
+    start = 0
+    for flat in flats:
+        if flat.numel():
+            rows = contents[:, start : start + flat.nbytes].view(flat.dtype)
+            _finish(flat, how.rows(rows), how, size)
+        start += _aligned(flat.nbytes)
 
 
-def _finished(flat: Tensor, how: Reduction, size: int) -> Tensor:
-    return flat / size if how.name == "mean" else flat
+def _finish(flat: Tensor, reduced: Tensor, how: Reduction, size: int) -> None:
+    """Write what was reduced into a flat tensor, which may be that itself."""
+    if reduced is not flat:
+        flat.copy_(reduced)
+    if how.name == "mean":
+        flat.div_(size)
 
 
 def _pieces(flat: Tensor, most: int | None) -> Sequence[Tensor]:
