@@ -64,6 +64,8 @@ def test_arguments_are_checked(sent: list[str]) -> None:
     td = container(1)
     with pytest.raises(InvalidValue, match="`op` must be one of `sum`, `mean`, `max`, `min`"):
         td.all_reduce("median")
+    with pytest.raises(InvalidArgument, match="`op` must be a name or a `ReduceOp`, got a `int`"):
+        td.all_reduce(3)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(InvalidValue, match="`bucket_bytes` must be positive, got 0"):
         td.all_reduce(bucket_bytes=0)
     with pytest.raises(InvalidValue, match="`src` must be a rank of the group, got 1 for a group"):
@@ -75,6 +77,13 @@ def test_arguments_are_checked(sent: list[str]) -> None:
     with pytest.raises(InvalidArgument, match="expected one of `dst` and `use_broadcast=True`"):
         td.init_remote(0, use_broadcast=True)
     assert sent == []
+
+
+def test_a_leaf_without_data_is_refused(sent: list[str]) -> None:
+    td = TensorDict({"n": {"a": torch.ones(2, device="meta")}})
+    for call in (td.all_reduce, td.all_gather, lambda: td.broadcast(0)):
+        with pytest.raises(InvalidValue, match=r"entry `\('n', 'a'\)` is on the meta device"):
+            call()
 
 
 def test_a_call_without_a_group_says_what_to_do() -> None:

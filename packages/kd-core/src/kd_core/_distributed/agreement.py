@@ -3,7 +3,7 @@
 Each call starts with one message of a fixed size from each rank: a digest of the call and of the
 schema, and few bytes of content. Where digests differ, all ranks exchange what they stand for, and
 raise the same error. In a group of few ranks, content that fits travels with the digest, so that a
-small container takes one message in all ("collectives" in the benchmarks).
+small container takes one message in all: benchmarks/collectives.py.
 """
 
 from __future__ import annotations

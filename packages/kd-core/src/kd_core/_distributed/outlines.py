@@ -1,8 +1,7 @@
 """What ranks compare before they exchange data: keys, dtypes and shapes of all leaves.
 
 The outline of a container that holds nothing but dense tensors is remembered by what it depends on,
-so that a call with the same schema as an earlier one only reads it ("collectives" in the
-benchmarks).
+so that a call with the same schema as an earlier one only reads it: benchmarks/collectives.py.
 """
 
 from __future__ import annotations
@@ -181,14 +180,14 @@ class Outlined(NamedTuple):
 
 
 _KNOWN: Final[dict[tuple[object, ...], Outline]] = {}
-_MOST_KNOWN: Final = 256
+_MOST_KNOWN: Final = 64
 
 
 def outlined(td: AbstractContainer) -> Outlined:
     """Return a container with its outline.
 
     Raises:
-        InvalidValue: if a leaf is sparse.
+        InvalidValue: if a leaf is sparse, or on the meta device.
     """
     signature: list[object] = []
     leaves: list[Tensor] = []
@@ -197,6 +196,12 @@ def outlined(td: AbstractContainer) -> Outlined:
     key = tuple(signature)
     known = _KNOWN.get(key)
     if known is None:
+        for row, leaf in zip(rows_of(td), leaves, strict=True):
+            if leaf.is_meta:
+                raise InvalidValue(
+                    f"entry {format_key(row.path)} is on the meta device and does not have data. "
+                    "Fill it first, or `exclude` it."
+                )
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         known = _KNOWN[key] = Outline(rows_of(td), [leaf.device for leaf in leaves])

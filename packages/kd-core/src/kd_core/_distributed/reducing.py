@@ -13,7 +13,7 @@ from kd_core._distributed.agreement import ALIGNMENT, Proposal, agree, room
 from kd_core._distributed.groups import rank_in, team_of
 from kd_core._distributed.handles import Handle
 from kd_core._distributed.outlines import DATA, Outlined, Room, outlined
-from kd_core._errors import InvalidValue, KdError, listed
+from kd_core._errors import InvalidValue, KdError, listed, wrong_type
 from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -72,10 +72,13 @@ def reduction_of(op: Op | None) -> Reduction:
     """Return a reduction by its name, or by its operation of torch; `None`: the sum.
 
     Raises:
+        InvalidArgument: if it is neither.
         InvalidValue: if there is none.
     """
     if op is None:
         return _REDUCTIONS["sum"]
+    if not isinstance(op, (str, dist.ReduceOp)):  # numbers are equal to operations of torch
+        raise wrong_type("`op`", "a name or a `ReduceOp`", op)
     found = op if isinstance(op, str) else next((name for known, name in _OPS if known == op), "")
     if found not in _REDUCTIONS:
         raise InvalidValue(
