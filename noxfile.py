@@ -83,6 +83,7 @@ def formats(session: nox.Session) -> None:
     tests += [
         "tests/core/convert",
         "tests/export/test_golden.py",
+        "tests/integration/test_exported_distributions.py",
         "tests/fuzz/test_forged_files.py",
     ]
     session.run("pytest", *tests, *session.posargs)
