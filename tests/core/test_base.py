@@ -4,8 +4,16 @@ import abc
 import inspect
 
 import pytest
+import torch
 
-from kd_core import TensorCollection, TensorDict, is_tensor_collection, lazy_stack
+import kd_core
+from kd_core import (
+    LazyStackedTensorDict,
+    TensorCollection,
+    TensorDict,
+    is_tensor_collection,
+    lazy_stack,
+)
 
 
 def test_an_error_of_arguments_names_the_public_class() -> None:
@@ -38,3 +46,18 @@ def test_the_name_of_tensordict_is_that_of_all_kinds() -> None:
     assert isinstance(found, TensorCollection)
     assert is_tensor_collection(found)
     assert not isinstance({}, TensorCollection)
+
+
+@pytest.mark.parametrize("kind", [TensorDict, LazyStackedTensorDict])
+@pytest.mark.parametrize("name", ["stack", "cat", "lazy_stack", "maybe_dense_stack"])
+def test_containers_are_combined_by_functions_of_each_class(
+    kind: type[TensorDict], name: str
+) -> None:
+    rows = [TensorDict({"a": torch.full((2, 3), float(n))}, [2, 3]) for n in range(2)]
+    found, expected = getattr(kind, name)(rows, 1), getattr(kd_core, name)(rows, 1)
+    assert type(found) is type(expected)
+    assert found.batch_size == expected.batch_size
+    assert found["a"].equal(expected["a"])
+    out = TensorDict({"a": torch.zeros(expected.batch_size)}, expected.batch_size)
+    assert getattr(kind, name)(rows, dim=1, out=out) is out
+    assert out["a"].equal(expected["a"])
