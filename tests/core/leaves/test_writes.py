@@ -118,3 +118,21 @@ def test_a_value_without_a_place_in_the_dtype_names_the_entry(value: object) -> 
 def test_a_string_is_not_written_in_place() -> None:
     with pytest.raises(InvalidArgument, match="cannot write 'x' of type `str` to `a`"):
         TensorDict({"a": torch.zeros(2)}, [2]).update_({"a": "x"})
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")
+@pytest.mark.parametrize("name", ["update_", "copy_"])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2)])
+def test_nothing_is_written_where_torch_refuses_a_sparse_value(
+    name: str, layout: torch.layout, shape: tuple[int, ...]
+) -> None:
+    td = TensorDict({"a": torch.zeros(2), "b": torch.eye(2).to_sparse(layout=layout)})
+    source = TensorDict({"a": torch.ones(2), "b": torch.ones(shape).to_sparse(layout=layout)})
+    if layout is torch.sparse_coo and shape == (2, 2):  # its number of elements may change
+        assert getattr(td, name)(source)["b"].to_dense().tolist() == [[1, 1], [1, 1]]
+        return
+    with pytest.raises(InvalidValue, match=r"entry `b` .*cannot be written in place"):
+        getattr(td, name)(source)
+    assert td["a"].tolist() == [0, 0]
+    assert td["b"].to_dense().tolist() == [[1, 0], [0, 1]]

@@ -39,6 +39,13 @@ Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 INCOMPLETE: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Dtypes that torch writes at some indices only."""
 
+_SPARSE: Final = (
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+)
 
 Values: TypeAlias = "tuple[Node, object, tuple[str, ...]]"
 """An entry that holds values of rows, what is written to it, and its path."""
@@ -157,7 +164,20 @@ def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
     """Return why torch refuses to copy a source into a tensor, or `None`."""
     if target.layout is not source.layout:
         return f"the value must have the layout {target.layout}, got {source.layout}."
-    return refusal(target, source) or overlap_refusal(target)
+    reason = refusal(target, source) or overlap_refusal(target)
+    if reason is None and target.layout in _SPARSE:
+        return _sparse_refusal(target, source)
+    return reason
+
+
+def _sparse_refusal(target: Tensor, source: Tensor) -> str | None:
+    """Return why torch refuses to copy one sparse tensor into another, by a try on a copy."""
+    try:
+        target.detach().clone().copy_(source.detach())
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        return f"{reason}. Use `set` to replace the entry."
+    return None
 
 
 def _name(where: Where) -> str:
