@@ -200,6 +200,13 @@ def test_a_mask_of_several_dimensions_may_follow_an_ellipsis_and_an_integer() ->
     assert td[index].batch_size == rows[index].shape
 
 
+def test_a_false_index_writes_nothing_into_any_dtype() -> None:
+    td = TensorDict({"a": torch.arange(3).to(torch.uint16)}, [3])
+    td.set_at_("a", 2.5, False)
+    td[False] = td.clone()
+    assert td["a"].tolist() == [0, 1, 2]
+
+
 def test_a_mask_takes_rows_of_dtypes_that_index_select_lacks() -> None:
     td = TensorDict({"a": torch.arange(3).to(torch.uint16)}, [3])
     assert td[torch.tensor([True, False, True])]["a"].tolist() == [0, 2]

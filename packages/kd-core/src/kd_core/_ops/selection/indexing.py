@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._nodes.entry import AnyKey, Entry, Node, Source
-    from kd_core._types import Batch, Index, LeafFn, NestedKey
+    from kd_core._types import Batch, Index, IndexItem, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
 
@@ -293,7 +293,11 @@ class _Rows:
         self.fn, after = resolve(index, batch)
         self.batch_fn = leading(batch, after)
         self.batch, self.ndim = batch, len(batch)
-        self.where = None if gives_views(index) else plain_index(index, batch)
+        self.where: tuple[IndexItem, ...] | bool | None
+        if index is False:
+            self.where = False  # torch then writes nothing, into any dtype
+        else:
+            self.where = None if gives_views(index) else plain_index(index, batch)
         self.index = for_nested(index, batch)
         self.direct: list[Write] = []
         """Writes into members of a stack, which have resolved their rows already."""
