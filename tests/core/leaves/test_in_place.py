@@ -77,6 +77,7 @@ def state(td: TensorDict) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")  # by torch
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("others", [1, 10])
