@@ -12,7 +12,9 @@ from typing import Final, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from kd_core._errors import InvalidValue
 
 _is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 _inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
@@ -35,7 +37,16 @@ def count_rows(rows: int) -> Tensor:
 
 
 def nested_values(positions: object, pool: list[object]) -> object:
-    """Return the values at positions, which are given as nested lists or as one number."""
+    """Return the values at positions, which are given as nested lists or as one number.
+
+    Raises:
+        InvalidValue: in compiled code, which knows no number that a tensor holds.
+    """
+    if is_dynamo_compiling() and positions != []:
+        raise InvalidValue(
+            "values of rows that are not tensors cannot be read in compiled code, got a read of "
+            "single values. Read them, or write them to members of a stack, outside of it."
+        )
     if not isinstance(positions, list):
         return pool[cast(int, positions)]
     if positions and not isinstance(positions[0], list):
@@ -68,8 +79,10 @@ def own_pool(pool: list[object], positions: Tensor) -> tuple[list[object], Tenso
 
 def compact(node: Rows) -> None:
     """Drop the values that no position refers to, if there are many."""
+    if is_compiling():
+        return
     rows = node._positions.untyped_storage().nbytes() // 8
-    if len(node._pool) <= 3 * rows + _SPARE or is_compiling() or _is_kept_by_copies(node):
+    if len(node._pool) <= 3 * rows + _SPARE or _is_kept_by_copies(node):
         return
     pool, storage = node._pool, node._positions.untyped_storage()
     everywhere = torch.empty(0, dtype=torch.int64).set_(storage, 0, (rows,), (1,))
