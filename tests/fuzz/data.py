@@ -99,10 +99,12 @@ class Data:
             return False
         if self.rows is not None and tuple(self.rows.shape[: len(shape)]) != shape:
             return False
-        if self.mixed and self.rows is not None and isinstance(found, NonTensorData):
-            return all(_words(row) == found.data for row in self.rows.flatten().tolist())
         want = self.wrapper(shape)
-        return type(found) is type(want) and found == want
+        if type(found) is type(want) and found == want:
+            return True
+        if not self.mixed or self.rows is None or not isinstance(found, NonTensorData):
+            return False
+        return all(_words(row) == found.data for row in self.rows.flatten().tolist())
 
 
 def _words(positions: object) -> object:
