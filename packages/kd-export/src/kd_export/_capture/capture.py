@@ -36,6 +36,7 @@ from kd_export._capture.fixups import mend
 from kd_export._capture.initial import resolve_initial
 from kd_export._capture.reference import Reference, frozen_modes
 from kd_export._capture.signature import Example, FlatModule, Word
+from kd_export._capture.unwritten import Unwritten
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
 from kd_export._running.torch_runner import digest_of, held_by
@@ -81,7 +82,7 @@ def capture(
     tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
     flat = FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims)
     with frozen_modes(frozen, mode):
-        program = _trace(flat, tensors, shapes, strict)
+        program = _trace(flat, tensors, shapes, strict, shared)
     wires = tuple(map(wire_name, out_keys))
     diagnostics = mend(program, wires, mode)
     names = _axis_names(program, flat, shapes)
@@ -102,14 +103,18 @@ def capture(
 
 
 def _trace(
-    flat: FlatModule, tensors: Mapping[Key, Tensor], shapes: DynamicShapes, strict: bool
+    flat: FlatModule,
+    tensors: Mapping[Key, Tensor],
+    shapes: DynamicShapes,
+    strict: bool,
+    shared: bool,
 ) -> ExportedProgram:
     """Run `torch.export.export`, and explain its errors in the words of keys.
 
     What python refuses is tried once more by dynamo, as `torch.onnx.export` does.
     """
     try:
-        program = _captured(flat, tensors, shapes, strict)
+        program = _captured(flat, tensors, shapes, strict, shared)
     except (ExportError, KdError):
         raise
     except Exception as error:
@@ -117,7 +122,7 @@ def _trace(
         if strict or isinstance(failure, Specialized):
             raise failure from error
         try:
-            program = _captured(flat, tensors, shapes, strict=True)
+            program = _captured(flat, tensors, shapes, True, shared)
         except Exception:
             raise failure from error
     check_dynamic(program, flat, shapes)
@@ -127,7 +132,11 @@ def _trace(
 
 
 def _captured(
-    flat: FlatModule, tensors: Mapping[Key, Tensor], shapes: DynamicShapes, strict: bool
+    flat: FlatModule,
+    tensors: Mapping[Key, Tensor],
+    shapes: DynamicShapes,
+    strict: bool,
+    shared: bool,
 ) -> ExportedProgram:
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
@@ -135,7 +144,8 @@ def _captured(
     with warnings.catch_warnings(), _quiet(), mended_layers():
         warnings.simplefilter("ignore")
         if strict:  # dynamo cannot follow what a module caches on its first call
-            flat.run([tensor.clone() for tensor in tensors.values()])
+            with Unwritten(flat.module) if shared else contextlib.nullcontext():
+                flat.run([tensor.clone() for tensor in tensors.values()])
         return torch.export.export(
             flat, (), kwargs, dynamic_shapes=dims if shapes.axes else None, strict=strict
         )

@@ -15,6 +15,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputSpec, TensorArgument
 
+from kd_export._capture.unwritten import changed
 from kd_export._errors import NotExportable
 from kd_export._running.places import place_of
 
@@ -115,13 +116,7 @@ def _refuse_state(program: ExportedProgram) -> Iterator[str]:
     for node, written in _writes(program.graph):
         spec = kept.get(written.name)
         if spec is not None:
-            raise NotExportable(
-                f"the call changes `{spec.target}` of the module "
-                f"(`{node.target}`{place_of(node)}).",
-                expected="a module without state",
-                got=spec.target,
-                hint="Give the state as an input key and the new state as an output key.",
-            )
+            raise changed(str(spec.target), f"`{node.target}`{place_of(node)}")
     yield from ()
 
 

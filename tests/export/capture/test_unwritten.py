@@ -1,0 +1,63 @@
+"""A refused `save` or `diagnose` leaves the parameters, whose memory it shares, as they were."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.models import Keyed
+from torch import Tensor, nn
+
+import kd_export
+from kd_export import NotExportable
+from kd_export._capture.unwritten import Unwritten
+
+
+class Decaying(nn.Module):
+    """Changes its weight in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((3,), 4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.w.mul_(0.5)
+        return x * self.w
+
+
+def test_a_refused_module_stays_as_it_was(tmp_path: Path) -> None:
+    module, example = Keyed(Decaying(), ["x"], ["y"]), {"x": torch.ones(2, 3)}
+    for strict in (False, True):
+        with pytest.raises(NotExportable, match=r"changes `net\.w` of the module \(`aten.mul_\.T"):
+            kd_export.save(module, tmp_path / "m.pt2", example, strict=strict)
+        assert not kd_export.diagnose(module, example, strict=strict).ok
+        (weight,) = module.parameters()
+        assert weight.tolist() == [4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.data.zero_(),
+        lambda w: w.detach()[1:].add_(1),
+        lambda w: torch.neg(w.detach(), out=w.detach()),
+        lambda w: torch._foreach_mul_([torch.ones(1), w.detach()], 2.0),
+    ],
+)
+def test_every_way_to_write_is_seen(write: Callable[[Tensor], object]) -> None:
+    module = Decaying()
+    with Unwritten(module), pytest.raises(NotExportable, match="the call changes `w`"):
+        write(module.w)
+    assert module.w.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_all_else_may_be_written() -> None:
+    module = Decaying()
+    module.empty = nn.Parameter(torch.ones(0))
+    module.nowhere = nn.Parameter(torch.ones(2, device="meta"))
+    sparse = torch.eye(2).to_sparse()
+    with Unwritten(module):
+        assert torch.ones(0).add_(1).shape == (0,)
+        assert sparse.mul_(2.0).to_dense().tolist() == [[2.0, 0.0], [0.0, 2.0]]
+        assert (module.w.detach() + 1).mul_(2.0).tolist() == [10.0, 10.0, 10.0]
