@@ -217,7 +217,7 @@ def resize(rng: Random, s: Subject, name: str) -> Call:
         if name == "auto_batch_size_":
             if most is not None and most < 0:
                 raise Refusal("negative")
-            target = _common(_shapes(tree), most)
+            target = _fitting(tree, _common(_shapes(tree), most))
         _regrown(new, target)
         return new, ITSELF if name == "auto_batch_size_" else None
 
@@ -247,6 +247,17 @@ def _common(shapes: list[tuple[int, ...]], most: int | None) -> tuple[int, ...]:
             break
         found.append(sizes[0])
     return tuple(found)
+
+
+def _fitting(tree: Plain, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Cut a batch size where a nested container has another size."""
+    for value in tree.entries.values():
+        if isinstance(value, Plain):
+            shared = _common([value.batch, batch], None)
+            if len(shared) < min(len(value.batch), len(batch)):
+                batch = shared
+            batch = _fitting(value, batch)
+    return batch
 
 
 def _regrown(tree: Plain, batch: tuple[int, ...]) -> None:

@@ -141,3 +141,10 @@ def test_a_stack_grows_with_the_words_of_its_members() -> None:
     assert stack.nested("n", LazyStackedTensorDict).batch_size == (3, 2)
     assert [member["n", "late"].shape for member in members] == [(2,)] * 3
     assert stack["n", "word"] == [["x", "x"], ["y", "y"], ["z", "z"]]
+
+
+def test_a_nested_container_without_leaves_keeps_the_sizes_that_it_has() -> None:
+    inner = TensorDict({"word": "x"}, [3, 2])
+    td = TensorDict({"a": torch.zeros(3, 0), "n": inner}, [3]).auto_batch_size_()
+    assert td.batch_size == (3,)
+    assert td.nested("n", TensorDict).batch_size == (3, 2)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._types import BatchSize
+    from kd_core._types import Batch, BatchSize
 
 
 class Description(AbstractContainer):
@@ -109,7 +109,8 @@ class Description(AbstractContainer):
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
         """Set the batch size to the leading dimensions that all leaves share; return self.
 
-        Values of rows that are not tensors share the dimensions of their rows.
+        Values of rows that are not tensors share the dimensions of their rows. A nested container
+        without leaves grows, but keeps the sizes that it has.
 
         Args:
             batch_dims: how many dimensions at most; `None`: all that they share.
@@ -126,7 +127,8 @@ class Description(AbstractContainer):
                 "dimensions to share."
             )
         self._check_unlocked("change the batch size")
-        desc = self._desc.with_batch(common_batch(list(shapes_of(self)), batch_dims))
+        batch = _fitting(self, common_batch(list(shapes_of(self)), batch_dims))
+        desc = self._desc.with_batch(batch)
         _refuse_locked(self, desc, ())
         _grow_children(self, desc)
         self._describe(desc)
@@ -160,6 +162,16 @@ def _refuse_locked(level: AbstractContainer, desc: Descriptor, path: tuple[str, 
                 name = format_key((*path, key))
                 value._check_unlocked(f"change the batch size, as {name} would have to follow")
             _refuse_locked(value, desc, (*path, key))
+
+
+def _fitting(level: AbstractContainer, batch: Batch) -> Batch:
+    """Return a batch size, cut where a nested container has another size."""
+    for _, value in kinds_of(level._entries):
+        if isinstance(value, AbstractContainer):
+            own = value._desc.batch
+            same = [mine == size for mine, size in zip(own, batch, strict=False)]
+            batch = _fitting(value, batch[: same.index(False)] if False in same else batch)
+    return batch
 
 
 def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
