@@ -396,3 +396,12 @@ def test_update_at_is_all_or_nothing() -> None:
     with pytest.raises(ShapeMismatch):
         td.update_at_({"a": 1.0, "b": torch.ones(3)}, 0)
     assert not td["a"].any()
+
+
+@pytest.mark.parametrize("number", [1, -2])
+def test_rows_that_do_not_exist_are_not_written_where_there_are_no_elements(number: int) -> None:
+    for entries in ({"a": torch.zeros(1, 0)}, {}):
+        td = TensorDict(entries, [1])
+        with pytest.raises(OutOfRange, match=r"out of range for batch_size \(1,\)"):
+            td[torch.tensor([number])] = 2.5
+        td[torch.tensor([0])] = 2.5

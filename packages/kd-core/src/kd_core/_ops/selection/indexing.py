@@ -351,6 +351,8 @@ class _Rows:
             write_all(writes)
         else:
             try:
+                if not is_compiling() and not any(target.numel() for target, *_ in writes):
+                    torch.empty(()).expand(self.batch)[self.where]  # writes would not look at it
                 commit(writes, self._put_rows)
             except IndexError as error:  # at the first write: the index is the same for all
                 raise beyond(self.batch, error) from None
