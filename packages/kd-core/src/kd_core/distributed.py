@@ -127,7 +127,7 @@ def gather(td: T, dst: int, *, group: ProcessGroup | None = None) -> list[T] | N
 
     Raises:
         KeySetMismatch: on all ranks, if the keys differ between them.
-        ShapeMismatch: on all ranks, if shapes differ beside the number of rows.
+        kd_core.ShapeMismatch: on all ranks, if shapes differ beside the number of rows.
         CommunicationError: if another rank ended, or did not answer in time.
 
     Example:
