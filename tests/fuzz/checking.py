@@ -290,13 +290,13 @@ def records_into_shared(node: Node) -> bool:
 def is_looser(node: Node, refused: Exception) -> bool:
     """Return whether torch may take for members of a stack what it refuses for the stacked tensor.
 
-    Of tensors without dimensions it refuses less: `fill_(1e300)` of a bfloat16, `lerp_` with a
+    Of tensors of one element it refuses less: `fill_(1e300)` of a bfloat16, `lerp_` with a
     weight of another dtype. Whole members are copied to, which works for dtypes that an index into
     a tensor does not.
     """
     if not has_stack(node):
         return False
-    return "Index put" in str(refused) or any(not leaf.ndim for leaf in node.tensors())
+    return "Index put" in str(refused) or any(leaf.numel() == 1 for leaf in node.tensors())
 
 
 def readably(compare: Callable[[], str | None]) -> str | None:

@@ -73,7 +73,9 @@ class Data:
         rows = self.rows.clone()
         source = value.rows if isinstance(value, Data) else torch.tensor(WORDS.index(value))
         rows[index] = cast("Tensor", source)  # type: ignore[index]  # any index
-        return Data(None, self.kind, rows)
+        if self.mixed and not torch.equal(rows, self.rows):
+            raise Unknown("one value for all rows of some members")
+        return Data(None, self.kind, rows, self.mixed)
 
     def read(self) -> object:
         """Return the value, or the nested lists of all."""
