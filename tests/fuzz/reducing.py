@@ -75,6 +75,8 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
 
     args = () if at is None else (at,)
     finite = all(bool(torch.isfinite(leaf).all()) for leaf in s.node.tensors())
+    correction = cast("float", options.get("correction", -1))
+    free = all(leaf.numel() > correction for leaf in s.node.tensors())
     return Call(
         name,
         f"td.{name}{given(args, ours_options)}",
@@ -82,8 +84,9 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         theirs,
         exact=False,
         lax=lax(args),
-        # Its gradient is one or another of no number; a product of halves passes infinity or not.
-        unchecked=name == "prod" and (not finite or (together and has_halves(s))),
+        # The gradient of a product is one or another of no number, one of halves passes infinity or
+        # not; that of a variance without a degree of freedom is either infinity.
+        unchecked=(name == "prod" and (not finite or (together and has_halves(s)))) or not free,
         may_refuse=lambda plain: together and promoted_in_some_orders(plain),
     )
 
