@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
-from tests.fuzz.data import Data
+from tests.fuzz.data import Data, Unknown
 from tests.fuzz.operands import container_operand, paired
 from tests.fuzz.registry import dim, lax, operation
 from tests.fuzz.subjects import Plain, Subject, read
@@ -287,8 +287,20 @@ def _sum(mine: Tensor, theirs: object) -> Tensor:
 
 def _copied_over(tree: Plain, results: list[Tensor]) -> object:
     for leaf, result in zip(tree.tensors(), results, strict=True):
+        if not _is_held(leaf.dtype, result):
+            raise Unknown("a number that the dtype does not hold becomes another one or another")
         leaf.copy_(result.detach())
     return ITSELF
+
+
+def _is_held(dtype: torch.dtype, result: Tensor) -> bool:
+    """Whether no floating-point number lies beyond the integers of a dtype."""
+    if dtype.is_floating_point or dtype.is_complex or not result.is_floating_point():
+        return True
+    if dtype is torch.bool:
+        return True
+    limits = torch.iinfo(dtype)
+    return bool(((result >= limits.min) & (result <= limits.max)).all())
 
 
 @operation("detach", "data", "contiguous", "consolidate", "torch.detach", "cpu")
