@@ -56,6 +56,21 @@ def test_a_random_tree_comes_back(td: TensorDictBase) -> None:
     assert made.to_buffers()[0] == header
     by_bytes = [flat.view(torch.uint8) for flat in buffers]
     assert_same(TensorDictBase.from_buffers(header, by_bytes), td)
+    arrays = [flat.numpy() for flat in by_bytes]
+    assert_same(TensorDictBase.from_buffers(header, arrays), td)  # type: ignore[arg-type]  # a buffer, says numpy from Python 3.12 on
+
+
+def test_bytes_are_used_in_place_or_copied_if_they_are_read_only() -> None:
+    header, (flat,) = TensorDict({"a": torch.arange(4)}).to_buffers()
+    own, fixed = bytearray(flat.numpy()), bytes(flat.numpy())
+    in_place = TensorDict.from_buffers(header, [own])
+    copied = TensorDict.from_buffers(header, [fixed])
+    for made in (in_place, copied):
+        made["a"].add_(1)
+    assert own == bytes((flat + 1).numpy())
+    assert fixed == bytes(flat.numpy())
+    every_other = memoryview(bytearray(64))[::2]
+    assert TensorDict.from_buffers(header, [every_other])["a"].tolist() == [0] * 4
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -184,8 +199,10 @@ def test_what_does_not_fit_the_header_is_refused() -> None:
     ]:
         with pytest.raises(FormatError, match=message):
             TensorDict.from_buffers(header, buffers)
-    with pytest.raises(InvalidArgument, match="buffer 1 must be a tensor, got a `bytes`"):
-        TensorDict.from_buffers(header, [floats, b"x"])  # type: ignore[list-item]  # the mistake
+    with pytest.raises(FormatError, match=r"buffer 1 must have the shape \(16,\), got \(1,\)"):
+        TensorDict.from_buffers(header, [floats, b"x"])
+    with pytest.raises(InvalidArgument, match="buffer 1 must be a tensor or bytes, got a `list`"):
+        TensorDict.from_buffers(header, [floats, [1]])  # type: ignore[list-item]  # the mistake
     with pytest.raises(InvalidArgument, match="`header` must be bytes, got a `str`"):
         TensorDict.from_buffers("{}", [])  # type: ignore[arg-type]  # the mistake
 

@@ -14,7 +14,7 @@ from kd_core._errors import FormatError, InvalidValue, shape_text, wrong_type
 from kd_core._store.canonical import RESTORE
 from kd_core._store.decoding import Decoder, Reader, specs_of
 from kd_core._store.encoding import Encoder
-from kd_core._wire.flat import flat_of
+from kd_core._wire.flat import flat_of, octets_of
 from kd_core._wire.header import BufferSpec, Header, header_of, text_of
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class _Encoder(Encoder):
         return self.devices.setdefault(device, len(self.devices))
 
 
-def container_of(text: bytes, buffers: Sequence[Tensor]) -> AbstractContainer:
+def container_of(text: bytes, buffers: Sequence[object]) -> AbstractContainer:
     """Return the container of a header and buffers; its leaves are views of them.
 
     Raises:
         FormatError: if the header is not valid, or does not fit the buffers.
-        InvalidArgument: if the header is not bytes, or a buffer is not a tensor.
+        InvalidArgument: if the header is not bytes, or a buffer neither a tensor nor bytes.
         InvalidValue: if buffers of one device are on several ones.
     """
     if not isinstance(text, (bytes, bytearray, memoryview)):
@@ -104,14 +104,15 @@ def _decoded(header: Header, buffers: list[Tensor]) -> AbstractContainer:
     return Decoder(specs, readers, place_of).container_of(header.tree)
 
 
-def _checked(buffers: Sequence[Tensor], header: Header) -> list[Tensor]:
+def _checked(buffers: Sequence[object], header: Header) -> list[Tensor]:
     """Return the buffers, those that were given as bytes as their dtype."""
     if len(buffers) != len(header.buffers):
         raise FormatError(f"it has {len(header.buffers)} buffers, got {len(buffers)}.")
     made = []
-    for position, (buffer, spec) in enumerate(zip(buffers, header.buffers, strict=True)):
-        if not isinstance(buffer, Tensor):
-            raise wrong_type(f"buffer {position}", "a tensor", buffer)
+    for position, (given, spec) in enumerate(zip(buffers, header.buffers, strict=True)):
+        buffer = given if isinstance(given, Tensor) else octets_of(given)
+        if buffer is None:
+            raise wrong_type(f"buffer {position}", "a tensor or bytes", given)
         numel = spec.numel
         if buffer.dtype is torch.uint8 and spec.dtype is not torch.uint8:
             numel *= spec.dtype.itemsize

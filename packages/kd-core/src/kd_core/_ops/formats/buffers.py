@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from torch import Tensor
+    from typing_extensions import Buffer
 
 
 class Buffers(AbstractContainer):
@@ -50,7 +51,7 @@ class Buffers(AbstractContainer):
         return header, buffers
 
     @classmethod
-    def from_buffers(cls, header: bytes, buffers: Sequence[Tensor]) -> Self:
+    def from_buffers(cls, header: bytes, buffers: Sequence[Tensor | Buffer]) -> Self:
         """Return the container that `to_buffers` described; its leaves are views of the buffers.
 
         Header and buffers may come from anywhere: nothing in them is run, and what does not fit is
@@ -58,8 +59,9 @@ class Buffers(AbstractContainer):
 
         Args:
             header: the header.
-            buffers: the flat tensors in their order, or their bytes as flat tensors of
-                `torch.uint8`, on any device.
+            buffers: the flat tensors in their order, or their bytes: as flat tensors of
+                `torch.uint8`, on any device, or as objects that have a buffer, like `bytearray` and
+                arrays of numpy. What is read-only, like `bytes`, is copied.
 
         Raises:
             FormatError: if the header is not valid, or does not fit the buffers, or names a class
@@ -71,7 +73,7 @@ class Buffers(AbstractContainer):
             >>> import torch
             >>> from kd_core import TensorDict
             >>> header, buffers = TensorDict({"a": torch.arange(2), "s": "word"}).to_buffers()
-            >>> octets = [flat.view(torch.uint8) for flat in buffers]
+            >>> octets = [bytes(flat.numpy()) for flat in buffers]
             >>> TensorDict.from_buffers(header, octets)["a"]
             tensor([0, 1])
         """
