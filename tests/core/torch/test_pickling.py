@@ -95,6 +95,26 @@ def test_views_pickle_their_own_bytes_and_keep_their_strides(protocol: int, grad
     assert back.stride() == (0, 0)
 
 
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers_are_pickled(dtype: torch.dtype, protocol: int, tmp_path: Path) -> None:
+    signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    base = torch.randint(-9, 9, (300, 100)).to(signed).view(dtype)
+    leaves = {"all": base, "none": base[:0], "column": base[3:9, 1], "one": base[0, 0]}
+    td = TensorDict(leaves | {"again": base, "expanded": base[:1, :1].expand(500, 500)})
+    data = pickle.dumps(td.exclude("all", "again"), protocol)
+    assert len(data) < 10_000
+    torch.save(td, tmp_path / "td.pt")
+    loaded = torch.load(tmp_path / "td.pt", weights_only=True)
+    for made in (pickle.loads(pickle.dumps(td, protocol)), pickle.loads(data), loaded):
+        for key, leaf in made.items():
+            assert leaf.dtype is dtype
+            assert leaf.shape == td[key].shape
+            assert torch.equal(leaf.view(signed), td[key].view(signed))
+        assert made["expanded"].stride() == (0, 0)
+    assert loaded["again"] is loaded["all"]
+
+
 def test_buffers_are_handed_over_without_a_copy() -> None:
     td = TensorDict({"a": torch.randn(1000, 10), "n": {"b": torch.arange(1000)}, "s": "x"}, [1000])
     buffers: list[pickle.PickleBuffer] = []

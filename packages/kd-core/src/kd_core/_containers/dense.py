@@ -27,7 +27,7 @@ from kd_core._leaves.loops import (
     rebuild,
     zip_each,
 )
-from kd_core._leaves.packing import own_bytes, packed
+from kd_core._leaves.packing import packed
 from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.validation import as_entry
 
@@ -232,10 +232,9 @@ class Dense(TensorDictBase):
         return self._like(entries, desc)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-        pack = packed if operator.index(protocol) >= 5 else own_bytes
-        desc = self._desc
+        number, desc = operator.index(protocol), self._desc
         entries = {
-            key: pack(value) if isinstance(value, Tensor) else value
+            key: packed(value, number) if isinstance(value, Tensor) else value
             for key, value in self._entries.items()
         }
         return restore_dense, (self.__class__, entries, desc.batch, desc.device, desc.lock)

@@ -1,7 +1,8 @@
 """How a leaf is pickled: with its own bytes, not those of its base; from protocol 5 as a buffer.
 
 A buffer can be handed over without a copy (`buffer_callback` of `pickle.dumps`), and tensors that
-are one object stay one.
+are one object stay one. Other unsigned integers than `uint8` are pickled by their bits as signed
+ones: torch 2.13 writes pickles of them that it cannot read.
 """
 
 from __future__ import annotations
@@ -17,13 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class PackedLeaf:
-    """A tensor that is pickled as a buffer and unpickled as a tensor."""
+_SIGNED: Final = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+class Packed:
+    """What is pickled for a tensor and unpickled as a tensor."""
 
     __slots__ = ("__weakref__", "leaf")
 
     def __init__(self, leaf: Tensor) -> None:
         self.leaf = leaf
+
+
+class PackedLeaf(Packed):
+    """A tensor that is pickled as a buffer."""
+
+    __slots__ = ()
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         leaf = self.leaf
@@ -33,17 +47,35 @@ class PackedLeaf:
         return restore_leaf, (buffer, dtype, tuple(leaf.shape), leaf.requires_grad)
 
 
+class UnsignedLeaf(Packed):
+    """A tensor of unsigned integers that is pickled as one of signed integers."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        dtype = self.leaf.dtype
+        signed = own_bytes(self.leaf.view(_SIGNED[dtype]))
+        return restore_unsigned, (signed, str(dtype).removeprefix("torch."))
+
+
 # A pickler holds what it has pickled, so a second reference to a tensor finds the same object.
-_PACKED: Final[weakref.WeakValueDictionary[int, PackedLeaf]] = weakref.WeakValueDictionary()
+_PACKED: Final[weakref.WeakValueDictionary[tuple[type, int], Packed]] = (
+    weakref.WeakValueDictionary()
+)
 
 
-def packed(leaf: Tensor) -> PackedLeaf | Tensor:
-    """Return what protocol 5 pickles for a leaf: its buffer, or itself if it has none."""
-    if not _has_buffer(leaf):
+def packed(leaf: Tensor, protocol: int) -> Packed | Tensor:
+    """Return what is pickled for a leaf: its buffer, or itself if it has none."""
+    kind: type[Packed]
+    if protocol >= 5 and _has_buffer(leaf):
+        kind = PackedLeaf
+    elif leaf.dtype in _SIGNED and leaf.__class__ is Tensor and leaf.layout is torch.strided:
+        kind = UnsignedLeaf
+    else:
         return own_bytes(leaf)
-    known = _PACKED.get(id(leaf))
+    known = _PACKED.get((kind, id(leaf)))
     if known is None or known.leaf is not leaf:
-        known = _PACKED[id(leaf)] = PackedLeaf(leaf)
+        known = _PACKED[kind, id(leaf)] = kind(leaf)
     return known
 
 
@@ -71,6 +103,11 @@ def restore_leaf(buffer: object, dtype: str, shape: Sequence[int], requires_grad
     writable = bytearray(view) if view.readonly else view
     leaf = torch.frombuffer(writable, dtype=getattr(torch, dtype)).reshape(tuple(shape))
     return leaf.requires_grad_() if requires_grad else leaf
+
+
+def restore_unsigned(signed: Tensor, dtype: str) -> Tensor:
+    """Rebuild a leaf of unsigned integers; called by pickle."""
+    return signed.view(getattr(torch, dtype))
 
 
 def own_bytes(leaf: Tensor) -> Tensor:
