@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.content import assert_same as assert_same_tree
+from tests.core.store.trees import trees
 
-from kd_core import Locked, TensorDict
+from kd_core import Locked, TensorDict, TensorDictBase
 
 
 def nested() -> TensorDict:
@@ -30,6 +34,11 @@ def assert_same(td: TensorDict, other: TensorDict) -> None:
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle_keeps_everything(protocol: int) -> None:
     assert_same(nested(), pickle.loads(pickle.dumps(nested(), protocol)))
+
+
+@given(trees(), st.integers(2, pickle.HIGHEST_PROTOCOL))
+def test_a_random_tree_comes_back(td: TensorDictBase, protocol: int) -> None:
+    assert_same_tree(pickle.loads(pickle.dumps(td, protocol)), td)
 
 
 def test_deepcopy_shares_no_tensor() -> None:
@@ -96,10 +105,15 @@ def test_views_pickle_their_own_bytes_and_keep_their_strides(protocol: int, grad
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_unsigned_integers_are_pickled(dtype: torch.dtype, protocol: int, tmp_path: Path) -> None:
-    signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    base = torch.randint(-9, 9, (300, 100)).to(signed).view(dtype)
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex32]
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_dtypes_that_torch_cannot_unpickle(
+    dtype: torch.dtype, protocol: int, tmp_path: Path
+) -> None:
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    base = torch.randint(1, 9, (300, 100)).to(bits).view(dtype)
     leaves = {"all": base, "none": base[:0], "column": base[3:9, 1], "one": base[0, 0]}
     td = TensorDict(leaves | {"again": base, "expanded": base[:1, :1].expand(500, 500)})
     data = pickle.dumps(td.exclude("all", "again"), protocol)
@@ -110,7 +124,7 @@ def test_unsigned_integers_are_pickled(dtype: torch.dtype, protocol: int, tmp_pa
         for key, leaf in made.items():
             assert leaf.dtype is dtype
             assert leaf.shape == td[key].shape
-            assert torch.equal(leaf.view(signed), td[key].view(signed))
+            assert torch.equal(leaf.view(bits), td[key].view(bits))
         assert made["expanded"].stride() == (0, 0)
     assert loaded["again"] is loaded["all"]
 

@@ -1,8 +1,8 @@
 """How a leaf is pickled: with its own bytes, not those of its base; from protocol 5 as a buffer.
 
 A buffer can be handed over without a copy (`buffer_callback` of `pickle.dumps`), and tensors that
-are one object stay one. Other unsigned integers than `uint8` are pickled by their bits as signed
-ones: torch 2.13 writes pickles of them that it cannot read.
+are one object stay one. Of dtypes like `uint16` and `float8_e4m3fn` torch 2.15 still writes pickles
+that it cannot read: their leaves are pickled by their bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_SIGNED: Final = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_READABLE: Final = {*_FLOATS, *_INTEGERS, torch.complex128, torch.complex64}
+"""The dtypes of which torch reads the pickles."""
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Packed:
@@ -47,15 +48,16 @@ class PackedLeaf(Packed):
         return restore_leaf, (buffer, dtype, tuple(leaf.shape), leaf.requires_grad)
 
 
-class UnsignedLeaf(Packed):
-    """A tensor of unsigned integers that is pickled as one of signed integers."""
+class LeafOfBits(Packed):
+    """A tensor that is pickled as one of integers, bit by bit."""
 
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        dtype = self.leaf.dtype
-        signed = own_bytes(self.leaf.view(_SIGNED[dtype]))
-        return restore_unsigned, (signed, str(dtype).removeprefix("torch."))
+        leaf = self.leaf
+        bits = leaf.detach().resolve_conj().resolve_neg().view(_BITS[leaf.dtype.itemsize])
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        return restore_from_bits, (own_bytes(bits), dtype, leaf.requires_grad)
 
 
 # A pickler holds what it has pickled, so a second reference to a tensor finds the same object.
@@ -69,8 +71,8 @@ def packed(leaf: Tensor, protocol: int) -> Packed | Tensor:
     kind: type[Packed]
     if protocol >= 5 and _has_buffer(leaf):
         kind = PackedLeaf
-    elif leaf.dtype in _SIGNED and leaf.__class__ is Tensor and leaf.layout is torch.strided:
-        kind = UnsignedLeaf
+    elif leaf.dtype not in _READABLE and _has_bits(leaf):
+        kind = LeafOfBits
     else:
         return own_bytes(leaf)
     known = _PACKED.get((kind, id(leaf)))
@@ -105,9 +107,15 @@ def restore_leaf(buffer: object, dtype: str, shape: Sequence[int], requires_grad
     return leaf.requires_grad_() if requires_grad else leaf
 
 
-def restore_unsigned(signed: Tensor, dtype: str) -> Tensor:
-    """Rebuild a leaf of unsigned integers; called by pickle."""
-    return signed.view(getattr(torch, dtype))
+def _has_bits(leaf: Tensor) -> bool:
+    """Return whether a leaf can be viewed as integers of its size."""
+    return leaf.__class__ is Tensor and leaf.layout is torch.strided and not leaf.is_quantized
+
+
+def restore_from_bits(bits: Tensor, dtype: str, requires_grad: bool) -> Tensor:
+    """Rebuild a leaf from integers of its size; called by pickle."""
+    leaf = bits.view(getattr(torch, dtype))
+    return leaf.requires_grad_() if requires_grad else leaf
 
 
 def own_bytes(leaf: Tensor) -> Tensor:

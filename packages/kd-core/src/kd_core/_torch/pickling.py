@@ -18,7 +18,7 @@ from kd_core._containers.dense import Dense, restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
 from kd_core._containers.non_tensor_stack import restore_rows
-from kd_core._leaves.packing import restore_unsigned
+from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import registry
 from kd_core._store.places import place_of
 
@@ -56,7 +56,7 @@ torch.serialization.add_safe_globals(
         restore_descriptor,
         restore_row_of_batch,
         restore_rows,
-        restore_unsigned,
+        restore_from_bits,
         NonTensorData,
         MetaData,
     ]
