@@ -74,9 +74,6 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         return shouted(cast("Plain", found)) if rename else found
 
     args = () if at is None else (at,)
-    finite = all(bool(torch.isfinite(leaf).all()) for leaf in s.node.tensors())
-    correction = cast("float", options.get("correction", -1))
-    free = all(leaf.numel() > correction for leaf in s.node.tensors())
     return Call(
         name,
         f"td.{name}{given(args, ours_options)}",
@@ -84,11 +81,22 @@ def reduction(rng: Random, s: Subject, name: str) -> Call:
         theirs,
         exact=False,
         lax=lax(args),
-        # The gradient of a product is one or another of no number, one of halves passes infinity or
-        # not; that of a variance without a degree of freedom is either infinity.
-        unchecked=(name == "prod" and (not finite or (together and has_halves(s)))) or not free,
+        unchecked=has_vague_gradient(s, name, together, options),
         may_refuse=lambda plain: together and promoted_in_some_orders(plain),
     )
+
+
+def has_vague_gradient(s: Subject, name: str, together: bool, options: dict[str, object]) -> bool:
+    """Return whether torch gives different gradients in different places.
+
+    That of a product is one or another of no number, one of halves passes infinity or not; that of
+    a variance without a degree of freedom is either infinity.
+    """
+    if name == "prod":
+        finite = all(bool(torch.isfinite(leaf).all()) for leaf in s.node.tensors())
+        return not finite or (together and has_halves(s))
+    correction = cast("float", options.get("correction", -1))
+    return any(leaf.numel() <= correction for leaf in s.node.tensors())
 
 
 def shouted(plain: Plain) -> Plain:

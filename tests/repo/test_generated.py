@@ -48,7 +48,11 @@ def test_a_run_without_some_rows_still_makes_pages() -> None:
 
 def test_a_row_with_a_floor_shows_it() -> None:
     some = figures()
-    row = next(row for row in some["peer"]["rows"] if row["area"] == "keys")
+    rows = [row for row in some["peer"]["rows"] if row["area"] == "keys"]
+    for row in rows:
+        row["results"].pop("floor", None)
+        row["kd_floor"] = None
+    row = rows[0]
     row["results"]["floor"], row["kd_floor"] = {"min": 0.5}, 1.05
     assert "| keys | 1 | 1.05 | 1 |" in page(some)
     assert "| 0.5 us | 1.05 |" in page(some)
