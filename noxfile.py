@@ -91,8 +91,8 @@ def formats(session: nox.Session) -> None:
 
 @nox.session
 def interop(session: nox.Session) -> None:
-    """Run containers through the real trainers, and exchange them with the peer."""
-    install(session, "test", "trainers", "peer")
+    """Run containers through real trainers and actors, and exchange them with the peer."""
+    install(session, "test", "trainers", "actors", "peer")
     session.run("pytest", "tests/interop", *session.posargs)
 
 
