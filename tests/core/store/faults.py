@@ -8,7 +8,19 @@ import pytest
 
 from kd_core._store import files
 
-CHANGING = ("make_folder", "create", "write", "allocate", "sync", "rename", "remove")
+CHANGING = (
+    "make_folder",
+    "create",
+    "open_lock",
+    "write",
+    "allocate",
+    "sync",
+    "rename",
+    "link",
+    "remove",
+)
+EVERY = (*CHANGING, "close", "lock", "opened", "opened_folder", "read", "names_in")
+"""The calls that can fail; those that change nothing, too."""
 
 
 class Killed(BaseException):
@@ -30,7 +42,7 @@ class Calls:
     Args:
         at: the number of the call, from 1; 0: none.
         error: what is raised instead of it. After `Killed` every later call raises it, too; a
-            `KeyboardInterrupt` is raised when the call is done.
+            `KeyboardInterrupt` is raised when the call is done, as the error of a `close` is.
     """
 
     def __init__(self, at: int, error: BaseException) -> None:
@@ -42,12 +54,12 @@ class Calls:
         """Return what replaces a function of `files`."""
         real: Callable[..., object] = getattr(files, name)
 
-        def call(*args: object) -> object:
+        def call(*args: object, **options: object) -> object:
             self.count += 1
             self.names.append(name)
             now = self.count == self._at
-            if now and isinstance(self._error, KeyboardInterrupt):
-                real(*args)
+            if now and (isinstance(self._error, KeyboardInterrupt) or name == "close"):
+                real(*args, **options)
                 raise self._error
             if now and name == "write":
                 descriptor, data, *start = args
@@ -55,17 +67,17 @@ class Calls:
                 real(descriptor, data[: len(data) // 2], *start)
             if now or (isinstance(self._error, Killed) and 0 < self._at < self.count):
                 raise self._error
-            return real(*args)
+            return real(*args, **options)
 
         return call
 
 
 @contextmanager
-def calls(at: int, error: BaseException) -> Iterator[Calls]:
-    """Let the call number `at` fail while the block runs."""
+def calls(at: int, error: BaseException, names: tuple[str, ...] = CHANGING) -> Iterator[Calls]:
+    """Let the call number `at` of some functions fail while the block runs."""
     counted = Calls(at, error)
     with pytest.MonkeyPatch.context() as patch:
-        for name in CHANGING:
+        for name in names:
             patch.setattr(files, name, counted.replacing(name))
         yield counted
 

@@ -107,11 +107,16 @@ def lock(descriptor: int, *, wait: bool) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def open_lock(name: str, folder: int) -> int:
+    """Open the file of a lock, create it if needed, and return its descriptor."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o666, dir_fd=folder)
+
+
 @contextmanager
 def locked(name: str, folder: int) -> Iterator[None]:
-    """Lock out other writers while the block runs; create the file of the lock if needed."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+    """Lock out other writers while the block runs."""
+    descriptor = open_lock(name, folder)
     try:
         lock(descriptor, wait=True)
         yield
