@@ -10,6 +10,7 @@ from tests.core.content import assert_same
 from tests.core.store.faults import names_in
 
 from kd_core import (
+    FormatError,
     KeySetMismatch,
     LazyStackedTensorDict,
     MetaData,
@@ -109,6 +110,21 @@ def test_rows_that_do_not_fit_are_refused(
         other.append_to(tmp_path)
     assert names_in(tmp_path) == before
     assert_same(TensorDict.load(tmp_path, verify="full"), rows(3))
+
+
+def test_rows_of_a_damaged_manifest_are_not_removed(tmp_path: Path) -> None:
+    for _ in range(2):
+        rows(2).append_to(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(good.replace(b'"td"', b'"tD"'))
+    before = names_in(tmp_path)
+    with pytest.raises(FormatError, match=r"has been changed: its digest .* Restore the file"):
+        rows(2).append_to(tmp_path)
+    assert names_in(tmp_path) == before
+    manifest.write_bytes(good)
+    rows(1, start=2).append_to(tmp_path)
+    assert TensorDict.load(tmp_path, verify="full")["a"].tolist() == [0, 1, 0, 1, 2]
 
 
 def test_single_files_are_not_appended_to(tmp_path: Path) -> None:

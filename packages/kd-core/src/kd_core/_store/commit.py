@@ -64,6 +64,11 @@ class Writer:
         if MANIFEST in self.found:
             self.current = _current(folder, path)
 
+    def check_readable(self) -> None:
+        """Raise `FormatError` if there is a manifest, and it is damaged."""
+        if self.current is None and MANIFEST in self.found:
+            read_manifest(self._folder, self._path)
+
     def add_segment(self, fill: Callable[[int], Segment]) -> Segment:
         """Write a segment, which no manifest names yet.
 

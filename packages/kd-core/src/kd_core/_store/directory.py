@@ -46,9 +46,11 @@ def append(td: AbstractContainer, path: Path) -> None:
     """Add rows to a store; to an empty directory the container is saved.
 
     Raises:
+        FormatError: if the manifest of the store is damaged.
         InvalidValue: if the rows do not fit those of the store.
     """
     with writing(path) as writer:
+        writer.check_readable()  # else the rows that it names would be removed
         current = writer.current
         encoder = Encoder(segment=len(current.segments) if current else 0)
         tree = encoder.node_of(td)

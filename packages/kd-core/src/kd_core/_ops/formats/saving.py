@@ -139,6 +139,7 @@ class Saving(AbstractContainer):
             path: the directory that `save` or `append_to` wrote.
 
         Raises:
+            FormatError: if the manifest of the store is damaged, or it is an arena.
             InvalidValue: if a batch size, dtype or shape does not fit the rows of the store, or a
                 value of the whole batch differs.
             KeySetMismatch: if the keys differ.
