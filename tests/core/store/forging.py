@@ -1,0 +1,43 @@
+"""Stores whose files are written by hand."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kd_core import FormatError, TensorDict, lazy_stack
+
+Fault = (FormatError, OSError)
+Body = dict[str, Any]
+
+
+def sample() -> TensorDict:
+    """Return a container with every kind of node but a class."""
+    rows = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    stack = lazy_stack([TensorDict({"x": torch.ones(n)}) for n in (1, 2)])
+    entries = {"a": torch.arange(4).view(2, 2), "rows": rows, "stack": stack, "w": ["p", "q"]}
+    return TensorDict({**entries, "n": {"b": torch.ones(2), "word": "z"}}, [2])
+
+
+def refused(path: Path, verify: str = "fast") -> bool:
+    """Return whether a store is refused with an error that a user expects."""
+    try:
+        TensorDict.load(path, verify=verify)
+    except Fault:
+        return True
+    return False
+
+
+def forged(path: Path, body: Body) -> None:
+    """Write a manifest with a digest that matches."""
+    data = json.dumps(body).encode()
+    digest = hashlib.sha256(data).hexdigest().encode()
+    (path / "manifest.json").write_bytes(b'{"sha256": "%s"}\n%s' % (digest, data))
+
+
+def body_of(path: Path) -> Body:
+    """Return the second line of a manifest."""
+    body: Body = json.loads((path / "manifest.json").read_bytes().partition(b"\n")[2])
+    return body
