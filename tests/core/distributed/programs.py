@@ -1,31 +1,18 @@
-"""What each of three ranks runs; `run` calls all programs in one process per rank.
-
-A program returns plain values, which the tests compare. Programs that end a rank come last.
-"""
+"""What each of three ranks runs to exchange containers."""
 
 import datetime
-import json
-import os
-import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.core.distributed.ranks import RANKS, Programs
 
 from kd_core import KdError, TensorDict, TensorDictBase, distributed, lazy_stack
 from kd_core._distributed import agreement
 
-Program = Callable[[int], object]
-PROGRAMS: dict[str, Program] = {}
-RANKS = 3
-
-
-def program(function: Program) -> Program:
-    PROGRAMS[function.__name__] = function
-    return function
+PROGRAMS = Programs()
+program = PROGRAMS.add
 
 
 def plain(rank: int) -> TensorDict:
@@ -344,21 +331,6 @@ def a_rank_that_ends(rank: int) -> object:
     return [error_of(call)[0], sorted(set(td["a"].tolist()))]
 
 
-def run(rank: int, folder: Path) -> None:
-    """Run all programs on one rank, and write what they returned."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]  # exported without a name
-    timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
-    found = {}
-    try:
-        for name, function in PROGRAMS.items():
-            found[name] = function(rank)
-    except BaseException:
-        found["failed"] = traceback.format_exc()
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    os._exit(0)  # as a rank ends that is killed: without a word to the others
-
-
 if __name__ == "__main__":
-    run(int(sys.argv[1]), Path(sys.argv[2]))
+    told_ragged(ragged(0))  # the first jagged tensor imports a large part of torch
+    PROGRAMS.main()

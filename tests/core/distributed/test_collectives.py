@@ -1,39 +1,16 @@
 """Three real processes exchange containers; each rank ends with what plain tensors would give."""
 
-import json
-import os
-import subprocess
-import sys
-from typing import Any
-
 import pytest
-from tests.core.distributed.programs import RANKS, plain, ragged, told, told_ragged
-from tests.repo.tree import ROOT
+from tests.core.distributed.programs import plain, ragged, told, told_ragged
+from tests.core.distributed.ranks import RANKS, Results, results_of
 
-Results = dict[str, list[Any]]
 ROWS = [told_ragged(ragged(rank)) for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return what each program returned on each rank; all run in one process per rank."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.core.distributed.programs"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        for process in processes:
-            process.wait(timeout=300)
-    finally:
-        for process in processes:
-            process.kill()
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    assert [each.get("failed") for each in found] == [None] * RANKS
-    return {name: [each[name] for each in found] for name in found[0]}
+    """Return what each program returned on each rank."""
+    return results_of("tests.core.distributed.programs", tmp_path_factory.mktemp("ranks"))
 
 
 def test_broadcast_writes_in_place(results: Results) -> None:
