@@ -70,6 +70,7 @@ from kd_core._ops.calls.module_state import ModuleBusy as ModuleBusy
 from kd_core._ops.values.vectors import PackLayout as PackLayout
 from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
 from kd_core._torch import data_loading as _data_loading
+from kd_core._torch import data_parallel as _data_parallel
 from kd_core._torch import functional as _functional
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -26,7 +26,9 @@ from kd_core import (
     format_key,
 )
 from kd_core.extending import Descriptor, Entry, describe, make_dense, register
+from kd_nn._modules.tensor_hooks import is_of_fsdp
 
+H = TypeVar("H", bound=Callable[..., object])
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
 
 
@@ -114,6 +116,19 @@ class TensorDictParams(TensorDictBase, nn.Module):
         handle = RemovableHandle(self._get_hooks)
         self._get_hooks[handle.id] = hook
         return handle
+
+    def register_forward_pre_hook(
+        self, hook: H, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Register a hook that runs before `forward`; see `nn.Module`."""
+        if is_of_fsdp(hook):
+            raise InvalidArgument(
+                "a `TensorDictParams` has no `forward`, before which `fully_shard` would gather "
+                "its parameters. Shard the module that holds it."
+            )
+        return nn.Module.register_forward_pre_hook(
+            self, hook, prepend=prepend, with_kwargs=with_kwargs
+        )
 
     if not TYPE_CHECKING:  # the types are those of the base class
 

@@ -35,6 +35,7 @@ from kd_nn._keys.specs import (
 )
 from kd_nn._modules.facts import ModuleFacts
 from kd_nn._modules.infer import infer_shapes, with_shapes
+from kd_nn._modules.tensor_hooks import TensorHooks
 from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
 from kd_nn._plan.program import runs_in_part
 
@@ -54,7 +55,7 @@ class DeclaredKeys(property):
         return list(getattr(owner, f"_class_{read.__name__}")) if module is None else read(module)
 
 
-class TensorDictModuleBase(ModuleFacts):
+class TensorDictModuleBase(TensorHooks, ModuleFacts):
     """Base class of modules that read and write entries of a container.
 
     A subclass declares `in_keys` and `out_keys`, in the class or in `__init__`, and a `forward`

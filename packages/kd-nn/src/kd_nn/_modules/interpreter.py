@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from kd_core import (
     InvalidArgument,
@@ -17,8 +17,14 @@ from kd_core import (
     is_tensor_collection,
     lazy_stack,
 )
-from kd_nn._dispatch.dispatch import describe, keys_of
-from kd_nn._dispatch.entries import entry, has_entry, read_optional, write_entries
+from kd_nn._dispatch.dispatch import Dispatched, describe, keys_of
+from kd_nn._dispatch.entries import (
+    container_of,
+    entry,
+    has_entry,
+    read_optional,
+    write_entries,
+)
 from kd_nn._dispatch.notes import add_step_note
 from kd_nn._errors import not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
@@ -151,6 +157,9 @@ def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> 
 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
+    recomputed = step._modules.get("_checkpoint_wrapped_module")
+    if recomputed is not None:
+        return _run_recomputed(step, recomputed, work)
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
     if not is_watched(step):
@@ -161,6 +170,24 @@ def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
         return step(work)
     finally:
         _WANTED.call = before
+
+
+def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -> object:
+    """Call a keyed module that torch's `checkpoint_wrapper` wraps.
+
+    The wrapper calls it again in the backward pass, when the working copy holds what later steps
+    wrote. It saves tensors, so it gets tensors where the module takes them.
+    """
+    keys = keys_of(step, "in_keys")
+    values = read_optional(work, keys, None)
+    takes_tensors = isinstance(getattr(type(wrapped), "forward", None), Dispatched)
+    if not takes_tensors or not all(isinstance(value, Tensor) for value in values):
+        return step(work.copy())
+    result = step(*values)
+    outputs = result if isinstance(result, tuple) else (result,)
+    written = [key for key in keys_of(step, "out_keys") if key != DISCARD]
+    made = dict(zip(written, outputs, strict=True))
+    return container_of({key: value for key, value in made.items() if value is not None})
 
 
 def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[TensorDictBase, bool]:

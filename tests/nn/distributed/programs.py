@@ -1,0 +1,283 @@
+"""What each of three ranks runs to train keyed modules beside the same networks on plain tensors.
+
+Each program returns the cases in which losses or gradients differ by a bit.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.core.distributed.ranks import RANKS, Programs
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from kd_core import InvalidArgument, TensorDict, TensorDictBase, lazy_stack
+from kd_nn import (
+    InputMissing,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictParams,
+    TensorDictSequential,
+)
+
+PROGRAMS = Programs()
+program = PROGRAMS.add
+Call = Callable[[nn.Module, Tensor], Tensor]
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class Plain(nn.Module):
+    """The network without keys; the last part gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = [(4, 8), (8, 8), (8, 1), (8, 1)]
+        self.layers = nn.ModuleList(nn.Linear(*size) for size in sizes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, head, other = self.layers
+        h = torch.tanh(first(x))
+        return head(second(h)), other(h)
+
+
+class Doubled(TensorDictModuleBase):
+    """A keyed module of a user, which takes containers alone."""
+
+    in_keys = ["h"]  # noqa: RUF012  # the class declares its keys
+    out_keys = ["h"]  # noqa: RUF012  # as above
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("h", tensordict["h"] * 1)
+
+
+def keyed() -> TensorDictSequential:
+    """Return the network with keys, which replaces what it reads on the way."""
+    first, second, head, other = Plain().layers
+    return TensorDictSequential(
+        TensorDictModule(first, ["x"], ["h"]),
+        TensorDictModule(torch.tanh, ["h"], ["h"]),
+        Doubled(),
+        TensorDictModule(second, ["h"], [("n", "g")]),
+        TensorDictModule(head, [("n", "g")], ["y"]),
+        TensorDictModule(other, ["h"], ["unused"]),
+    )
+
+
+def on_tensors(net: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = net(x)[0]
+    return y
+
+
+def by_container(net: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = net(TensorDict({"x": x}, [3]))["y"]
+    return y
+
+
+def from_the_given_container(net: nn.Module, x: Tensor) -> Tensor:
+    td = TensorDict({"x": x}, [3])
+    net(td)
+    return td["y"]
+
+
+def by_keyword(net: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = net(x=x)[2]
+    return y
+
+
+def by_lazy_stack(net: nn.Module, x: Tensor) -> Tensor:
+    td = lazy_stack([TensorDict({"x": row}) for row in x.unsqueeze(1)])
+    y: Tensor = net(td)["y"]
+    return y.view(3, 1)
+
+
+WAYS = [by_container, by_keyword]
+
+
+def values_of(net: nn.Module, call: Call, accumulate: bool = False) -> list[Tensor]:
+    """Return losses of two steps and the gradients of the last one, zeros where there is none."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for step in range(2):
+        optimizer.zero_grad()
+        for part in range(2 if accumulate else 1):
+            with silent(net, accumulate and not part):
+                loss = call(net, torch.randn(3, 4, generator=generator)).square().mean()
+                losses.append(loss.detach())
+                loss.backward()  # type: ignore[no-untyped-call]  # by torch
+        if not step:
+            optimizer.step()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+    return [*losses, *(grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads)]
+
+
+def silent(net: Any, wanted: bool) -> Any:
+    """Return the context in which gradients stay on each rank."""
+    if isinstance(net, DistributedDataParallel):
+        return net.no_sync() if wanted else nullcontext()
+    if hasattr(net, "set_requires_gradient_sync"):
+        net.set_requires_gradient_sync(not wanted)
+    return nullcontext()
+
+
+def difference(wrap: Wrap, plain: Wrap, call: Call, accumulate: bool = False) -> str:
+    """Return what differs between a wrapped keyed network and a wrapped plain one."""
+    mine = values_of(wrap(keyed()), call, accumulate)
+    expected = values_of(plain(Plain()), on_tensors, accumulate)
+    unequal = [at for at, pair in enumerate(zip(mine, expected, strict=True)) if not equal(*pair)]
+    return f"{call.__name__} {accumulate}: {unequal}" if unequal else ""
+
+
+def equal(mine: Tensor, expected: Tensor) -> bool:
+    return mine.dtype == expected.dtype and torch.equal(mine, expected)
+
+
+def parallel(net: nn.Module) -> nn.Module:
+    return DistributedDataParallel(net, find_unused_parameters=True)
+
+
+def sharded(policy: MixedPrecisionPolicy | None, inside: bool = False) -> Wrap:
+    """Return what shards the parts of a network one by one, and the network.
+
+    Args:
+        policy: the dtypes of parameters and outputs.
+        inside: whether what the keyed modules wrap is sharded instead of them.
+    """
+    mesh = init_device_mesh("cpu", (RANKS,))
+    kwargs: dict[str, Any] = {"mesh": mesh} | ({"mp_policy": policy} if policy else {})
+
+    def wrap(net: nn.Module) -> nn.Module:
+        parts: Any = net.layers if isinstance(net, Plain) else net
+        for part in parts:
+            if any(True for _ in part.parameters()):
+                fully_shard(part.module if inside else part, **kwargs)
+        fully_shard(net, **kwargs)
+        return net
+
+    return wrap
+
+
+def recomputed(net: Any) -> nn.Module:
+    """Wrap each part of a network so that it is run again in the backward pass."""
+    parts = net.layers if isinstance(net, Plain) else net
+    for position in range(len(parts)):
+        parts[position] = checkpoint_wrapper(parts[position])
+    return net  # type: ignore[no-any-return]  # a module
+
+
+def on_recomputed(wrap: Wrap) -> Wrap:
+    return lambda net: wrap(recomputed(net))
+
+
+POLICIES = [
+    None,
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32),
+]
+
+
+@program
+def data_parallel(rank: int) -> object:
+    cases = [(call, accumulate) for call in WAYS for accumulate in (False, True)]
+    return [difference(parallel, parallel, *case) for case in cases]
+
+
+@program
+def data_parallel_within_other_modules(rank: int) -> object:
+    class Net(nn.Module):
+        """Return a container among other things."""
+
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> dict[str, object]:
+            return {"rows": [lazy_stack([self.net(TensorDict({"x": x}, [3]))])], "name": "net"}
+
+    def call(net: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = net(x)["rows"][0][0]["y"]
+        return y
+
+    return [difference(lambda net: parallel(Net(net)), parallel, call)]
+
+
+@program
+def sharded_by_step(rank: int) -> object:
+    found = []
+    for policy in POLICIES:
+        for call in (*WAYS, from_the_given_container, by_lazy_stack):
+            wrap = sharded(policy)
+            found.append(difference(wrap, wrap, call))
+        found.append(difference(sharded(policy, inside=True), sharded(policy), by_container))
+        found.append(difference(sharded(policy), sharded(policy), by_container, True))
+    return found
+
+
+@program
+def recomputed_in_the_backward_pass(rank: int) -> object:
+    found = []
+    for call in WAYS:
+        found.append(difference(on_recomputed(parallel), parallel, call))
+        for wrap in map(sharded, POLICIES[:2]):
+            found.append(difference(on_recomputed(wrap), wrap, call))
+    return found
+
+
+@program
+def parameters_in_a_container(rank: int) -> object:
+    class Net(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.params = TensorDictParams(TensorDict.from_module(net))
+            self.net = [net]  # not a part of the module
+
+        def forward(self, x: Tensor) -> object:
+            with self.params.to_module(self.net[0]):
+                return self.net[0](x)
+
+    def whole(net: nn.Module) -> nn.Module:
+        fully_shard(net, mesh=init_device_mesh("cpu", (RANKS,)))
+        return net
+
+    def as_container(net: nn.Module) -> nn.Module:
+        return Net(net)
+
+    found = []
+    for wrap in (parallel, whole):
+        mine = values_of(wrap(as_container(Plain())), on_tensors)
+        expected = values_of(wrap(Plain()), on_tensors)
+        found += [
+            at for at, pair in enumerate(zip(mine, expected, strict=True)) if not equal(*pair)
+        ]
+    return found
+
+
+@program
+def errors_of_sharded_modules(rank: int) -> object:
+    net = sharded(POLICIES[1])(keyed())
+    found: list[object] = []
+    seen: list[str] = []
+    net.register_forward_pre_hook(lambda _, args: seen.append(type(args[0]).__name__))
+    for td in (TensorDict({"z": torch.ones(3, 4)}), TensorDict({"x": torch.ones(3, 5)})):
+        try:
+            net(td)
+        except (InputMissing, RuntimeError) as error:
+            found.append([type(error).__name__, list(td.keys())])
+    locked = TensorDict({"x": torch.ones(3, 4), "label": "a"}, [3])
+    made = net(locked)
+    try:
+        fully_shard(TensorDictParams({"a": torch.ones(2)}), mesh=init_device_mesh("cpu", (RANKS,)))
+    except InvalidArgument as error:
+        found.append(str(error))
+    return [*found, made is locked, str(made["x"].dtype), str(made["y"].dtype), made["label"], seen]
+
+
+if __name__ == "__main__":
+    PROGRAMS.main()

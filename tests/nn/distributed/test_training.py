@@ -1,0 +1,39 @@
+"""Three real processes train keyed modules; each step is equal to that of a plain network."""
+
+import pytest
+from tests.core.distributed.ranks import Results, results_of
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return what each program returned on each rank."""
+    return results_of("tests.nn.distributed.programs", tmp_path_factory.mktemp("ranks"))
+
+
+PROGRAMS = [
+    "data_parallel",
+    "data_parallel_within_other_modules",
+    "sharded_by_step",
+    "recomputed_in_the_backward_pass",
+    "parameters_in_a_container",
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_losses_and_gradients_are_those_of_plain_tensors(program: str, results: Results) -> None:
+    for found in results[program]:
+        assert [case for case in found if case] == []
+
+
+def test_a_sharded_module_writes_into_the_container_it_got(results: Results) -> None:
+    """After calls that failed, and beside a hook of a user, which sees containers."""
+    failed = [["InputMissing", ["z"]], ["RuntimeError", ["x"]]]
+    for found in results["errors_of_sharded_modules"]:
+        assert found[:2] == failed
+        assert found[3:] == [True, "torch.float32", "torch.bfloat16", "a", ["TensorDict"] * 3]
+
+
+def test_parameters_without_a_forward_are_not_sharded_alone(results: Results) -> None:
+    expected = "Shard the module that holds it."
+    for found in results["errors_of_sharded_modules"]:
+        assert found[2].endswith(expected)
