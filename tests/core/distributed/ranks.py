@@ -24,7 +24,13 @@ Results = dict[str, list[Any]]
 
 
 class Programs(dict[str, Program]):
-    """Functions of a rank by name, which return plain values; those that end a rank come last."""
+    """Functions of a rank by name, which return plain values; those that end a rank come last.
+
+    Attributes:
+        folder: where the functions may write files.
+    """
+
+    folder: Path
 
     def add(self, function: Program) -> Program:
         """Add a function, as a decorator."""
@@ -33,36 +39,37 @@ class Programs(dict[str, Program]):
 
     def main(self) -> None:
         """Run all programs on all ranks, and write what they returned into a folder."""
-        folder = Path(sys.argv[1])
+        self.folder = Path(sys.argv[1])
         ranks = []
         for rank in range(RANKS):
             ranks.append(os.fork())
             if not ranks[-1]:
-                self._run(rank, folder)
+                self._run(rank)
         for process in ranks:
             os.waitpid(process, 0)
 
-    def _run(self, rank: int, folder: Path) -> None:
+    def _run(self, rank: int) -> None:
         torch.set_num_threads(1)
-        store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]  # exported without a name
+        store = dist.FileStore(str(self.folder / "store"), RANKS)  # type: ignore[attr-defined]  # exported without a name
         timeout = datetime.timedelta(seconds=60)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
         found: dict[str, object] = {}
         try:
             for name, function in self.items():
+                (self.folder / f"{rank}.json").write_text(json.dumps(found))
                 found[name] = function(rank)
         except BaseException:
             found["failed"] = traceback.format_exc()
-        (folder / f"{rank}.json").write_text(json.dumps(found))
+        (self.folder / f"{rank}.json").write_text(json.dumps(found))
         os._exit(0)  # as a rank ends that is killed: without a word to the others
 
 
 def results_of(module: str, folder: Path) -> Results:
-    """Return what each program of a module returned on each rank."""
+    """Return what each program of a module returned on each rank; `None`: the rank ended there."""
     command = [sys.executable, "-W", "ignore", "-m", module, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=environment, timeout=300, check=True)
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     failed = [each["failed"] for each in found if "failed" in each]
     assert not failed, "\n".join(failed)
-    return {name: [each[name] for each in found] for name in found[0]}
+    return {name: [each.get(name) for each in found] for name in found[0]}

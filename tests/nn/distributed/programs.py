@@ -3,6 +3,7 @@
 Each program returns the cases in which losses or gradients differ by a bit.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -12,10 +13,16 @@ import torch.distributed as dist
 from tests.core.distributed.ranks import RANKS, Programs
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from kd_core import InvalidArgument, TensorDict, TensorDictBase, lazy_stack
 from kd_nn import (
@@ -277,6 +284,75 @@ def errors_of_sharded_modules(rank: int) -> object:
     except InvalidArgument as error:
         found.append(str(error))
     return [*found, made is locked, str(made["x"].dtype), str(made["y"].dtype), made["label"], seen]
+
+
+def state_of(ranks: int, trained: bool) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a sharded network, and all that a checkpoint holds, for the first ranks."""
+    mesh = DeviceMesh("cpu", list(range(ranks)))
+    net = keyed()
+    for part in (*net, net):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    value = 2.0 if trained else 0.0
+    if trained:
+        made = net(x=torch.ones(3, 4))
+        (made[2] + made[3]).sum().backward()  # type: ignore[no-untyped-call]  # by torch
+        optimizer.step()
+    parts = distribute_tensor(torch.arange(14.0).view(7, 2) * value, mesh, [Shard(0)])
+    rows = [TensorDict({"x": torch.full((at,), value)}) for at in (1, 2)]
+    td = TensorDict({"parts": parts, "n": {"rows": lazy_stack(rows), "name": "n"}})
+    params = TensorDictParams({"a": torch.full((2,), value), "n": {"b": torch.full((2,), value)}})
+    weights, moments = get_state_dict(net, optimizer)
+    return net, {"td": td, "params": params, "net": weights, "optimizer": moments}
+
+
+def told_state(state: dict[str, Any]) -> object:
+    """Return the values of a state on all ranks, as text."""
+    containers = {key: state[key].state_dict() for key in ("td", "params")}
+    leaves = tree_leaves({**state, **containers})
+    return [str(leaf.full_tensor() if isinstance(leaf, DTensor) else leaf) for leaf in leaves]
+
+
+@program
+def checkpoint_of_three_ranks_on_two(rank: int) -> object:
+    _, state = state_of(RANKS, trained=True)
+    save(state, checkpoint_id=PROGRAMS.folder / "first")
+    expected = told_state(state)
+    group = dist.new_group([0, 1])
+    if rank == 2:
+        return [True, True]
+    _, found = state_of(2, trained=False)
+    leaf = found["td"]["parts"]
+    differed = told_state(found) != expected
+    load(found, checkpoint_id=PROGRAMS.folder / "first", process_group=group)
+    return [differed, told_state(found) == expected and found["td"]["parts"] is leaf]
+
+
+@program
+def a_rank_killed_while_it_saves(rank: int) -> object:
+    class Writer(FileSystemWriter):
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            if rank == 2:
+                os._exit(1)
+            return super().write_data(plan, planner)
+
+    def values(folder: str) -> object:
+        td = TensorDict({"a": torch.zeros(2)})
+        load({"td": td}, checkpoint_id=PROGRAMS.folder / folder, no_dist=True)
+        return td["a"].tolist()
+
+    td = TensorDict({"a": torch.ones(2)})
+    save({"td": td}, checkpoint_id=PROGRAMS.folder / "step1")
+    found: list[object] = []
+    try:
+        save({"td": td + 1}, storage_writer=Writer(PROGRAMS.folder / "step2"))
+    except RuntimeError:
+        found.append("failed")
+    try:
+        values("step2")
+    except CheckpointException:
+        found.append("not whole")
+    return [*found, values("step1")]
 
 
 if __name__ == "__main__":

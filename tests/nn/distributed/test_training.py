@@ -37,3 +37,13 @@ def test_parameters_without_a_forward_are_not_sharded_alone(results: Results) ->
     expected = "Shard the module that holds it."
     for found in results["errors_of_sharded_modules"]:
         assert found[2].endswith(expected)
+
+
+def test_a_checkpoint_of_three_ranks_loads_on_two(results: Results) -> None:
+    """Containers with sharded leaves, parameters, a sharded keyed module and its optimizer."""
+    assert results["checkpoint_of_three_ranks_on_two"] == [[True, True]] * 3
+
+
+def test_a_rank_killed_while_it_saves_leaves_the_last_whole_checkpoint(results: Results) -> None:
+    expected = ["failed", "not whole", [1.0, 1.0]]
+    assert results["a_rank_killed_while_it_saves"] == [expected, expected, None]
