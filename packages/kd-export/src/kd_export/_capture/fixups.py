@@ -115,8 +115,18 @@ def _refuse_state(program: ExportedProgram) -> Iterator[str]:
     kept = {s.arg.name: s for s in program.graph_signature.input_specs if s.target is not None}
     for node, written in _writes(program.graph):
         spec = kept.get(written.name)
-        if spec is not None:
-            raise changed(str(spec.target), f"`{node.target}`{place_of(node)}")
+        if spec is None:
+            continue
+        where = f"`{node.target}`{place_of(node)}"
+        name = str(spec.target)
+        if "lifted_tensor" in name:  # torch's name of a tensor that belongs to no module
+            raise NotExportable(
+                f"the call writes to a tensor that is a constant of the program ({where}).",
+                expected="a write to an input or to a tensor that the call made",
+                got=str(node.target),
+                hint="What `.data` returns is such a constant: write to a clone instead.",
+            )
+        raise changed(name, where)
     yield from ()
 
 
