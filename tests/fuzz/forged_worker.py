@@ -20,11 +20,13 @@ from pathlib import Path
 import torch
 
 import kd_export
+from kd_export._schema import onnx_weights
 from kd_export._schema.size_expression import SOURCE
 
 CANARY = "canary_of_kd"
 SECRET = "secret_of_kd"
 """A file that stands everywhere where a forged one could look, and that nothing may open."""
+onnx_weights.LARGE = 16  # so that weights of small models are read where they are, too
 SECONDS = 10  # of the processor, for one file; most take less than one
 X = {
     "x": torch.linspace(-1, 1, 12).reshape(4, 3),

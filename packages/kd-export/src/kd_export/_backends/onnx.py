@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ExportError
 from kd_export._running.backend import Direct, Runner, require
-from kd_export._schema.beside import mapped
+from kd_export._schema.beside import contents, mapped
 from kd_export._schema.json_values import Number
 from kd_export._schema.onnx_file import (
     check_external,
@@ -24,6 +24,7 @@ from kd_export._schema.onnx_file import (
     schema_field,
     weights_digest,
 )
+from kd_export._schema.onnx_weights import moved_in, moved_out
 from kd_export._schema.schema import Entry, Schema, check_fit
 from kd_export._schema.shapes import completed, described
 from kd_export._schema.vectors import Drawn
@@ -41,6 +42,8 @@ LARGEST_INSIDE = 3 << 29
 """Bytes of weights that the file itself holds: a protobuf message ends at 2 GiB."""
 
 _EXTRA = "onnx"
+_ITSELF = "model"
+"""What a model calls its own file."""
 
 
 class OnnxBackend:
@@ -71,9 +74,14 @@ class OnnxBackend:
         from kd_export._backends.onnx_translation import translated, write_model
 
         data = path.with_name(companion(path.name))
-        write_model(translated(program, schema), path, data, LARGEST_INSIDE)
-        with mapped(path) as model, mapped(data) as weights:
-            schema = replace(schema, weights=weights_digest(model, weights))
+        write_model(translated(program, schema), path, data)
+        if data.exists() and data.stat().st_size < LARGEST_INSIDE:
+            model, weights = mapped(path), mapped(data)
+            path.unlink()  # what is mapped stays
+            data.unlink()
+            with path.open("wb") as file:
+                file.writelines(moved_in(model, weights))
+        schema = replace(schema, weights=weights_digest(mapped(path), mapped(data)))
         with path.open("ab") as file:
             file.write(schema_field(schema.to_json()))
 
@@ -83,15 +91,20 @@ class OnnxBackend:
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        model, beside = file.read(), companion(path.name)
-        with mapped(path.with_name(beside)) as weights:
-            used = check_external(model, beside, len(weights))
-            if used and len(weights):
-                options.add_external_initializers_from_files_in_memory(
-                    [beside], [weights], [len(weights)]
-                )
-            session = _started(runtime, model, options)
-            digest = weights_digest(model, weights if used else b"")
+        model, name = contents(file), companion(path.name)
+        weights = mapped(path.with_name(name))
+        # What is checked is what is run: the message is a copy, only numbers are read where they
+        # are, here or in the file beside it.
+        beside = check_external(model, name, len(weights))
+        if not beside:
+            name, weights = _ITSELF, model
+        message = bytes(model) if beside else moved_out(model, name)
+        if check_external(message, name, len(weights)):
+            options.add_external_initializers_from_files_in_memory(
+                [name], [weights], [len(weights)]
+            )
+        session = _started(runtime, message, options)
+        digest = weights_digest(model, weights if beside else b"")
         parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
         named = _named(schema)
         check_fit(

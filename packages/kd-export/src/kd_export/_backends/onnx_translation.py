@@ -25,6 +25,7 @@ from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
 from kd_export._running.recurrent import mended_layers
 from kd_export._schema.linear_size import LinearSize
+from kd_export._schema.onnx_weights import LARGE
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.wire import unused_name
 
@@ -47,15 +48,16 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     return result.model
 
 
-def write_model(model: ir.Model, path: Path, data: Path, largest_inside: int) -> None:
-    """Write a model, and its weights beside it where they are too large for the file."""
-    size = sum(
+def write_model(model: ir.Model, path: Path, data: Path) -> None:
+    """Write a model, and its weights beside it if they are large: so no copy of them is made."""
+    sizes = [
         value.const_value.nbytes
         for value in model.graph.initializers.values()
         if value.const_value is not None
-    )
+    ]
+    beside = data.name if max(sizes, default=0) >= LARGE else None
     with _quiet():
-        ir.save(model, path, external_data=None if size < largest_inside else data.name)
+        ir.save(model, path, external_data=beside, size_threshold_bytes=LARGE)
 
 
 def _explained(error: BaseException) -> NotExportable:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._backends.onnx import LARGEST_INSIDE, ArrayRunner
+from kd_export._backends.onnx import ArrayRunner
 from kd_export._backends.onnx import backend as onnx
 from kd_export._errors import ExportError, NotExportable, first_line
 from kd_export._running.backend import Runner, require
@@ -72,7 +72,7 @@ class OpenVinoBackend:
 
         with tempfile.TemporaryDirectory() as folder:
             source, data = Path(folder) / "model.onnx", Path(folder) / "model.onnx.data"
-            write_model(translated(program, schema), source, data, LARGEST_INSIDE)
+            write_model(translated(program, schema), source, data)
             try:
                 model = runtime.convert_model(str(source), share_weights=False)
             except Exception as error:
@@ -145,8 +145,7 @@ def _weights_of(path: Path) -> Path:
 
 def _beside(path: Path) -> bytes:
     """Read the file of weights; a model without weights may have none."""
-    with mapped(_weights_of(path)) as weights:
-        return bytes(weights)
+    return bytes(mapped(_weights_of(path)))
 
 
 def _found(port: _Port, entry: Entry) -> tuple[object, ...]:

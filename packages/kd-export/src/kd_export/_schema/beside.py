@@ -6,40 +6,39 @@ lead to any file of the reader, and each tensor must be a part of it of the tens
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from kd_export._errors import UntrustedArtifact
 from kd_export._schema.files import open_regular
 
 
-@contextlib.contextmanager
-def mapped(path: Path) -> Iterator[memoryview]:
-    """Map a file beside a model; one that does not exist has no bytes.
+def mapped(path: Path) -> memoryview:
+    """Map a file beside a model, as long as something reads it; one that is not there is empty.
 
     Raises:
         UntrustedArtifact: It is a link.
         ExportError: It is not a regular file, or it cannot be read.
     """
     if not os.path.lexists(path):
-        yield memoryview(b"")
-        return
+        return memoryview(b"")
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise _link(path)
     with open_regular(path) as file:
         if not os.path.samestat(status, os.fstat(file.fileno())):
             raise _link(path)  # put there in between
-        if not status.st_size:
-            yield memoryview(b"")
-            return
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with content, memoryview(content) as view:
-            yield view
+        return contents(file)
+
+
+def contents(file: BinaryIO) -> memoryview:
+    """Map the bytes of an open file, as long as something reads them."""
+    if not os.fstat(file.fileno()).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _link(path: Path) -> UntrustedArtifact:

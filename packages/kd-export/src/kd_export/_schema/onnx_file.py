@@ -25,6 +25,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _METADATA_PROPS = 14
 _MOST_FIELDS = 10_000
 _MOST_IN_PAIR = 16
+_MOST_DIMS = 64
 _MOST_WALKED = 2_000_000
 _LONGEST_NAME = 1 << 10
 _DEEPEST = 100
@@ -45,7 +46,8 @@ _MESSAGES: dict[str, dict[int, str]] = {
     },
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-_DIMS, _DATA_TYPE, _EXTERNAL_DATA, _DATA_LOCATION, _OPERATOR = 1, 2, 13, 14, 4
+EXTERNAL_DATA, DATA_LOCATION = 13, 14
+_DIMS, _DATA_TYPE, _OPERATOR = 1, 2, 4
 # Bits of one number, by the data type of a tensor.
 _BITS = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20), 8),
@@ -125,7 +127,7 @@ def weights_digest(model: bytes | memoryview, beside: bytes | memoryview = b"") 
     return digest.hexdigest()
 
 
-def check_external(model: bytes, name: str = "", size: int = 0) -> bool:
+def check_external(model: bytes | memoryview, name: str = "", size: int = 0) -> bool:
     """Refuse a model that keeps data in other files than the one beside it.
 
     Args:
@@ -172,7 +174,7 @@ def _walk(view: memoryview) -> Iterator[tuple[str, int, memoryview, memoryview]]
 def _is_outside(kind: str, number: int, content: memoryview) -> bool:
     """Decide whether a field says that data, or the program of a node, is in another file."""
     if kind == "tensor":
-        return number == _EXTERNAL_DATA or (number == _DATA_LOCATION and any(content))
+        return number == EXTERNAL_DATA or (number == DATA_LOCATION and any(content))
     if kind == "node" and number == _OPERATOR and content == _CONTEXT_NODE:
         raise _outside("compiled code")
     return False
@@ -180,28 +182,34 @@ def _is_outside(kind: str, number: int, content: memoryview) -> bool:
 
 def _check_place(tensor: memoryview, name: str, size: int) -> None:
     """Refuse a tensor whose data is not a part of the file beside the model, of its own length."""
-    dims: list[int] = []
-    kind, place = 0, dict[bytes, bytes]()
-    for number, begin, length in fields_in(tensor, 0, len(tensor)):
-        content = tensor[begin : begin + length]
-        if len(dims) + len(place) > _MOST_IN_PAIR * 4:
-            raise _outside("a tensor of too many parts")
-        if number == _DIMS:
-            position = 0
-            while position < length:
-                dim, position = _varint(content, position)
-                dims.append(dim)
-        elif number == _DATA_TYPE:
-            kind, _ = _varint(content, 0)
-        elif number == _EXTERNAL_DATA:
-            parts = {n: bytes(content[b : b + s]) for n, b, s in fields_in(content, 0, length)}
-            place[parts.get(1, b"")] = parts.get(2, b"")
+    whole, place = tensor_of(tensor)
     offset, stated = (place.pop(word, b"x") for word in (b"offset", b"length"))
     fits = all(number.isdigit() and len(number) < 20 for number in (offset, stated))
     if place != {b"location": name.encode()} or not name or not fits:
         raise _outside(str(place.get(b"location", b""))[2:-1])
-    whole = (math.prod(dims) * _BITS.get(kind, 0) + 7) // 8
     check_extent(whole, int(offset), int(stated), name, size)
+
+
+def tensor_of(tensor: memoryview) -> tuple[int, dict[bytes, bytes]]:
+    """Return how many bytes a tensor has, 0 if that is not known, and where it says they are."""
+    dims: list[int] = []
+    kind, place = 0, dict[bytes, bytes]()
+    for number, begin, length in fields_in(tensor, 0, len(tensor)):
+        content = tensor[begin : begin + length]
+        if len(place) > _MOST_IN_PAIR:
+            raise _outside("a tensor of too many parts")
+        if number == _DIMS:
+            position = 0
+            while position < length and len(dims) <= _MOST_DIMS:
+                dim, position = _varint(content, position)
+                dims.append(dim)
+        elif number == _DATA_TYPE:
+            kind, _ = _varint(content, 0)
+        elif number == EXTERNAL_DATA:
+            parts = {n: bytes(content[b : b + s]) for n, b, s in fields_in(content, 0, length)}
+            place[parts.get(1, b"")] = parts.get(2, b"")
+    bits = 0 if len(dims) > _MOST_DIMS else _BITS.get(kind, 0)
+    return (math.prod(dims) * bits + 7) // 8, place
 
 
 def _outside(what: str) -> UntrustedArtifact:
@@ -215,10 +223,11 @@ def _outside(what: str) -> UntrustedArtifact:
 
 def written_field(number: int, content: bytes | memoryview) -> bytes:
     """Write a field that holds text, bytes or another message."""
-    return b"".join((_written(number << 3 | _BYTES), _written(len(content)), content))
+    return b"".join((written(number << 3 | _BYTES), written(len(content)), content))
 
 
-def _written(value: int) -> bytes:
+def written(value: int) -> bytes:
+    """Write a number."""
     parts = []
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
