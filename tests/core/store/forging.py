@@ -32,7 +32,12 @@ def refused(path: Path, verify: str = "fast") -> bool:
 
 def forged(path: Path, body: Body) -> None:
     """Write a manifest with a digest that matches."""
-    data = json.dumps(body).encode()
+    forged_text(path, json.dumps(body))
+
+
+def forged_text(path: Path, text: str) -> None:
+    """Write a manifest from the text of its second line."""
+    data = text.encode()
     digest = hashlib.sha256(data).hexdigest().encode()
     (path / "manifest.json").write_bytes(b'{"sha256": "%s"}\n%s' % (digest, data))
 
@@ -41,3 +46,17 @@ def body_of(path: Path) -> Body:
     """Return the second line of a manifest."""
     body: Body = json.loads((path / "manifest.json").read_bytes().partition(b"\n")[2])
     return body
+
+
+LEAF = {"tensor": [0, "t0", "int64", [2, 2]]}
+
+
+def level(*entries: object, batch: object = ()) -> Body:
+    """Return the node of a container."""
+    return {"td": {"batch": list(batch) if batch == () else batch, "entries": list(entries)}}
+
+
+def nested(depth: int, node: object) -> str:
+    """Return the text of a node inside other ones, at any depth."""
+    above = '{"td":{"batch":[],"entries":[["k",'
+    return above * depth + json.dumps(node) + "]]}}" * depth

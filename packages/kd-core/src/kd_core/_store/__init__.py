@@ -13,9 +13,11 @@ rename is the only commit. One idea a module, from the lowest:
 | `progress` | how far saves and checks are |
 | `segments` | header, order, checksums and views of the tensors of one file |
 | `manifest` | generation, segments and tree of a store, and the limits of all three |
-| `encoding`, `decoding` | a container as nodes of a manifest, and back |
+| `encoding` | a container as nodes of a manifest |
+| `appending` | which parts a tree has, and whether their rows fit |
+| `decoding` | nodes of a manifest as a container |
 | `commit` | lock, temporary files, renames, and what is removed afterwards |
-| `appending`, `joining`, `summary` | whether rows fit; parts as one; what a store holds |
+| `joining`, `summary` | parts as one; what a store holds |
 | `directory`, `single`, `arena` | the forms of a store; one that is filled in place |
 | `growing` | adding entries to an arena |
 | `places` | which tensors lie in an arena |

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
-from kd_core._errors import InvalidValue, different_keys
+from kd_core._errors import FormatError, InvalidValue, KdError, different_keys
 from kd_core._keys import format_key
+from kd_core._store.canonical import RESTORE
 from kd_core._store.encoding import Json
 
 Path: TypeAlias = tuple[str, ...]
 
 
-def parts_of(tree: Json) -> list[Json]:
-    """Return the nodes of the parts of a store, one unless something was appended."""
-    parts: list[Json] = tree.get("cat", [tree])  # type: ignore[assignment]  # checked when it was read
-    return parts
+def parts_of(tree: object) -> list[Json]:
+    """Return the nodes of the parts of a store, one unless something was appended.
+
+    Raises:
+        FormatError: if there is none.
+    """
+    match tree:
+        case {"cat": [_, *_] as parts, **more} if not more:
+            return cast("list[Json]", parts)
+        case {"cat": _}:
+            raise FormatError(f"{str(tree)[:80]!r} does not have the form of parts. {RESTORE}")
+    return [cast("Json", tree)]
+
+
+def check_parts(parts: list[Json]) -> None:
+    """Check that the parts of a store can be joined.
+
+    Raises:
+        FormatError: if they cannot, or one of them does not have the form of a container.
+    """
+    try:
+        for part in parts[1:]:
+            check_fits(part, parts[0])
+    except (KdError, *MISSHAPEN) as error:
+        raise FormatError(f"the parts of the tree cannot be joined: {error} {RESTORE}") from error
+
+
+MISSHAPEN: Final = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+"""What code that expects the form of a node raises for another one."""
 
 
 def check_fits(new: Json, old: Json, path: Path = ()) -> None:

@@ -6,6 +6,7 @@ What a file says is checked as an argument of a user is: each shape, batch size,
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -20,6 +21,7 @@ from kd_core._leaves.loops import leaf_fits
 from kd_core._nodes import registry
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH
+from kd_core._store.appending import check_parts, parts_of
 from kd_core._store.canonical import RESTORE, parsed
 from kd_core._store.dtypes import DTYPES
 from kd_core._store.registered import class_named
@@ -66,14 +68,25 @@ def specs_of(tree: object, count: int) -> Specs:
         count: the number of segments.
 
     Raises:
-        FormatError: if a tensor is not valid, or two nodes say different things of it.
+        FormatError: if a tensor is not valid, two nodes say different things of it, or two parts
+            share a segment: joined, one segment could become any number of bytes.
     """
     found: Specs = [{} for _ in range(count)]
-    _add_specs(tree, found, 0)
+    for part in parts_of(tree):
+        named: _Named = defaultdict(dict)
+        _add_specs(part, named, 0)
+        for segment, tensors in named.items():
+            if not 0 <= segment < count or found[segment]:
+                raise _invalid("segment of a part", segment)
+            found[segment] = tensors
     return found
 
 
-def _add_specs(node: object, found: Specs, depth: int) -> None:
+_Named: TypeAlias = "defaultdict[int, dict[str, Spec]]"
+"""The tensors of one part, by the positions of segments."""
+
+
+def _add_specs(node: object, found: _Named, depth: int) -> None:
     """Add the tensors of a node."""
     kind, value = _kind_of(node)
     if kind == "tensor":
@@ -86,9 +99,10 @@ def _add_specs(node: object, found: Specs, depth: int) -> None:
             for part in parts:
                 if part is not None:
                     _add_specs(part, found, depth + 1)
-        case "rows", {"values": values}:
-            _add_specs(values, found, depth + 1)
-        case ("lazy", {"members": list(parts)}) | ("cat", list(parts)):
+        case "rows", {"values": {"tensor": row}}:
+            if not _add_spec(row, found):
+                raise _invalid("tensor of rows, which one node names", row)
+        case "lazy", {"members": list(parts)}:
             for part in parts:
                 _add_specs(part, found, depth + 1)
         case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
@@ -101,18 +115,20 @@ def _add_specs(node: object, found: Specs, depth: int) -> None:
 
 
 _MOST_NODES_DEEP: Final = 2 * MAX_DEPTH
-"""Containers may be nested `MAX_DEPTH` levels deep, and parts and members are levels of nodes."""
+"""Containers may be nested `MAX_DEPTH` levels deep, and members are levels of nodes."""
 
 
-def _add_spec(row: object, found: Specs) -> None:
+def _add_spec(row: object, found: _Named) -> bool:
+    """Add a tensor; return whether no other node named it before."""
     # Without patterns, which are slow: "io" in the benchmarks.
     if isinstance(row, list) and len(row) == 4:
         segment, name, dtype, sizes = row
         named = type(segment) is int and isinstance(name, str) and isinstance(dtype, str)
-        if named and 0 <= segment < len(found) and dtype in DTYPES:
+        if named and dtype in DTYPES:
             spec = Spec(DTYPES[dtype], _sizes_of(sizes))
-            if found[segment].setdefault(name, spec) == spec:
-                return
+            known = found[segment].setdefault(name, spec)
+            if known == spec:
+                return known is spec
     raise _invalid("tensor", row)
 
 
@@ -136,6 +152,8 @@ class Decoder:
         self._readers = readers
         self._places = places
         self._known: dict[tuple[int, str], Tensor] = {}
+        self._ends: dict[tuple[int, int], int] = {}
+        """Where rows end, by the ids of their offsets and lengths, which `_known` keeps alive."""
 
     def container_of(self, node: object, wanted: Wanted = None) -> AbstractContainer:
         """Return the container of a node.
@@ -149,7 +167,9 @@ class Decoder:
             KeyNotFound: if there is not a key of this name.
         """
         try:
-            return self._container(node, wanted, ())
+            parts = parts_of(node)
+            check_parts(parts)
+            return self._joined([self._container(part, wanted, ()) for part in parts])
         except KeyNotFound:
             raise
         except KdError as error:
@@ -177,11 +197,15 @@ class Decoder:
                 return _as_container(stored.build(entries, desc, state))
             case "lazy", {"dim": int(dim), "name": None | str() as name, "members": list(members)}:
                 return self._stack(members, dim, name, wanted, path)
-            case "cat", [_, *_] as parts:
-                built = [self._container(part, wanted, path) for part in parts]
-                joined = torch.cat(cast("list[Tensor]", built)) if len(built) > 1 else built[0]
-                return _as_container(joined)
         raise _invalid(kind, value)
+
+    def _joined(self, parts: list[AbstractContainer]) -> AbstractContainer:
+        if len(parts) == 1:
+            return parts[0]
+        rows = sum(part._desc.batch[0] for part in parts)
+        if rows > _LARGEST:
+            raise _invalid("number of rows", rows)
+        return _as_container(torch.cat(cast("list[Tensor]", parts)))
 
     def _stack(
         self, members: list[object], dim: int, name: str | None, wanted: Wanted, path: Path
@@ -251,7 +275,11 @@ class Decoder:
             case [values_node, offsets_node, lengths_node, int(dim)]:
                 values, offsets = self.leaf_of(values_node), self.leaf_of(offsets_node)
                 lengths = None if lengths_node is None else self.leaf_of(lengths_node)
-                _check_jagged(values, offsets, lengths, dim)
+                rows = id(offsets), id(lengths)
+                if rows not in self._ends:
+                    self._ends[rows] = _end_of(offsets, lengths)
+                if not 1 <= dim <= values.ndim or self._ends[rows] > values.shape[dim - 1]:
+                    raise _invalid("jagged tensor", tuple(values.shape))
                 made: Tensor = torch.nested.nested_tensor_from_jagged(
                     values, offsets, lengths, jagged_dim=dim
                 )
@@ -285,7 +313,7 @@ class Decoder:
 
 
 _LEAVES: Final = frozenset({"tensor", "jagged"})
-LEVELS: Final = frozenset({"td", "class", "lazy", "cat"})
+LEVELS: Final = frozenset({"td", "class", "lazy"})
 
 
 def _as_container(node: object) -> AbstractContainer:
@@ -327,20 +355,24 @@ def _bytes_of(blob: Tensor) -> bytes:
     return bytes(blob.tolist()) if blob.numel() < 1024 else blob.cpu().numpy().tobytes()
 
 
-def _check_jagged(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> None:
-    """Check that all rows of a jagged tensor lie in its values, which torch does not check."""
-    fits = 1 <= dim <= values.ndim and offsets.ndim == 1 and offsets.numel() > 0
-    fits = fits and offsets.dtype in (torch.int32, torch.int64)
-    if fits:
-        ends = offsets[1:]
-        if lengths is not None:
-            fits = lengths.shape == ends.shape and lengths.dtype == offsets.dtype
-            fits = fits and bool((lengths >= 0).all())
-            ends = offsets[:-1] + lengths if fits else ends
-        inside = (offsets >= 0).all() & (offsets.diff() >= 0).all()
-        fits = fits and bool(inside & (ends <= values.shape[dim - 1]).all())
-    if not fits:
-        raise _invalid("jagged tensor", tuple(values.shape))
+def _end_of(offsets: Tensor, lengths: Tensor | None) -> int:
+    """Return where the rows of a jagged tensor end, which torch does not check.
+
+    Raises:
+        FormatError: if a row starts before the first element, or ends before it starts.
+    """
+    if offsets.ndim != 1 or not len(offsets) or offsets.dtype not in (torch.int32, torch.int64):
+        raise _invalid("tensor of offsets", tuple(offsets.shape))
+    starts, ends = offsets[:-1], offsets[1:]
+    sizes = ends - starts
+    if lengths is not None:
+        if lengths.shape != ends.shape or lengths.dtype != offsets.dtype:
+            raise _invalid("tensor of lengths", tuple(lengths.shape))
+        sizes = torch.minimum(sizes, lengths)
+        ends = starts + lengths
+    if bool((offsets < 0).any() | (sizes < 0).any() | (ends < starts).any()):
+        raise _invalid("jagged tensor", tuple(offsets.shape))
+    return int(ends.max()) if len(ends) else 0
 
 
 def _check_there(wanted: dict[str, Wanted], keys: list[str], path: Path) -> None:

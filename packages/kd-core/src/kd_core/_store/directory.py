@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from kd_core._errors import FormatError, KdError, listed
 from kd_core._store import files
-from kd_core._store.appending import check_fits, parts_of
+from kd_core._store.appending import MISSHAPEN, check_fits, check_parts, parts_of
 from kd_core._store.canonical import RESTORE
 from kd_core._store.commit import is_own, read_manifest, writing
 from kd_core._store.decoding import LEVELS, Decoder, Specs, specs_of, wanted_of
@@ -57,7 +57,7 @@ def append(td: AbstractContainer, path: Path) -> None:
         segments: list[Segment] = []
         if current is not None:
             check_sealed(current, path)
-            parts = parts_of(cast("Json", current.tree))
+            parts = parts_of(current.tree)
             _check_fits(tree, parts[0], path)
             tree = {"cat": [*parts, tree]}
             segments = current.segments
@@ -71,12 +71,8 @@ def _check_fits(new: Json, old: Json, path: Path) -> None:
         check_fits(new, old)
     except KdError:
         raise
-    except _MISSHAPEN as error:
+    except MISSHAPEN as error:
         raise _invalid_tree(path, error) from error
-
-
-_MISSHAPEN: Final = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
-"""What code that expects the form of a node raises for another one."""
 
 
 def _invalid_tree(path: Path, error: BaseException) -> FormatError:
@@ -97,16 +93,15 @@ def compact(path: Path) -> None:
 
 
 def _joined(decoder: Decoder, encoder: Encoder, tree: object, path: Path) -> Json:
-    parts = parts_of(cast("Json", tree))
+    parts = parts_of(tree)
+    check_parts(parts)
     try:
         if not all(part.keys() <= LEVELS for part in parts):
             raise ValueError("a part is not a container")
-        for part in parts[1:]:
-            check_fits(part, parts[0])
         return Joiner(decoder, encoder).node_of(parts)
     except FormatError:
         raise
-    except (KdError, *_MISSHAPEN) as error:
+    except (KdError, *MISSHAPEN) as error:
         raise _invalid_tree(path, error) from error
 
 
