@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from kd_core import TensorDict, store
 
 SECONDS = 1.0
-KILLS = 10
+KILLS = 100
 ROWS = 400
 
 
@@ -59,14 +59,39 @@ def read(path: Path) -> None:
     assert set(held["v"].tolist()) == {first}
 
 
-def write_until_killed(path: Path) -> None:
-    number = int(TensorDict.load(path)["v"][0])
-    while True:
-        number += 1
-        part = TensorDict({"v": torch.full((3000,), number)}, [3000])
+def commit(path: Path, step: int) -> None:
+    """Bring a store to a step: values that are saved, appended to, and compacted."""
+    value, act = divmod(step, 1 if path.suffix == ".safetensors" else 3)
+    part = TensorDict({"v": torch.full((300,), value), "w": [str(value)] * 300}, [300])
+    if act == 0:
         part.save(path)
+    elif act == 1:
         part.append_to(path)
+    else:
         store.compact(path)
+
+
+def state_of(path: Path) -> tuple[int, int, int]:
+    """Return value, rows and parts of a store, all of it compared with its checksums."""
+    td = TensorDict.load(path, verify="full")
+    [value] = {*td["v"].tolist(), *map(int, td["w"])}
+    return value, td.batch_size[0], store.inspect(path).parts
+
+
+def state_at(path: Path, step: int) -> tuple[int, int, int]:
+    """Return what a store holds at a step."""
+    if path.suffix == ".safetensors":
+        return step, 300, 1
+    value, act = divmod(step, 3)
+    return value, 300 if act == 0 else 600, 2 if act == 1 else 1
+
+
+def commit_until_killed(path: Path, step: int, pipe: int) -> None:
+    """Commit step after step, and say so; at first, that it has started."""
+    while True:
+        os.write(pipe, b"%d " % step)
+        step += 1
+        commit(path, step)
 
 
 def race(path: Path) -> None:
@@ -77,24 +102,35 @@ def race(path: Path) -> None:
     assert not failed, failed
 
 
-def kill(path: Path) -> None:
-    TensorDict({"v": torch.zeros(3000, dtype=torch.int64)}, [3000]).save(path)
-    newest = 0
-    for _ in range(KILLS):
-        child = forked(lambda: write_until_killed(path))
-        time.sleep(random.random() * 0.1)
+def kill(path: Path, kills: int) -> None:
+    """Kill a writer many times; what it committed last is there, or what it was committing."""
+    path.parent.mkdir()
+    start = time.monotonic()
+    for step in range(4):
+        commit(path, step)
+    longest = time.monotonic() - start
+    for _ in range(kills):
+        said, pipe = os.pipe()
+        child = forked(partial(commit_until_killed, path, step, pipe))
+        os.close(pipe)
+        started = os.read(said, 1)
+        time.sleep(random.random() * longest)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        td = TensorDict.load(path, verify="full")
-        [value] = set(td["v"].tolist())
-        assert td.batch_size[0] in (3000, 6000)
-        assert value >= newest
-        newest = value
-    TensorDict({"v": torch.zeros(3)}).save(path)
-    TensorDict({"v": torch.zeros(3)}).save(path)
-    names = sorted(each.name.partition("-")[0] for each in path.iterdir())
-    assert names == [".lock", "manifest.json", "seg", "seg"], names
-    print("killed", KILLS, "reached", newest)
+        with os.fdopen(said, "rb") as file:
+            step = int((started + file.read()).split()[-1])
+        found = state_of(path)
+        step += found != state_at(path, step)
+        assert found == state_at(path, step), (found, step)
+    assert step > kills // 20 + 3  # else all were killed before they wrote
+    for _ in range(2):
+        commit(path, 0)
+    names = [
+        each.name.partition("-")[0] for each in (path if path.is_dir() else path.parent).iterdir()
+    ]
+    expected = [".lock", "manifest.json", "seg", "seg"] if path.is_dir() else [path.name]
+    assert sorted(names) == expected, names
+    print("killed", kills, "reached", step)
 
 
 def fill(path: Path, part: int) -> None:
@@ -131,5 +167,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     race(folder / "race.kd")
-    kill(folder / "kill.kd")
+    kill(folder / "directory" / "td.kd", KILLS)
+    kill(folder / "file" / "td.safetensors", KILLS // 5)
     share(folder / "share.kd")
