@@ -8,10 +8,13 @@ read them when they are used. A save of kd waits until it is on the disk; the ot
 """
 
 import argparse
+import os
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,10 @@ from torch import Tensor
 
 from kd_core import TensorDict
 
-Work = Callable[[Path], None]
+Work = Callable[[Path], object]
 BATCH, BATCHES = 256, 200
 LEAVES, LEAF = 64, (256, 256)
+LEAVES_OF_PROMISES = 16
 PARTS, PART_ROWS = 10, 200
 
 
@@ -158,6 +162,42 @@ def ragged_rows() -> dict[str, list[Work]]:
     }
 
 
+def promises() -> dict[str, list[Work]]:
+    """Return how a checkpoint is written with one promise more each time, and by kd."""
+    state = [torch.randn(LEAF) for _ in range(LEAVES_OF_PROMISES)]
+    td = TensorDict({f"layer{number}": leaf for number, leaf in enumerate(state)})
+
+    def write(path: Path, *, checked: bool, synced: bool, named: bool) -> None:
+        path.mkdir()
+        with (path / ".new").open("wb", buffering=0) as file:
+            for leaf in state:
+                octets = leaf.numpy().data.cast("B")
+                if checked:
+                    zlib.crc32(octets)
+                file.write(octets)
+            if synced:
+                os.fsync(file.fileno())
+        (path / ".new").rename(path / "data")
+        for each in (path, path.parent) if named else ():
+            descriptor = os.open(each, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    steps = {
+        "written and renamed": (False, False, False),
+        "+ damage is noticed": (True, False, False),
+        "+ content is on the disk": (True, True, False),
+        "+ names are on the disk": (True, True, True),
+    }
+    found: dict[str, list[Work]] = {
+        name: [partial(write, checked=checked, synced=synced, named=named)]
+        for name, (checked, synced, named) in steps.items()
+    }
+    found["kd, directory"] = [td.save]
+    found["kd, arena"] = [td.memmap]
+    return found
+
+
 @contextmanager
 def folder() -> Iterator[Path]:
     """Create a folder for one run."""
@@ -209,6 +249,9 @@ def main() -> None:
         for name, seconds in best(contenders, options.rounds).items():
             rates = [amount / each for amount, each in zip(amounts, seconds, strict=True)]
             print(f"{name:14}{''.join(f'{rate:10,.0f}' for rate in rates)}")
+    print("\nwhat a promise costs, ms of a save of 4 MB")
+    for name, [each] in best(promises(), options.rounds).items():
+        print(f"{name:26}{each * 1e3:6.1f}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISDIR
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.core.content import assert_same
 from tests.core.store.faults import CHANGING, EVERY, Killed, calls, names_in
 
 from kd_core import TensorDict, cat, store
+from kd_core._store import files
 
 OLD = TensorDict({"a": torch.arange(5), "w": "old"})
 NEW = TensorDict({"a": torch.arange(20_000), "n": {"b": torch.ones(3)}})
@@ -156,6 +158,41 @@ def test_an_interrupt_after_any_call_leaves_old_or_new(act: str, name: str, tmp_
         NEW.save(path)
         check_swept(path)
     assert at > 5
+
+
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that records what is written to the disk, in order."""
+    seen: list[str] = []
+
+    def record(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        is_parent = found.st_ino == tmp_path.stat().st_ino
+        seen.append("parent" if is_parent else "folder" if S_ISDIR(found.st_mode) else "file")
+
+    monkeypatch.setattr(files, "sync", record)
+    return seen
+
+
+def test_a_commit_waits_for_names_only_after_what_they_name(
+    synced: list[str], tmp_path: Path
+) -> None:
+    NEW.save(tmp_path / "td.kd")
+    assert synced == ["file", "parent", "folder", "file", "folder"]
+    synced.clear()
+    NEW.save(tmp_path / "td.kd")  # the name of the directory is on the disk
+    assert synced == ["file", "folder", "file", "folder"]
+    synced.clear()
+    NEW.save(tmp_path / "td.safetensors")
+    assert synced == ["file", "parent"]
+
+
+def test_an_arena_waits_for_the_disk_when_it_is_sealed(synced: list[str], tmp_path: Path) -> None:
+    td = NEW.memmap(tmp_path / "td.kd")
+    td.make_memmap("more", [3])
+    assert synced == []
+    store.seal(tmp_path / "td.kd")
+    assert synced == ["file", "file", "parent", "folder", "file", "folder"]
 
 
 def test_short_writes_are_continued(

@@ -98,6 +98,9 @@ class Writer:
         new = Manifest(generation, parent, segments, tree, sealed)
         data = text_of(new)
         if sealed:
+            if old is None or not old.sealed:
+                with files.opened_folder("..", self._folder) as above:
+                    files.sync(above)  # the name of the directory
             files.sync(self._folder)  # the names of the segments, before a manifest names them
         self._put(MANIFEST, lambda descriptor: files.write(descriptor, data), durable=sealed)
         if sealed:

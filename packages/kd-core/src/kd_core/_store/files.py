@@ -38,10 +38,8 @@ class OpenFile(NamedTuple):
 
 
 def make_folder(path: Path) -> None:
-    """Create a directory, and record its name on the disk."""
+    """Create a directory."""
     path.mkdir()
-    with opened_folder(path.parent) as parent:
-        sync(parent)
 
 
 def create(name: str, folder: int) -> int:
