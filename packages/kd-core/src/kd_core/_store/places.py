@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from bisect import bisect_right, insort
 from typing import Final, NamedTuple
 
 import torch
@@ -25,13 +26,21 @@ class Place(NamedTuple):
 
 
 _LIVE: Final[dict[int, tuple[Place, weakref.ref[mmap.mmap]]]] = {}
+_STARTS: Final[list[int]] = []
+"""The addresses of `_LIVE`, sorted."""
 
 
 def record(memory: mmap.mmap, path: str, file: str) -> None:
     """Record where an arena is mapped, until no tensor refers to it."""
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     place = Place(address, len(memory), path, file)
-    _LIVE[address] = place, weakref.ref(memory, lambda _: _LIVE.pop(address, None))
+    _LIVE[address] = place, weakref.ref(memory, lambda _: _forget(address))
+    insort(_STARTS, address)
+
+
+def _forget(address: int) -> None:
+    _STARTS.remove(address)
+    del _LIVE[address]
 
 
 def place_of(leaf: Tensor) -> Place | None:
@@ -39,15 +48,17 @@ def place_of(leaf: Tensor) -> Place | None:
     if not _LIVE or leaf.layout is not torch.strided or not leaf.is_cpu or not leaf.numel():
         return None
     start = leaf.data_ptr()
-    for place, _ in _LIVE.values():
-        if place.address <= start < place.address + place.size:
-            return place
-    return None
+    starts = _STARTS.copy()  # an arena that nothing refers to leaves at any time
+    below = bisect_right(starts, start)
+    found = _LIVE.get(starts[below - 1]) if below else None
+    if found is None or start >= found[0].address + found[0].size:
+        return None
+    return found[0]
 
 
 def memory_of(path: str, file: str) -> mmap.mmap | None:
     """Return the memory of an arena that is mapped already."""
-    for place, memory in _LIVE.values():
+    for place, memory in list(_LIVE.values()):  # as above
         if (place.path, place.file) == (path, file):
             return memory()
     return None
