@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 from kd_core import InvalidArgument, InvalidValue, TensorDict, distributed
+from kd_core._distributed import outlines
+from kd_core._distributed.outlines import outlined
 
 
 @pytest.fixture
@@ -37,9 +39,35 @@ def container(numel: int) -> TensorDict:
     return TensorDict({**leaves, "n": {"b": torch.ones(numel, dtype=torch.int64)}})
 
 
-def test_a_small_container_is_reduced_by_one_message(sent: list[str]) -> None:
-    container(4).all_reduce()
-    assert sent == ["all_gather"]
+def test_a_small_container_takes_one_message(sent: list[str]) -> None:
+    for call in (container(4).all_reduce, lambda: container(4).broadcast(0)):
+        call()
+        assert sent == ["all_gather"]
+        sent.clear()
+
+
+def test_outlines_tell_where_leaves_are() -> None:
+    """Keys in the same order, of leaves of the same shapes, under different parents."""
+    one, leaf = torch.ones(1), TensorDict({"z": torch.ones(1)})
+    first = TensorDict({"b": {"x": one, "y": one}, "y": leaf})
+    second = TensorDict({"b": {"x": one, "y": leaf}, "y": one})
+    third = TensorDict({"b": one, "y": {"b": {"x": one}, "z": one}})
+    assert len({outlined(td).outline.digest for td in (first, second, third, first.clone())}) == 3
+
+
+def test_leaves_of_one_dimension_are_packed_as_others() -> None:
+    leaves = [torch.arange(6.0)[::2], torch.nn.Parameter(torch.ones(2)), torch.ones(1).expand(2)]
+    conjugate = torch.tensor([1j]).conj()
+    td = TensorDict({**{f"a{at}": leaf for at, leaf in enumerate(leaves)}, "c": conjugate})
+    made = {str(flat.dtype): flat.tolist() for flat in outlined(td).packed().flats}
+    assert made == {"torch.float32": [0, 2, 4, 1, 1, 1, 1], "torch.complex64": [-1j]}
+
+
+def test_room_is_kept_for_the_next_call_up_to_a_limit(sent: list[str]) -> None:
+    outlines._FREE.clear()
+    for numel in (20_000, 30_000, 30_000, 5 << 20):
+        TensorDict({f"a{at}": torch.ones(numel) for at in range(4)}).all_reduce()
+    assert sorted(room.nbytes() for room in outlines._FREE.values()) == [320_000, 480_000]
 
 
 def test_a_large_one_takes_one_more_for_each_dtype(sent: list[str]) -> None:

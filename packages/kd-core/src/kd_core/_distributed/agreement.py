@@ -9,6 +9,8 @@ small container takes one message in all: benchmarks/collectives.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ FEW_RANKS: Final = 16
 _CONTENT: Final = 1 << 15
 """Bytes of content that one rank receives from all others."""
 
-ALIGNMENT: Final = 16
+_ALIGNMENT: Final = 16
 """Bytes: where the content of a dtype starts, so that it may be viewed there."""
 
 _SLOTS: Final = 8
@@ -61,7 +63,37 @@ class Agreement(NamedTuple):
 
 def room(team: Team) -> int:
     """Return how many bytes of content travel with a proposal."""
-    return _CONTENT // team.size // ALIGNMENT * ALIGNMENT if team.size <= FEW_RANKS else 0
+    return _CONTENT // team.size // _ALIGNMENT * _ALIGNMENT if team.size <= FEW_RANKS else 0
+
+
+def content_of(flats: Sequence[Tensor], most: int) -> Tensor | None:
+    """Return flat tensors as bytes, each at an aligned place, if they are at most so many."""
+    if sum(_aligned(flat.nbytes) for flat in flats) > most or not most:
+        return None
+    parts = []
+    for flat in flats:
+        octets = flat.view(torch.uint8).cpu()
+        rest = _aligned(flat.nbytes) - flat.nbytes
+        parts.append(torch.nn.functional.pad(octets, (0, rest)) if rest else octets)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+def shares(content: Tensor, flats: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each flat tensor that holds values, and what contents have for it.
+
+    Args:
+        content: what `content_of` returned, or rows of that.
+        flats: flat tensors of the same sizes as those that it was made of.
+    """
+    start = 0
+    for flat in flats:
+        if flat.numel():
+            yield flat, content[..., start : start + flat.nbytes].view(flat.dtype)
+        start += _aligned(flat.nbytes)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def agree(team: Team, mine: Proposal) -> Agreement:
@@ -91,7 +123,7 @@ def agree(team: Team, mine: Proposal) -> Agreement:
 
 def _slots_of(mine: Proposal) -> list[int]:
     """Return numbers whose largest values over all ranks show whether the ranks agree."""
-    call = _number(digest_of(mine.call))
+    call = _number_of_call(mine.call)
     schema = not_schema = _LEAST
     if mine.outline is not None:
         schema = _number(mine.outline.digest)
@@ -99,6 +131,11 @@ def _slots_of(mine: Proposal) -> list[int]:
     large = mine.content is None
     flags = [mine.problem is not None, mine.outline is None, mine.length, large]
     return [call, -call, schema, not_schema, *map(int, flags)]
+
+
+@lru_cache
+def _number_of_call(call: str) -> int:
+    return _number(digest_of(call))
 
 
 def _number(digest: bytes) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kd_core._distributed.agreement import Proposal, agree
+from kd_core._distributed.agreement import Proposal, agree, content_of, room, shares
 from kd_core._distributed.groups import rank_in, team_of
 from kd_core._distributed.outlines import Outlined, outlined
 from kd_core._distributed.transport import (
@@ -43,9 +43,17 @@ def broadcast(
     call = f"broadcast(src={src})"
     with team.calling("broadcast"):
         mine, problem = _prepared(td, team.rank == root)
-        agreed = agree(team, Proposal(call, mine.outline if mine else None, problem=problem))
+        outline = mine.outline if mine else None
+        content = _content_of(team, mine) if team.rank == root else _NOTHING
+        agreed = agree(team, Proposal(call, outline, content, problem=problem))
         if agreed.all_know and mine is not None and mine.outline.plain:
-            _values(team, mine, src, team.rank == root)
+            if agreed.contents is None:
+                _values(team, mine, src, team.rank == root)
+            elif team.rank != root:
+                own = mine.room()
+                for flat, values in shares(agreed.contents[root], own.flats):
+                    flat.copy_(values)
+                mine.write(own)
             return mine.td
         if mine is not None and team.rank == root:
             _send(team, form_of(mine.td), src)
@@ -79,18 +87,35 @@ def _prepared(
     return mine, None
 
 
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+
+
+def _content_of(team: Team, mine: Outlined | None) -> Tensor | None:
+    """Return the values of a small container as bytes that travel with the proposal."""
+    if mine is None or not mine.outline.plain or mine.nbytes() > room(team):
+        return None
+    own = mine.packed()
+    content = content_of(own.flats, room(team))
+    mine.put_back(own)
+    return content
+
+
 def _values(team: Team, mine: Outlined, src: int, is_root: bool) -> None:
     """Broadcast the values of leaves that all ranks have."""
-    if is_root:
-        _broadcast([octets_of(flat, team) for flat in mine.flats()], team, src)
+    views = mine.views() if is_root else None
+    if views is not None:
+        _broadcast([octets_of(flat, team) for flat in views], team, src)
         return
-    room = mine.room()
-    messages = [octets_of(flat, team) for flat in room.flats]
+    own = mine.packed() if is_root else mine.room()
+    messages = [octets_of(flat, team) for flat in own.flats]
     _broadcast(messages, team, src)
-    for flat, message in zip(room.flats, messages, strict=True):
+    if is_root:
+        mine.put_back(own)
+        return
+    for flat, message in zip(own.flats, messages, strict=True):
         if message.data_ptr() != flat.data_ptr():  # it was elsewhere for the group
             flat.copy_(message.view(flat.dtype))
-    mine.write(room)
+    mine.write(own)
 
 
 def _broadcast(messages: Sequence[Tensor], team: Team, src: int) -> None:

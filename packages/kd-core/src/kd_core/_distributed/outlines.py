@@ -21,7 +21,7 @@ from kd_core._leaves.writes import check_write
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
-from kd_core._wire.flat import flat_of
+from kd_core._wire.flat import view_of
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
@@ -49,6 +49,8 @@ class Bucket(NamedTuple):
     leaves: list[int]
     """Their positions in the order of the container."""
     numel: int
+    is_flat: bool
+    """Whether each leaf has one dimension."""
 
 
 class Outline:
@@ -60,15 +62,13 @@ class Outline:
         digest: stands for `rows`.
         buckets: the messages.
         order: the positions of the rows in the order of the container.
-        rooms: memory that no call uses, for the next one.
     """
 
-    __slots__ = ("buckets", "digest", "order", "plain", "rooms", "rows")
+    __slots__ = ("buckets", "digest", "order", "plain", "rows")
 
     def __init__(self, rows: list[Row], devices: Sequence[torch.device] = ()) -> None:
         order = sorted(range(len(rows)), key=lambda position: rows[position].path)
         self.order = order
-        self.rooms: list[Room] = []
         self.rows = [rows[position] for position in order]
         self.plain = all(row.shape is not None for row in rows)
         self.digest = digest_of(self.rows)
@@ -83,8 +83,9 @@ class Outline:
 
 
 def _bucket_of(leaves: list[int], rows: list[Row], dtype: str, device: torch.device) -> Bucket:
-    numel = sum(prod(rows[position].shape or ()) for position in leaves)
-    return Bucket(getattr(torch, dtype), device, leaves, numel)
+    shapes = [rows[position].shape or () for position in leaves]
+    is_flat = all(len(shape) == 1 for shape in shapes)
+    return Bucket(getattr(torch, dtype), device, leaves, sum(map(prod, shapes)), is_flat)
 
 
 def digest_of(*parts: object) -> bytes:
@@ -100,9 +101,16 @@ class Room(NamedTuple):
     parts: list[list[Tensor]]
     """Views of them in the shapes of the leaves."""
 
+    def nbytes(self) -> int:
+        """Return the bytes of all values."""
+        return sum(flat.nbytes for flat in self.flats)
 
-_MOST_KEPT: Final = 1 << 18
-"""The bytes of room that an outline keeps."""
+
+_FREE: Final[dict[Outline, Room]] = {}
+"""Memory that no call uses, for the next one with the same outline."""
+
+_MOST_FREE: Final = 64 << 20
+"""The bytes that it takes at most."""
 
 
 class Outlined(NamedTuple):
@@ -113,14 +121,26 @@ class Outlined(NamedTuple):
     leaves: list[Tensor]
     """The leaves in the order of the container; of a plain outline only."""
 
-    def flats(self) -> list[Tensor]:
-        """Return one flat tensor for each bucket, which may share memory with leaves."""
-        return [flat_of(members) for members in self._members()]
+    def views(self) -> list[Tensor] | None:
+        """Return a flat view of each bucket if its leaves follow one another, else `None`."""
+        found: list[Tensor] = []
+        with torch.no_grad():
+            for members in self._members():
+                flat = view_of(members)
+                if flat is None:
+                    return None
+                found.append(flat)
+        return found
+
+    def nbytes(self) -> int:
+        """Return the bytes of all values."""
+        return sum(bucket.numel * bucket.dtype.itemsize for bucket in self.outline.buckets)
 
     def room(self) -> Room:
         """Return flat tensors of the buckets, with views in the shapes of the leaves."""
-        if self.outline.rooms:
-            return self.outline.rooms.pop()
+        known = _FREE.pop(self.outline, None)
+        if known is not None:
+            return known
         flats = [
             torch.empty(row.numel, dtype=row.dtype, device=row.device)
             for row in self.outline.buckets
@@ -132,8 +152,11 @@ class Outlined(NamedTuple):
         """Return copies of all leaves in flat tensors."""
         room = self.room()
         with torch.no_grad():
-            for parts, members in zip(room.parts, self._members(), strict=True):
-                torch._foreach_copy_(parts, members)
+            for position, members in enumerate(self._members()):
+                if self.outline.buckets[position].is_flat:  # benchmarks/collectives.py
+                    torch.cat(members, out=room.flats[position])
+                else:
+                    torch._foreach_copy_(room.parts[position], members)
         return room
 
     def write(self, room: Room) -> None:
@@ -144,9 +167,13 @@ class Outlined(NamedTuple):
         self.put_back(room)
 
     def put_back(self, room: Room) -> None:
-        """Keep room for few bytes for the next call."""
-        if not self.outline.rooms and sum(flat.nbytes for flat in room.flats) <= _MOST_KEPT:
-            self.outline.rooms.append(room)
+        """Keep room for the next call."""
+        size = room.nbytes()
+        if not 0 < size <= _MOST_FREE:
+            return
+        if size + sum(each.nbytes() for each in list(_FREE.values())) > _MOST_FREE:
+            _FREE.clear()
+        _FREE[self.outline] = room
 
     def _members(self) -> list[list[Tensor]]:
         buckets = self.outline.buckets
@@ -165,18 +192,21 @@ class Outlined(NamedTuple):
         Raises:
             InvalidValue: if not; the message names the entry.
         """
-        for row in self.outline.rows:
-            if row.shape is None and row.dtype != DATA:
-                raise InvalidValue(
-                    f"entry {format_key(row.path)} is {row.dtype}, and cannot be written in place. "
-                    "Receive a new container: pass `None`, or call `from_remote_init`."
-                )
-        paths: list[Path] = []
+        if not self.outline.plain:
+            for row in self.outline.rows:
+                if row.shape is None and row.dtype != DATA:
+                    raise InvalidValue(
+                        f"entry {format_key(row.path)} is {row.dtype}, and cannot be written in "
+                        "place. Receive a new container: pass `None`, or call `from_remote_init`."
+                    )
+        leaves = self.leaves
+        if all([leaf.is_contiguous() for leaf in leaves]) and not any(  # noqa: C419  # a generator is slower
+            [leaf.is_inference() for leaf in leaves]  # noqa: C419  # as above
+        ):
+            return
         with torch.no_grad():
-            for position, leaf in enumerate(self.leaves):
-                if not leaf.is_contiguous() or leaf.is_inference():
-                    paths = paths or _paths_of(self.td)
-                    check_write(leaf, leaf, paths[position])
+            for path, leaf in zip(_paths_of(self.td), leaves, strict=True):
+                check_write(leaf, leaf, path)
 
 
 _KNOWN: Final[dict[tuple[object, ...], Outline]] = {}
@@ -189,55 +219,53 @@ def outlined(td: AbstractContainer) -> Outlined:
     Raises:
         InvalidValue: if a leaf is sparse, or on the meta device.
     """
-    signature: list[object] = []
+    keys: list[object] = []
     leaves: list[Tensor] = []
-    if not _sign(td, signature, leaves):
+    if not _sign(td, keys, leaves):
         return Outlined(td, Outline(rows_of(td)), [])
-    key = tuple(signature)
+    # Lists, since a generator is slower: benchmarks/collectives.py.
+    devices = [leaf.device for leaf in leaves]
+    dtypes, shapes = [leaf.dtype for leaf in leaves], [leaf.shape for leaf in leaves]
+    layouts = [leaf.layout for leaf in leaves]
+    key = (*keys, *devices, *dtypes, *shapes, *layouts)
     known = _KNOWN.get(key)
     if known is None:
-        for row, leaf in zip(rows_of(td), leaves, strict=True):
-            if leaf.is_meta:
-                raise InvalidValue(
-                    f"entry {format_key(row.path)} is on the meta device and does not have data. "
-                    "Fill it first, or `exclude` it."
-                )
+        rows = rows_of(td)
+        for row, leaf in zip(rows, leaves, strict=True):
+            _check_dense(row.path, leaf)
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
-        known = _KNOWN[key] = Outline(rows_of(td), [leaf.device for leaf in leaves])
+            _FREE.clear()
+        known = _KNOWN[key] = Outline(rows, devices)
     return Outlined(td, known, leaves)
 
 
 _DENSE: Final = frozenset({Tensor, Parameter})
 
 
-def _sign(td: AbstractContainer, signature: list[object], leaves: list[Tensor]) -> bool:
-    """Append all that an outline depends on; return whether all entries are dense tensors.
+def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bool:
+    """Append the keys of all levels and the leaves; return whether all entries are dense tensors.
 
-    Raises:
-        InvalidValue: if a leaf is sparse.
+    Stops at the first entry that is not.
     """
     if isinstance(td, Composite):
-        signature += (type(td), len(td._members))
-        return all(_sign(part, signature, leaves) for part in td._members)
-    for key, value in td._entries.items():
-        if isinstance(value, Tensor):
-            if type(value) not in _DENSE:
-                return False
-            if value.layout is not _STRIDED:
-                raise _not_dense(key, value)
-            signature += (key, value.dtype, value.shape, value.device)
-            leaves.append(value)
-            continue
-        signature += (key, _BELOW)
-        if not (isinstance(value, AbstractContainer) and _sign(value, signature, leaves)):
+        keys += (type(td), len(td._members))
+        return all(_sign(part, keys, leaves) for part in td._members)
+    entries = td._entries
+    keys.append(tuple(entries))
+    for key, value in entries.items():
+        if type(value) in _DENSE:
+            leaves.append(value)  # type: ignore[arg-type]  # a tensor
+        elif not isinstance(value, AbstractContainer):
             return False
-    signature.append(_END)
+        else:
+            keys.append(key)
+            if not _sign(value, keys, leaves):
+                return False
+    keys.append(_END)
     return True
 
 
-_STRIDED: Final = torch.strided
-_BELOW: Final = "entries below"
 _END: Final = "end"
 
 
@@ -272,11 +300,22 @@ def _paths_of(td: AbstractContainer) -> list[Path]:
     return [row.path for row in rows_of(td)]
 
 
-def _not_dense(key: str, leaf: Tensor) -> InvalidValue:
-    return InvalidValue(
-        f"entry {format_key(key)} is of layout {leaf.layout}: only dense and jagged leaves can be "
-        "exchanged. `exclude` it first, or make it dense."
-    )
+def _check_dense(path: Path, leaf: Tensor) -> None:
+    """Check that a leaf has data, and in a form that can be sent.
+
+    Raises:
+        InvalidValue: if not; the message names the entry.
+    """
+    if leaf.layout is not torch.strided:
+        raise InvalidValue(
+            f"entry {format_key(path)} is of layout {leaf.layout}: only dense and jagged leaves "
+            "can be exchanged. `exclude` it first, or make it dense."
+        )
+    if leaf.is_meta:
+        raise InvalidValue(
+            f"entry {format_key(path)} is on the meta device and does not have data. Fill it "
+            "first, or `exclude` it."
+        )
 
 
 def difference(call: str, told: Sequence[tuple[int, Sequence[Row]]]) -> KdError:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kd_core._distributed.agreement import ALIGNMENT, Proposal, agree, room
+from kd_core._distributed.agreement import Proposal, agree, content_of, room, shares
 from kd_core._distributed.groups import rank_in, team_of
 from kd_core._distributed.handles import Handle
 from kd_core._distributed.outlines import DATA, Outlined, Room, outlined
@@ -140,13 +140,14 @@ def _reduce(
         writes = target in (None, team.rank)
         mine, problem = _prepared(td, how, writes)
         own = mine.packed() if mine else Room([], [])
-        content = _content_of(own.flats, room(team))
+        content = content_of(own.flats, room(team))
         outline = mine.outline if mine else None
         agreed = agree(team, Proposal(call, outline, content, problem=problem))
         assert mine is not None  # else the ranks have not agreed
         if agreed.contents is not None:
             if writes:
-                _reduce_rows(agreed.contents, own.flats, how, team.size)
+                for flat, rows in shares(agreed.contents, own.flats):
+                    _finish(flat, how.rows(rows), how, team.size)
                 mine.write(own)
             return Handle(team, name, [], _nothing) if async_op else None
         messages = [team.message(flat) for flat in own.flats]
@@ -175,7 +176,8 @@ def _prepared(
     """Return a container with its outline, and why it cannot be reduced, if it cannot."""
     try:
         mine = outlined(td)
-        if any(row.dtype == DATA for row in mine.outline.rows):  # stays as it is on each rank
+        rows = () if mine.outline.plain else mine.outline.rows
+        if any(row.dtype == DATA for row in rows):  # stays as it is on each rank
             mine = outlined(td.filter_non_tensor_data())  # type: ignore[attr-defined]  # of a concern
         _check_numbers(mine, how)
         if writes:
@@ -201,32 +203,6 @@ def _reduces(dtype: torch.dtype, how: Reduction) -> bool:
     if how.name == "mean":
         return dtype in _NUMBERS and (dtype.is_floating_point or dtype.is_complex)
     return dtype in _NUMBERS and (how.name == "sum" or not dtype.is_complex)
-
-
-def _content_of(flats: Sequence[Tensor], most: int) -> Tensor | None:
-    """Return flat tensors as bytes, each at an aligned place, if they are at most so many."""
-    if sum(_aligned(flat.nbytes) for flat in flats) > most or not most:
-        return None
-    parts = []
-    for flat in flats:
-        octets = flat.view(torch.uint8).cpu()
-        rest = _aligned(flat.nbytes) - flat.nbytes
-        parts.append(torch.nn.functional.pad(octets, (0, rest)) if rest else octets)
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _reduce_rows(contents: Tensor, flats: Sequence[Tensor], how: Reduction, size: int) -> None:
-    """Write what the contents of all ranks reduce to into flat tensors."""
-    start = 0
-    for flat in flats:
-        if flat.numel():
-            rows = contents[:, start : start + flat.nbytes].view(flat.dtype)
-            _finish(flat, how.rows(rows), how, size)
-        start += _aligned(flat.nbytes)
 
 
 def _finish(flat: Tensor, reduced: Tensor, how: Reduction, size: int) -> None:

@@ -13,14 +13,14 @@ def flat_of(leaves: list[Tensor]) -> Tensor:
     of the leaves of a consolidated container.
     """
     with torch.no_grad():
-        flat = _as_they_are(leaves)
+        flat = view_of(leaves)
         if flat is None:
             flat = torch._C._nn.flatten_dense_tensors(leaves)
         return flat.resolve_conj().resolve_neg().detach()
 
 
-def _as_they_are(leaves: list[Tensor]) -> Tensor | None:
-    """Return a view of all leaves if they follow one another in one storage, else `None`."""
+def view_of(leaves: list[Tensor]) -> Tensor | None:
+    """Return a flat view of leaves that follow one another in one storage, else `None`."""
     storage = leaves[0].untyped_storage().data_ptr()
     end, count = leaves[0].data_ptr(), 0
     for leaf in leaves:
