@@ -50,10 +50,7 @@ def broadcast(
             if agreed.contents is None:
                 _values(team, mine, src, team.rank == root)
             elif team.rank != root:
-                own = mine.room()
-                for flat, values in shares(agreed.contents[root], own.flats):
-                    flat.copy_(values)
-                mine.write(own)
+                _write(mine, agreed.contents[root])
             return mine.td
         if mine is not None and team.rank == root:
             _send(team, form_of(mine.td), src)
@@ -98,6 +95,14 @@ def _content_of(team: Team, mine: Outlined | None) -> Tensor | None:
     content = content_of(own.flats, room(team))
     mine.put_back(own)
     return content
+
+
+def _write(mine: Outlined, content: Tensor) -> None:
+    """Write the values that travelled with the proposal."""
+    own = mine.room()
+    for flat, values in shares(content, own.flats):
+        flat.copy_(values)
+    mine.write(own)
 
 
 def _values(team: Team, mine: Outlined, src: int, is_root: bool) -> None:

@@ -146,8 +146,7 @@ def _reduce(
         assert mine is not None  # else the ranks have not agreed
         if agreed.contents is not None:
             if writes:
-                for flat, rows in shares(agreed.contents, own.flats):
-                    _finish(flat, how.rows(rows), how, team.size)
+                _reduce_rows(agreed.contents, own.flats, how, team.size)
                 mine.write(own)
             return Handle(team, name, [], _nothing) if async_op else None
         messages = [team.message(flat) for flat in own.flats]
@@ -203,6 +202,12 @@ def _reduces(dtype: torch.dtype, how: Reduction) -> bool:
     if how.name == "mean":
         return dtype in _NUMBERS and (dtype.is_floating_point or dtype.is_complex)
     return dtype in _NUMBERS and (how.name == "sum" or not dtype.is_complex)
+
+
+def _reduce_rows(contents: Tensor, flats: Sequence[Tensor], how: Reduction, size: int) -> None:
+    """Write what the contents of all ranks reduce to into flat tensors."""
+    for flat, rows in shares(contents, flats):
+        _finish(flat, how.rows(rows), how, size)
 
 
 def _finish(flat: Tensor, reduced: Tensor, how: Reduction, size: int) -> None:
