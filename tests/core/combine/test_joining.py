@@ -288,6 +288,14 @@ def test_an_out_of_another_dtype_is_left_alone(join: Any) -> None:
         assert not out["a"].any()
 
 
+def test_nested_lazy_stacks_of_ragged_members_are_concatenated() -> None:
+    lengths = [[1, 2], [3]]
+    parts = [lazy_stack([TensorDict({"x": torch.ones(n)}) for n in part]) for part in lengths]
+    made = cat([TensorDict({"n": {"s": part}}, [len(part)]) for part in parts])
+    rows = [row["n", "s", "x"].shape[0] for row in made.unbind(0)]
+    assert rows == [1, 2, 3]
+
+
 @pytest.mark.parametrize("stack_dim", [0, 1])
 def test_lazy_stacks_are_concatenated_member_by_member(stack_dim: int) -> None:
     rows = [TensorDict({"r": torch.full((2, n), n)}, [2]) for n in (1, 2)]

@@ -70,7 +70,7 @@ def _members_joined(containers: Sequence[object], how: Join) -> Composite | None
 
 @cached
 def _concatenating(ndim: int, dim: int) -> Join:
-    return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape)
+    return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape, _members_joined)
 
 
 registry.register("cat", cat)

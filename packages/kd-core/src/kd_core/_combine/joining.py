@@ -68,12 +68,15 @@ class Join(NamedTuple):
         call: the torch function.
         shape: a function from the shapes of the parts and `dim` to the shape of the result; it
             returns `None` if the shapes do not fit.
+        members: a function that joins lazy stacks by their members; it returns `None` if their
+            entries must be joined instead.
     """
 
     name: str
     dim: int
     call: Callable[..., Tensor]
     shape: ShapeFn
+    members: Callable[[Sequence[object], Join], Composite | None] | None = None
 
 
 def stacked_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
@@ -208,7 +211,10 @@ def _is_other(entry: Entry) -> bool:
 
 def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
     if not isinstance(column[0], Tensor):
-        return _join(how, column, path, memo)
+        stack = (
+            how.members(column, how) if how.members and isinstance(column[0], Composite) else None
+        )
+        return _join(how, column, path, memo) if stack is None else stack
     leaves = [leaf for leaf in column if isinstance(leaf, Tensor) and leaf.layout is torch.jagged]
     if len(leaves) < len(column):
         _explain(how, column, path, None)
