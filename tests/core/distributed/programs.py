@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from tests.core.distributed.ranks import RANKS, Programs
 
-from kd_core import KdError, TensorDict, TensorDictBase, distributed, lazy_stack
+from kd_core import KdError, TensorDict, TensorDictBase, cat, distributed, lazy_stack
 from kd_core._distributed import agreement
 
 PROGRAMS = Programs()
@@ -193,6 +193,18 @@ def gathered_and_stacked(rank: int) -> object:
 def scattered(rank: int) -> object:
     parts = [ragged(each) for each in range(RANKS)] if rank == 0 else None
     return told_ragged(distributed.scatter(parts, 0))
+
+
+@program
+def shared_by_tokens(rank: int) -> object:
+    """Rank 0 shares ragged rows; each rank works on its rows; all get them back in order."""
+    td = ragged(6)
+    parts, order = distributed.balanced_chunks(td, RANKS, "tokens")
+    mine = distributed.scatter(parts if rank == 0 else None, 0)
+    mine["a"].add_(1)
+    back = distributed.restore_order(cat(mine.all_gather()), order)
+    td["a"].add_(1)
+    return [told_ragged(back) == told_ragged(td), mine["tokens"].values().numel()]
 
 
 @program

@@ -41,6 +41,12 @@ def test_reduce_writes_on_one_rank_only(results: Results) -> None:
     assert results["reduce_to_one_rank"] == [[0.0, 0.0], [3.0, 3.0], [2.0, 2.0]]
 
 
+def test_ragged_rows_are_shared_by_tokens_and_come_back_in_order(results: Results) -> None:
+    found = results["shared_by_tokens"]
+    assert [whole for whole, _ in found] == [True] * RANKS
+    assert sorted(tokens for _, tokens in found) == [9, 9, 10]
+
+
 def test_members_and_parameters_are_reduced(results: Results) -> None:
     expected = [[[3.0], [3.0, 3.0]], [[1.0, 1.0]]]
     assert results["all_reduce_of_members_and_parameters"] == [expected] * RANKS

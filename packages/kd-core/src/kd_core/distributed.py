@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
-from kd_core._distributed import broadcasting, exchanging, gathering, reducing
+from kd_core._distributed import broadcasting, exchanging, gathering, reducing, sharing
 from kd_core._distributed.handles import Handle as Handle
 from kd_core._errors import CommunicationError as CommunicationError
 from kd_core._naming.publishing import publish
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
 
     from kd_core._distributed.reducing import Op
+    from kd_core._distributed.sharing import Weights
     from kd_core._types import DeviceLike
 
 T = TypeVar("T", bound=TensorDictBase)
@@ -256,6 +258,102 @@ def from_remote_init(
         ...     return td
     """
     return cast("TensorDictBase", exchanging.from_remote_init(src, group, device, False))
+
+
+def pad_to_divisor(td: T, divisor: int) -> tuple[T, int]:
+    """Return a container whose number of rows can be divided, and how many rows were added.
+
+    The new rows are behind the others and repeat them from the first one on, so all kinds of
+    entries can be padded.
+
+    Args:
+        td: the container; its first batch dimension is padded.
+        divisor: the number of ranks, for example.
+
+    Raises:
+        InvalidValue: if the container has no batch dimension, or `divisor` is not positive.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, distributed
+        >>> td = TensorDict({"a": torch.arange(3), "word": ["x", "y", "z"]}, [3])
+        >>> padded, count = distributed.pad_to_divisor(td, 2)
+        >>> padded["word"], count
+        (['x', 'y', 'z', 'x'], 1)
+    """
+    return cast("tuple[T, int]", sharing.pad_to_divisor(td, divisor))
+
+
+def unpad(td: T, count: int) -> T:
+    """Return a container without its last rows: the inverse of `pad_to_divisor`.
+
+    Args:
+        td: the container.
+        count: how many rows were added.
+
+    Raises:
+        InvalidValue: if the container has fewer rows.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, distributed
+        >>> padded, count = distributed.pad_to_divisor(TensorDict({"a": torch.arange(3)}, [3]), 2)
+        >>> distributed.unpad(padded, count)["a"]
+        tensor([0, 1, 2])
+    """
+    return cast("T", sharing.unpad(td, count))
+
+
+def balanced_chunks(td: T, chunks: int, weights: Weights) -> tuple[list[T], Tensor]:
+    """Split rows into containers of about the same weight.
+
+    The weights of two containers differ by at most that of the heaviest row.
+
+    Args:
+        td: the container; its first batch dimension is split.
+        chunks: the number of containers; each has a row at least.
+        weights: one number for each row; or the key of an entry: of a ragged one the lengths are
+            taken, of another one its values.
+
+    Returns:
+        The containers, and which row of `td` each of their rows was; see `restore_order`.
+
+    Raises:
+        InvalidValue: if there are fewer rows than chunks, or a weight is negative or not finite.
+        ShapeMismatch: if `weights` is not one number for each row.
+        InvalidArgument: if an entry gives no weights.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, distributed
+        >>> td = TensorDict({"a": torch.arange(4)}, [4])
+        >>> parts, order = distributed.balanced_chunks(td, 2, weights=[6, 1, 2, 3])
+        >>> [part["a"].tolist() for part in parts]
+        [[0], [1, 2, 3]]
+        >>> distributed.restore_order(torch.cat(parts), order)["a"]
+        tensor([0, 1, 2, 3])
+    """
+    return cast("tuple[list[T], Tensor]", sharing.balanced_chunks(td, chunks, weights))
+
+
+def restore_order(td: T, order: Tensor) -> T:
+    """Return rows in the order that they had before `balanced_chunks`.
+
+    Args:
+        td: the rows of all chunks, or what was computed from them, in the order of the chunks.
+        order: what `balanced_chunks` returned.
+
+    Raises:
+        InvalidArgument: if `order` is not an order of these rows.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, distributed
+        >>> td = TensorDict({"a": torch.tensor([7, 5])}, [2])
+        >>> distributed.restore_order(td, torch.tensor([1, 0]))["a"]
+        tensor([5, 7])
+    """
+    return cast("T", sharing.restore_order(td, order))
 
 
 publish(__name__)
