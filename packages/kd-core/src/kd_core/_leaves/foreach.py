@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Kernel: TypeAlias = Callable[..., object]
 """A foreach function: lists of tensors and more, to a sequence of tensors (or nothing)."""
@@ -126,9 +127,16 @@ def run_pairs(
     return list(map(fn, mine, theirs)) if made is None else made
 
 
+def wraps_tensors(leaf: object) -> bool:
+    """Return whether a leaf is made of other tensors and has no storage, as a `DTensor`."""
+    return is_traceable_wrapper_subclass(leaf)
+
+
 def shares_storage(target: Tensor, source: Tensor) -> bool:
-    """Return whether two tensors are in one storage; sparse ones are not asked."""
+    """Return whether two tensors are in one storage; sparse and wrapping ones are not asked."""
     if target.layout is not torch.strided or source.layout is not torch.strided:
+        return False
+    if wraps_tensors(target) or wraps_tensors(source):
         return False
     return target.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import device_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
+from kd_core._leaves.foreach import wraps_tensors
 from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved
@@ -172,7 +173,8 @@ class Placement(AbstractContainer):
         Leaves in an arena are shared already, and stay there.
 
         Raises:
-            InvalidValue: if a leaf is sparse; nothing is moved then.
+            InvalidValue: if a leaf is sparse, or made of other tensors (`DTensor`); nothing is
+                moved then.
         """
         leaves = leaves_of(self)
         for leaf in leaves:
@@ -180,6 +182,11 @@ class Placement(AbstractContainer):
                 raise InvalidValue(
                     f"{name_in(self, leaf)} of layout {leaf.layout} cannot be in shared memory. "
                     "`exclude` it first, or make it dense."
+                )
+            if wraps_tensors(leaf):
+                raise InvalidValue(  # torch crashes on a `DTensor`
+                    f"{name_in(self, leaf)} is a `{type(leaf).__name__}`, whose storage cannot be "
+                    "in shared memory. `exclude` it first, or share the tensors it is made of."
                 )
         for leaf in leaves:
             if not _is_in_arena(leaf):
