@@ -26,7 +26,6 @@ from kd_export._schema.size_expression import SOURCE
 CANARY = "canary_of_kd"
 SECRET = "secret_of_kd"
 """A file that stands everywhere where a forged one could look, and that nothing may open."""
-onnx_weights.LARGE = 16  # so that weights of small models are read where they are, too
 SECONDS = 10  # of the processor, for one file; most take less than one
 X = {
     "x": torch.linspace(-1, 1, 12).reshape(4, 3),
@@ -190,4 +189,5 @@ def main(folder: str, canaries: str) -> None:
 
 
 if __name__ == "__main__":
+    onnx_weights.LARGE = 64  # so that weights of small models are read where they are, too
     main(*sys.argv[1:])
