@@ -112,6 +112,9 @@ _FREE: Final[dict[Outline, Room]] = {}
 _MOST_FREE: Final = 64 << 20
 """The bytes that it takes at most."""
 
+_MOST_ROOMS: Final = 16
+"""For how many outlines it is kept at most."""
+
 
 class Outlined(NamedTuple):
     """A container with its outline."""
@@ -171,7 +174,8 @@ class Outlined(NamedTuple):
         size = room.nbytes()
         if not 0 < size <= _MOST_FREE:
             return
-        if size + sum(each.nbytes() for each in list(_FREE.values())) > _MOST_FREE:
+        taken = sum(each.nbytes() for each in list(_FREE.values()))
+        if len(_FREE) >= _MOST_ROOMS or size + taken > _MOST_FREE:
             _FREE.clear()
         _FREE[self.outline] = room
 
