@@ -3,6 +3,7 @@
 Each program returns the cases in which losses or gradients differ by a bit.
 """
 
+import copy
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,11 +21,20 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from kd_core import InvalidArgument, TensorDict, TensorDictBase, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    stack,
+)
 from kd_nn import (
     InputMissing,
     TensorDictModule,
@@ -326,6 +336,87 @@ def checkpoint_of_three_ranks_on_two(rank: int) -> object:
     differed = told_state(found) != expected
     load(found, checkpoint_id=PROGRAMS.folder / "first", process_group=group)
     return [differed, told_state(found) == expected and found["td"]["parts"] is leaf]
+
+
+def leaves() -> dict[str, Any]:
+    return {"a": torch.arange(18.0).view(6, 3) + 1, "n": {"b": torch.arange(6.0) + 1}}
+
+
+def sharded_leaves() -> TensorDict:
+    """Return leaves whose rows are on three ranks, and one that each of them has."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    found = leaves()
+    a = distribute_tensor(found["a"], mesh, [Shard(0)])
+    b = distribute_tensor(found["n"]["b"], mesh, [Replicate()])
+    return TensorDict({"a": a, "n": {"b": b}}, [6])
+
+
+MASK = torch.tensor([True, False, True, False, False, True])
+OPERATIONS: dict[str, Callable[[TensorDict], object]] = {
+    "arithmetic": lambda td: (td * td + 1).exp(),
+    "in place": lambda td: td.add_(1).zero_(),
+    "comparison": lambda td: td > 2,
+    "reduction": lambda td: [td.sum(0), td.mean(), td.norm()],
+    "blending": lambda td: td.lerp(td * 2, 0.5).clamp(0, 9),
+    "indexing": lambda td: [td[1], td[1:3]],
+    "shape": lambda td: [td.unsqueeze(0), td.expand(2, 6), td.view(3, 2), td.reshape(3, 2)],
+    "partition": lambda td: [*td.split(2), *td.chunk(4), td.narrow(0, 1, 2)],
+    "joining": lambda td: [stack([td, td]), cat([td, td]), lazy_stack([td, td])[1]],
+    "rows": lambda td: [td.repeat(2), td.pad([0, 1])],
+    "casting": lambda td: td.to(torch.float64).to("cpu"),
+    "copying": lambda td: [td.clone(), copy.deepcopy(td), td.detach(), td.contiguous()],
+    "writing": lambda td: [
+        td.update_(td * 2),
+        td.copy_(td + 1),
+        td.load_state_dict(td.state_dict()),
+    ],
+    "structure": lambda td: [td.flatten_keys(), td.select("a"), td.update({"c": td["a"]})],
+    "functions": lambda td: [td.apply(torch.exp), td.zero_(), tree_map(torch.exp, td)],
+    "many leaves": lambda td: TensorDict({str(at): td["a"] for at in range(40)}, [6]) * 2,
+}
+MIXED: dict[str, Callable[[TensorDict], object]] = {
+    "mask": lambda td: td[MASK],
+    "rows": lambda td: td[[0, 5]],
+    "index_select": lambda td: td.index_select(0, torch.tensor([0, 5])),
+    "where": lambda td: td.where(MASK, td * 0),
+    "masked_fill": lambda td: td.masked_fill(MASK, 0.0),
+    "plain": lambda td: td + TensorDict(leaves(), [6]),
+}
+REFUSED: dict[str, Callable[[TensorDict], object]] = {
+    "broadcast": lambda td: td.broadcast(0),
+    "all_reduce": lambda td: td.all_reduce(),
+    "all_gather": lambda td: td.all_gather(),
+    "to_buffers": lambda td: td.to_buffers(),
+    "share_memory_": lambda td: td.share_memory_(),
+}
+
+
+@program
+def operations_on_sharded_leaves(rank: int) -> object:
+    """Return the operations that differ from those on plain tensors, and what is refused."""
+    found: list[object] = []
+    for operations, context in ((OPERATIONS, nullcontext), (MIXED, implicit_replication)):
+        for name, operation in operations.items():
+            with context():
+                made = operation(sharded_leaves())
+            expected = tree_leaves(operation(TensorDict(leaves(), [6])))
+            pairs = zip(map(gathered, tree_leaves(made)), expected, strict=True)
+            found += [name for pair in pairs if not equal(*pair)]
+    for name, operation in REFUSED.items():
+        try:
+            operation(sharded_leaves())
+        except InvalidValue as error:
+            found.append(f"{name}: {str(error).partition(' is ')[0].partition(' must ')[0]}")
+    try:
+        sharded_leaves()[MASK] = 0
+    except RuntimeError as error:
+        found.append(str(error).partition("got ")[2].partition(",")[0])
+    return found
+
+
+def gathered(leaf: Tensor) -> Tensor:
+    assert isinstance(leaf, DTensor)
+    return leaf.full_tensor()
 
 
 @program

@@ -1,4 +1,4 @@
-"""Three real processes train keyed modules; each step is equal to that of a plain network."""
+"""Three real processes train keyed modules as plain networks, and keep what they trained."""
 
 import pytest
 from tests.core.distributed.ranks import Results, results_of
@@ -47,3 +47,11 @@ def test_a_checkpoint_of_three_ranks_loads_on_two(results: Results) -> None:
 def test_a_rank_killed_while_it_saves_leaves_the_last_whole_checkpoint(results: Results) -> None:
     expected = ["failed", "not whole", [1.0, 1.0]]
     assert results["a_rank_killed_while_it_saves"] == [expected, expected, None]
+
+
+def test_operations_on_sharded_leaves_are_those_on_plain_ones(results: Results) -> None:
+    """Those that torch offers, with plain tensors beside them too; others name the entry."""
+    names = ("broadcast", "all_reduce", "all_gather", "to_buffers", "share_memory_")
+    refused = [f"{name}: entry `a`" for name in names]
+    mixed = "mixed torch.Tensor and DTensor"
+    assert results["operations_on_sharded_leaves"] == [[*refused, mixed]] * 3
