@@ -5,7 +5,7 @@ warnings at build time and the pictures follow from it. A step feeds another one
 writes equals, holds or is held by a key that the other reads: writing `n` feeds `("n", "b")`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Optional, Self, TypeAlias
 
@@ -14,6 +14,7 @@ from kd_core.extending import is_prefix
 from kd_nn._keys.specs import (
     DISCARD,
     Keys,
+    drop_covered,
     is_covered,
     overlaps,
     unique,
@@ -131,12 +132,11 @@ class KeyFlow:
 
         A container that a later step writes takes the place of all that was written below its key.
         """
-        last: dict[NestedKey, None] = {}
-        for node in self.nodes:
-            for key in [key for key in last if is_covered(key, node.writes)]:
-                del last[key]
-            last.update(dict.fromkeys(key for key in node.writes if key != DISCARD))
-        return tuple(last)
+        found: list[NestedKey] = []
+        for _, node, later in self._backwards():
+            kept = [key for key in node.writes if key != DISCARD and not is_covered(key, later)]
+            found += reversed(kept)
+        return unique(reversed(found))
 
     @property
     def outputs(self) -> Keys:
@@ -170,15 +170,15 @@ class KeyFlow:
     def lost_writes(self) -> list[tuple[int, NestedKey]]:
         """Return step index and key of each write that a later one replaces unread."""
         lost = []
-        for idx, node in enumerate(self.nodes):
-            for key in node.writes:
-                after = self._next_writer(idx, key)
+        for idx, node, later in self._backwards():
+            for key in reversed(node.writes):
+                after = self._next_writer(idx, key) if is_covered(key, later) else None
                 if key == DISCARD or after is None:
                     continue
                 between = self.nodes[idx + 1 : after + 1]
-                if not any(overlaps(key, later.may_read) for later in between):
+                if not any(overlaps(key, step.may_read) for step in between):
                     lost.append((idx, key))
-        return lost
+        return lost[::-1]
 
     def needed_for(self, out_keys: Iterable[NestedKey]) -> tuple[int, ...]:
         """Return the indices of the steps that `out_keys` need, in order.
@@ -213,7 +213,7 @@ class KeyFlow:
             if written or node.has_effects:
                 kept[idx] = written
                 if not node.may_skip:
-                    live = {k: must for k, must in live.items() if not is_covered(k, written)}
+                    drop_covered(live, written)
                 for key, must in node.needs(written).items():
                     live[key] = live.get(key, False) or must
         return kept, live
@@ -238,14 +238,21 @@ class KeyFlow:
         """Return whether what the step at `idx` writes to `key` is visible after the call."""
         return self._is_output(key) and self._next_writer(idx, key) is None
 
+    def _backwards(self) -> Iterator[tuple[int, KeyNode, Collection[NestedKey]]]:
+        """Yield index and step, the last one first, with the keys that later steps write."""
+        later: set[NestedKey] = set()
+        for idx in range(len(self.nodes) - 1, -1, -1):
+            yield idx, self.nodes[idx], later
+            later.update(self.nodes[idx].writes)
+
     def _external_reads(self) -> list[tuple[str, NestedKey]]:
-        written: list[NestedKey] = []
+        written: set[NestedKey] = set()
         external = []
         for node in self.nodes:
             for key in node.reads:
                 if not overlaps(key, written):
                     external.append((node.name, key))
-            written.extend(node.writes)
+            written.update(node.writes)
         return external
 
     def _is_read_after(self, idx: int, key: NestedKey) -> bool:

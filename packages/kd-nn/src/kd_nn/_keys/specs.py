@@ -10,13 +10,14 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import InvalidKey, NestedKey, format_key, unravel_key
 from kd_core.extending import is_prefix, plain_str
 
+T = TypeVar("T")
 Keys: TypeAlias = tuple[NestedKey, ...]
 
 DISCARD = "_"
@@ -161,6 +162,14 @@ def strictly_overlaps(key: NestedKey, others: Iterable[NestedKey]) -> bool:
 def is_covered(key: NestedKey, by: Collection[NestedKey]) -> bool:
     """Return whether one of the keys in `by` is `key` or holds it."""
     return key in by or (type(key) is not str and any(is_prefix(other, key) for other in by))
+
+
+def drop_covered(keys: dict[NestedKey, T], by: Collection[NestedKey]) -> None:
+    """Remove the keys that are one of `by` or that one of `by` holds."""
+    for key in by:
+        keys.pop(key, None)
+    for key in [key for key in keys if type(key) is not str and is_covered(key, by)]:
+        del keys[key]
 
 
 def without_covered(keys: Sequence[NestedKey]) -> Keys:

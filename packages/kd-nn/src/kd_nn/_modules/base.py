@@ -5,11 +5,10 @@ back as fresh lists. Assigning to anything that decides how a module runs (its k
 a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch.dispatch import (
@@ -18,11 +17,8 @@ from kd_nn._dispatch.dispatch import (
     Value,
     describe,
     keys_not_declared,
-    keys_of,
-    optional_keys,
 )
 from kd_nn._errors import DispatchError, out_key_unknown
-from kd_nn._keys.flow import KeyNode
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import (
     DISCARD,
@@ -35,9 +31,9 @@ from kd_nn._keys.specs import (
 )
 from kd_nn._modules.facts import ModuleFacts
 from kd_nn._modules.infer import infer_shapes, with_shapes
+from kd_nn._modules.nodes import described, key_node
 from kd_nn._modules.tensor_hooks import TensorHooks
 from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
-from kd_nn._plan.program import runs_in_part
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -294,6 +290,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             sample: What the module reads: the graph then knows the shapes; see `infer`.
         """
         graph = self._graph()
+        nodes = tuple(map(described, graph.nodes, self._steps()))
+        graph = KeyGraph(nodes, graph.out_keys)
         return graph if sample is None else with_shapes(graph, self.infer(sample))
 
     def infer(self, sample: TensorDictBase) -> TensorDict:
@@ -315,7 +313,12 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         """
         return infer_shapes(self, sample)
 
+    def _steps(self) -> list[nn.Module]:
+        """Return what each node of the key graph stands for."""
+        return [self]
+
     def _graph(self) -> KeyGraph:
+        """Return the key graph without what only people read: labels, counts of parameters."""
         return KeyGraph((key_node("0", self),), self.__dict__.get("_selected"))
 
     def extra_repr(self) -> str:
@@ -370,34 +373,6 @@ def is_special(name: str) -> bool:
     A module never passes these on to what it wraps: they say how to treat the object itself.
     """
     return name.startswith("__") and name.endswith("__")
-
-
-def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
-    """Describe a keyed module as a node of a key graph.
-
-    Args:
-        name: The name of the step.
-        step: The keyed module.
-        may_skip: Whether the sequence that holds it leaves it out for want of inputs.
-    """
-    source = getattr(step, "out_keys_source", None)
-    visible = keys_of(step, "out_keys")
-    writes = visible if source is None or visible else ()
-    made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
-    count = sum(parameter.numel() for parameter in made)
-    label = getattr(step, "node_label", None)
-    inner = cast(TensorDictModuleBase, step).key_graph() if runs_in_part(step) else None
-    return KeyNode(
-        name,
-        label if isinstance(label, str) else type(step).__name__,
-        keys_of(step, "in_keys"),
-        tuple(key for key in writes if key != DISCARD),
-        count,
-        partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),
-        optional=optional_keys(step) if inner is None else (),
-        inner=inner,
-        may_skip=may_skip or (inner is None and getattr(step, "may_skip", False) is True),
-    )
 
 
 def _values_first(cls: type) -> bool:

@@ -163,7 +163,7 @@ def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
     if not is_watched(step):
-        return run_steps(step, work, work, step.key_graph().live_writes(live), live)
+        return run_steps(step, work, work, step._graph().live_writes(live), live)
     before = _WANTED.call
     _WANTED.call = (step, live)
     try:

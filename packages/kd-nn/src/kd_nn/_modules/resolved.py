@@ -13,7 +13,7 @@ from torch import nn
 from kd_core.extending import assume_constant_result, is_prefix
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._keys.graph import KeyGraph
-from kd_nn._modules.base import key_node
+from kd_nn._modules.nodes import key_node
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.dynamo import traced_plan
 from kd_nn._plan.eager import Plan
@@ -60,9 +60,10 @@ class Resolved:
         tolerant = sequence.partial_tolerant
         nodes = tuple(key_node(name, step, tolerant) for name, step in sequence.named_steps())
         graph = KeyGraph(nodes, sequence.__dict__.get("_selected"))
-        self.live, needs = graph.trace_back(graph.outputs)
-        self.graph = graph if graph.out_keys is None else graph.restrict(tuple(self.live))
         self.in_keys, self.out_keys = graph.inputs, graph.writes
+        selected = graph.out_keys
+        self.live, needs = graph.trace_back(self.out_keys if selected is None else selected)
+        self.graph = graph if selected is None else graph.restrict(tuple(self.live))
         required = [key for key, must in needs.items() if must]
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)

@@ -35,6 +35,7 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, overlaps, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.interpreter import run_members, run_steps, take_wanted
+from kd_nn._modules.nodes import label_of
 from kd_nn._modules.resolved import Resolved
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
 from kd_nn._modules.steps import Modules, StepList, store_steps
@@ -301,15 +302,16 @@ class TensorDictSequential(StepList):
         for idx, node in enumerate(graph.nodes):
             if not node.needed:
                 warnings.warn(
-                    f"step {idx} (`{node.label}`) of {describe(self)} will not run: nobody reads "
-                    f"what it writes ({list_keys(node.writes)}), and none of it is selected. Leave "
-                    "it out, select it, or select with `select_out_keys` what one call needs.",
+                    f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} will not run: "
+                    f"nobody reads what it writes ({list_keys(node.writes)}), and none of it is "
+                    "selected. Leave it out, select it, or select with `select_out_keys` what one "
+                    "call needs.",
                     KeyGraphWarning,
                     stacklevel=3,
                 )
         for idx, key in graph.lost_writes():
             warnings.warn(
-                f"step {idx} (`{graph.nodes[idx].label}`) of {describe(self)} writes "
+                f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} writes "
                 f"{format_key(key)}, which a later step replaces before anyone reads it. "
                 'Discard it with the out key `"_"`, or write to another key.',
                 KeyGraphWarning,

@@ -15,7 +15,7 @@ from kd_core import InvalidArgument, KeyNotFound
 from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._dispatch.entries import Inplace
-from kd_nn._errors import NotKeyed
+from kd_nn._errors import KeysNotDeclared, NotKeyed
 from kd_nn._modules.base import TensorDictModuleBase
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -92,7 +92,7 @@ class StepList(TensorDictModuleBase):
         return len(self.module)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter([step for _, step in self.named_steps()])
+        return iter(self._steps())
 
     @overload
     def __getitem__(self, index: int | str) -> TensorDictModuleBase: ...
@@ -152,6 +152,9 @@ class StepList(TensorDictModuleBase):
                 raise
         return self
 
+    def _steps(self) -> list[nn.Module]:
+        return [step for _, step in self.named_steps()]
+
     def _free_name(self) -> str:
         taken = dict(self.named_steps())
         idx = len(taken)
@@ -210,18 +213,22 @@ def check_keyed(name: str, step: object) -> None:
     Raises:
         NotKeyed: With the remedy.
     """
+    if isinstance(step, nn.Module):
+        try:
+            keys_of(step, "in_keys")
+            keys_of(step, "out_keys")
+            return
+        except KeysNotDeclared:
+            pass  # which of them, and why, is said below
     if not callable(step):
         raise NotKeyed(
             f"step `{name}` must be a keyed module, got {type(step).__name__}: {step!r}. "
             "Pass keyed modules, or one list or dict of them."
         )
     kind = getattr(step, "__name__", type(step).__name__)
-    if not isinstance(step, nn.Module) or not hasattr(step, "in_keys"):
+    if getattr(step, "in_keys", None) is None or not isinstance(step, nn.Module):
         raise NotKeyed(f"step `{name}` {_remedy(step, kind)}")
-    if not hasattr(step, "out_keys"):
-        raise NotKeyed(f"step `{name}` (`{kind}`) has in_keys but no out_keys. Declare both.")
-    keys_of(step, "in_keys")
-    keys_of(step, "out_keys")
+    raise NotKeyed(f"step `{name}` (`{kind}`) has in_keys but no out_keys. Declare both.")
 
 
 def _remedy(step: object, kind: str) -> str:

@@ -90,7 +90,7 @@ def _has_flag(module: nn.Module) -> TypeGuard[Flagged]:
 def _plan_of(module: nn.Module) -> Plan:
     keys = keyed(module)
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
-    program = resolve(module, keys.key_graph(), in_keys, out_keys)
+    program = resolve(module, keys._graph(), in_keys, out_keys)
     if program is None:
         return NO_PLAN
     return functions_of(lambda: FastCalls(module, program), CallNames(in_keys, "_"), module)

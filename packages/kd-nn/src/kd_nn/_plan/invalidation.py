@@ -47,7 +47,14 @@ RUNNING: Final = (
 
 def flags_of(step: nn.Module) -> "list[list[bool]]":
     """Return the change flags of a step and of the keyed modules inside, whose keys it may take."""
-    return [member.change_flag() for member in step.modules() if isinstance(member, Flagged)]
+    members = {step: None}
+    rest = [step]  # in one loop, since `modules()` of torch makes names, too
+    for member in rest:
+        for inside in member._modules.values():
+            if inside is not None and inside not in members:
+                members[inside] = None
+                rest.append(inside)
+    return [member.change_flag() for member in members if isinstance(member, Flagged)]
 
 
 class Flagged(nn.Module):

@@ -26,7 +26,7 @@ class Keyed(Protocol):
     out_keys: list[NestedKey]
     out_keys_source: list[NestedKey]
 
-    def key_graph(self) -> KeyFlow:
+    def _graph(self) -> KeyFlow:
         """Return which step reads and writes which keys."""
 
 
