@@ -1,0 +1,194 @@
+"""Draw the pictures of the guide: kinds of container, shapes of leaves, the way of a data set.
+
+    python tools/draw_guide.py
+
+Sizes, groups and masks are those that kd_core returns for the containers in this file, so a picture
+shows what the library does.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import torch
+
+from kd_core import TensorDict, TensorDictBase, collate, group_by, pad_sequence, stack
+
+FOLDER = Path("docs/images")
+STYLE = """
+text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #334155 }
+.title { font-weight: 600; fill: #0f172a }
+.note { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #64748b }
+.box { fill: #ffffff; stroke: #94a3b8; stroke-width: 1.2 }
+.batch { fill: #dbeafe; stroke: #2563eb }
+.rest { fill: #f1f5f9; stroke: #94a3b8 }
+.pad { fill: #ffffff; stroke: #94a3b8; stroke-dasharray: 4 3 }
+.edge { fill: none; stroke: #64748b; stroke-width: 1.6 }
+.tip { fill: #64748b }
+""".strip()
+CELL, ROW = 26, 30
+
+
+class Picture:
+    """An SVG document that grows part by part; lengths are in pixels."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.parts: list[str] = []
+
+    def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
+        """Write a line of text; `y` is its middle."""
+        self.parts.append(
+            f'<text class="{kind}" x="{x:g}" y="{y + 4:g}" text-anchor="{anchor}">'
+            f"{escape(text)}</text>"
+        )
+
+    def box(self, x: float, y: float, width: float, height: float, kind: str = "box") -> None:
+        """Draw a rectangle by its upper left corner."""
+        self.parts.append(
+            f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
+            'rx="3"/>'
+        )
+
+    def cells(self, x: float, y: float, texts: Sequence[str], kinds: Sequence[str]) -> None:
+        """Draw a row of cells, each with a text; `y` is their middle."""
+        for place, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
+            left = x + CELL * place
+            self.box(left, y - 11, CELL - 2, 22, kind)
+            self.text(left + CELL / 2 - 1, y, text, anchor="middle")
+
+    def leaf(self, x: float, y: float, sizes: Sequence[int], batch_dims: int) -> None:
+        """Draw the sizes of a tensor, those of the batch in another color."""
+        kinds = ["batch" if dim < batch_dims else "rest" for dim in range(len(sizes))]
+        self.cells(x, y, [str(size) for size in sizes], kinds)
+
+    def arrow(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Draw an arrow that ends to the right."""
+        middle = (x + to_x) / 2
+        self.parts.append(
+            f'<path class="edge" d="M{x:g} {y:g} C{middle:g} {y:g} {middle:g} {to_y:g} '
+            f'{to_x - 6:g} {to_y:g}"/>'
+            f'<path class="tip" d="M{to_x - 7:g} {to_y - 4:g} L{to_x:g} {to_y:g} '
+            f'L{to_x - 7:g} {to_y + 4:g} Z"/>'
+        )
+
+    def svg(self) -> str:
+        """Return the document."""
+        size = f"{self.width} {self.height}"
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
+                f'width="{self.width}" height="{self.height}" role="img">',
+                f"<style>{STYLE}</style>",
+                f'<rect width="{self.width}" height="{self.height}" rx="10" fill="#ffffff"/>',
+                *self.parts,
+                "</svg>\n",
+            ]
+        )
+
+
+def kinds() -> str:
+    """Draw which kinds of container there are, and what each holds."""
+    picture = Picture(760, 304)
+    panels = [
+        ("TensorDict", "entries by key", ["obs", "next"], ["Tensor", "TensorDict"]),
+        ("TensorClass", "declared fields", ["image", "weight"], ["Tensor", "float"]),
+        ("lazy stack", "members, stacked when read", ["[0]", "[1]"], ["TensorDict"] * 2),
+        ("NonTensorData", "one value for the batch", ["value"], ['"simulator"']),
+        ("NonTensorStack", "one value for each row", ["row 0", "row 1"], ['"ann"', '"bob"']),
+        ("MetaData", "one value for the container", ["value"], ['"m"']),
+    ]
+    for place, (title, note, names, values) in enumerate(panels):
+        x, y = 20 + 245 * (place % 3), 20 + 140 * (place // 3)
+        picture.box(x, y, 230, 124)
+        picture.text(x + 12, y + 20, title, "title")
+        picture.text(x + 12, y + 40, note, "note")
+        for row, (name, value) in enumerate(zip(names, values, strict=True)):
+            middle = y + 68 + ROW * row
+            picture.text(x + 12, middle, name)
+            picture.box(x + 80, middle - 12, 138, 24, "batch" if value == "Tensor" else "rest")
+            picture.text(x + 92, middle, value)
+    return picture.svg()
+
+
+def shapes() -> str:
+    """Draw the sizes of two leaves after operations on the batch."""
+    td = TensorDict({"image": torch.zeros(6, 8, 8), "label": torch.arange(6)}, [6])
+    results: list[tuple[str, TensorDictBase]] = [
+        ("td", td),
+        ("td.reshape(2, 3)", td.reshape(2, 3)),
+        ("td[1:5]", td[1:5]),
+        ("td[0]", td[0]),
+        ("stack([td, td])", stack([td, td])),
+        ("stack([td, td], 1)", stack([td, td], 1)),
+    ]
+    picture = Picture(560, 82 + ROW * len(results))
+    for x, title in ((20, "container"), (190, "batch_size"), (300, "image"), (440, "label")):
+        picture.text(x, 22, title, "title")
+    for row, (call, result) in enumerate(results):
+        y, ndim = 52 + ROW * row, result.batch_dims
+        picture.text(20, y, call)
+        picture.leaf(190, y, result.batch_size, ndim)
+        picture.leaf(300, y, result["image"].shape, ndim)
+        picture.leaf(440, y, result["label"].shape, ndim)
+        if not ndim:
+            picture.text(190, y, "()")
+            picture.text(440, y, "()")
+    below = picture.height - 18
+    picture.box(20, below - 7, 14, 14, "batch")
+    picture.text(40, below, "dimensions of the batch: the same in every entry", "note")
+    picture.box(366, below - 7, 14, 14, "rest")
+    picture.text(386, below, "own dimensions of an entry", "note")
+    return picture.svg()
+
+
+def data() -> str:
+    """Draw how rows become a batch, groups of rows, and a padded batch."""
+    picture = Picture(760, 330)
+    rows = [TensorDict({"who": who, "x": who * 10 + idx}) for idx, who in enumerate((1, 0, 1))]
+    batch = collate(rows)
+    who, groups = group_by(batch, "who")
+    picture.text(20, 22, "rows", "title")
+    picture.text(290, 22, "collate(rows)", "title")
+    picture.text(560, 22, 'group_by(batch, "who")', "title")
+    for idx, row in enumerate(rows):
+        _row(picture, 20, 52 + ROW * idx, row)
+        picture.arrow(180, 52 + ROW * idx, 282, 82)
+        _row(picture, 290, 52 + ROW * idx, batch[idx])
+    picture.text(20, 148, "each of batch size ()", "note")
+    picture.text(290, 148, f"batch size {tuple(batch.batch_size)}", "note")
+    y = 52
+    for value, group in zip(who.tolist(), groups, strict=True):
+        picture.arrow(450, 82, 552, y + ROW * (len(group) - 1) / 2)
+        for idx in range(len(group)):
+            _row(picture, 560, y + ROW * idx, group[idx])
+        picture.text(720, y, f"{value}", "note")
+        y += ROW * len(group) + 12
+    ragged = [TensorDict({"tokens": torch.arange(1, n + 1)}, [n]) for n in (2, 4, 3)]
+    padded = pad_sequence(ragged, return_mask="mask")
+    picture.text(20, 196, "rows of different lengths", "title")
+    picture.text(290, 196, "pad_sequence(rows)", "title")
+    picture.text(560, 196, "its mask", "title")
+    for idx, one in enumerate(ragged):
+        y = 226 + ROW * idx
+        tokens, mask = padded[idx]["tokens"].tolist(), padded[idx]["mask", "tokens"].tolist()
+        styles = ["batch" if real else "pad" for real in mask]
+        picture.cells(20, y, [str(token) for token in one["tokens"].tolist()], ["batch"] * len(one))
+        picture.arrow(180, y, 282, y)
+        picture.cells(290, y, [str(token) for token in tokens], styles)
+        picture.cells(560, y, ["T" if real else "F" for real in mask], styles)
+    picture.text(290, 316, f"batch size {tuple(padded.batch_size)}", "note")
+    return picture.svg()
+
+
+def _row(picture: Picture, x: float, y: float, row: TensorDictBase) -> None:
+    picture.box(x, y - 13, 150, 26)
+    picture.text(x + 10, y, f"who: {row['who'].item()}   x: {row['x'].item()}")
+
+
+PICTURES = {"container-kinds.svg": kinds, "shapes.svg": shapes, "data.svg": data}
+
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        (FOLDER / name).write_text(draw(), encoding="utf-8")
