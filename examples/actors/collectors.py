@@ -18,7 +18,7 @@ class Collector:
         self.policy, self.pendulums, self.version = build_actor(), Pendulums(COUNT), -1
 
     def load(self, version: int, weights: TensorDictBase) -> None:
-        """Take over the weights of a version, of any dtype, which must be newer."""
+        """Load the weights of a version, of any dtype, which must be newer."""
         if version <= self.version:
             raise ValueError(f"version {version} must be newer than {self.version}")
         TensorDict.from_module(self.policy).data.update_(weights)
