@@ -128,5 +128,5 @@ def test_weights_are_not_copied_again_and_again(tmp_path: Path) -> None:
     run = [sys.executable, "-W", "ignore", "-c", PEAK]
     told = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, check=True)
     saving, opening = map(float, told.stdout.split())
-    assert 0.5 < saving < 2.3
-    assert 0.5 < opening < 1.5
+    assert 0.5 < saving < 2.6  # 3 and more with a copy for each library on the way
+    assert 0.5 < opening < 2.2
