@@ -224,8 +224,10 @@ def _check(word: str, value: object, where: str) -> object:
         entries = _object(value, where)
         if len(entries) != 1:
             raise _unexpected(where, "one field", list(entries))
-        known = {field: kind for field, kind in _UNIONS[word].items() if field in entries}
-        return _check_fields(known, entries, where)
+        (name,) = entries
+        if name not in _UNIONS[word]:
+            raise _unexpected(where, f"one of the fields {', '.join(_UNIONS[word])}", name)
+        return _check_fields({name: _UNIONS[word][name]}, entries, where)
     if word in _OBJECTS:
         return _check_fields(_OBJECTS[word], _object(value, where), where)
     if word in _CONVERTED:
