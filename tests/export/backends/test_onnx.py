@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from tests.export.models import Do, Keyed, case
@@ -16,6 +17,7 @@ from kd_export import (
     NotExportable,
     Session,
     ShapeMismatch,
+    VerifyError,
 )
 from kd_nn import TensorDictModule
 
@@ -45,8 +47,6 @@ def test_file_gives_what_the_module_gives(name: str, folder: Path) -> None:
 
 
 def test_wire_names_and_axes_are_inside_the_file(folder: Path) -> None:
-    import onnx
-
     graph = onnx.load(folder / "gru.onnx").graph
     assert [value.name for value in graph.input] == ["x", "state.h"]
     assert [value.name for value in graph.output] == ["y", "next.h"]
@@ -150,13 +150,38 @@ def test_truncated_file_is_named_so(folder: Path, tmp_path: Path, cut: int) -> N
         kd_export.inspect(path)
 
 
-def test_foreign_file_is_named_so(tmp_path: Path) -> None:
-    import onnx
+def foreign_model() -> onnx.ModelProto:
+    one, other = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 3])
+        for name in ("input.1", "out")
+    )
+    node = onnx.helper.make_node("Add", ["input.1", "input.1"], ["out"])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    graph = onnx.helper.make_graph([node], "g", [one], [other])
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
 
-    graph = onnx.helper.make_graph([], "empty", [], [])
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "foreign.onnx")
-    with pytest.raises(ExportError, match="carries no kd-export schema"):
-        kd_export.open(tmp_path / "foreign.onnx")
+
+def test_a_model_of_others_runs_by_its_own_names(tmp_path: Path) -> None:
+    path = tmp_path / "own.onnx"
+    onnx.save(foreign_model(), path)
+    x = np.random.default_rng(0).random((4, 3), dtype=np.float32)
+    session = kd_export.open(path)
+    assert np.array_equal(session.run({"input.1": x})["out"], x + x)
+    assert list(session.run({"input": {"1": x}})) == ["out"]
+    with pytest.raises(ShapeMismatch, match=r"for `input\.1`.*Dimension 1 must be 3"):
+        session.run({"input.1": x[:, :2]})
+    with pytest.raises(VerifyError, match=r"was not written by kd-export.*kd_export\.open"):
+        kd_export.verify(path)
+
+
+def test_a_model_that_lost_its_schema_is_not_taken_for_one_of_others(
+    folder: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(folder / "gru.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "lost.onnx")
+    with pytest.raises(ExportError, match="was written by kd-export, and its schema is missing"):
+        kd_export.open(tmp_path / "lost.onnx")
 
 
 def test_complex_numbers_are_named(tmp_path: Path) -> None:

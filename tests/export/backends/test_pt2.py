@@ -9,7 +9,13 @@ from tests.export.models import Do, Keyed, case, saved
 from torch import Tensor, nn
 
 import kd_export
-from kd_export import ExportError
+from kd_export import (
+    ExportError,
+    NotExportable,
+    ShapeMismatch,
+    UntrustedArtifact,
+    VerifyError,
+)
 from kd_export._schema.operators import check_operator
 
 
@@ -87,11 +93,49 @@ def test_truncated_file_is_named_so(path: Path, tmp_path: Path, cut: int) -> Non
         kd_export.inspect(short)
 
 
-def test_foreign_file_is_named_so(tmp_path: Path) -> None:
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    torch.export.save(program, tmp_path / "foreign.pt2")
-    with pytest.raises(ExportError, match=r"the \.pt2 file carries no kd-export schema"):
-        kd_export.open(tmp_path / "foreign.pt2", trusted=True)
+class Others(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        total = self.linear(x) + y
+        return {"one": total, "two": torch.cat([x, x]), "three": total}
+
+
+def test_a_program_of_others_runs_by_its_own_names_and_converts(tmp_path: Path) -> None:
+    path, module = tmp_path / "own.pt2", Others()
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    rows = {0: torch.export.Dim("rows", min=2, max=64)}
+    program = torch.export.export(module, (x,), {"y": y}, dynamic_shapes={"x": rows, "y": rows})
+    torch.export.save(program, path)
+    schema = kd_export.inspect(path)
+    (axis,) = schema.axes
+    assert [e.describe() for e in schema.inputs] == [f"float32 ({axis}, {n})" for n in (3, 2)]
+    assert schema.output("cat").describe() == f"float32 (2*{axis}, 3)"
+    assert schema.axes[axis].max == 64
+    session = kd_export.open(path, trusted=True)
+    results, expected = session.run({"x": x, "y": y}), module(x, y=y)
+    assert list(results) == ["add", "cat", "add_1"]
+    for result, value in zip(results.values(), expected.values(), strict=True):
+        assert torch.equal(result, value)
+    with pytest.raises(ShapeMismatch, match=f"axis `{axis}` ranges over"):
+        session.run({"x": x.repeat(17, 1), "y": y.repeat(17, 1)})
+    with pytest.raises(VerifyError, match=r"was not written by kd-export"):
+        kd_export.verify(path, trusted=True)
+    with pytest.raises(NotExportable, match=r"its arguments have no keys"):
+        kd_export.convert(path, tmp_path / "again.pt2", trusted=True)
+    assert kd_export.convert(path, tmp_path / "own.onnx", trusted=True).ok
+    assert kd_export.verify(tmp_path / "own.onnx").ok
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")
+def test_a_program_of_others_that_changes_a_buffer_is_refused(tmp_path: Path) -> None:
+    path, module = tmp_path / "counting.pt2", torch.nn.BatchNorm1d(3)
+    program = torch.export.export(module, (torch.randn(4, 3),)).run_decompositions()
+    torch.export.save(program, path)
+    with pytest.raises(UntrustedArtifact, match=r"fields user_output in .*, got 'buffer_mutation'"):
+        kd_export.inspect(path)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -158,7 +159,8 @@ def convert(
     """Write the program of a ``.pt2`` file in another format, without the module it was made from.
 
     Keys, axes, state and metadata are kept. The target is verified against the source as
-    `KeyedProgram.save` verifies against the module, on inputs like those of the stored tests.
+    `KeyedProgram.save` verifies against the module, on inputs like those of the stored tests. A
+    source that kd_export did not write stores none: its inputs are drawn, and keep their names.
 
     Args:
         source: A ``.pt2`` file; other formats cannot be turned back into a program.
@@ -190,12 +192,30 @@ def convert(
             hint="Convert the `.pt2` file, or export the module again.",
         )
     session = open(source, trusted=trusted, sha256=sha256)
-    program = cast("TorchRunner", session.runner).program
+    runner = cast("TorchRunner", session.runner)
+    schema = session.schema
+    if schema.derived:
+        schema = _owned(schema, runner, Path(target))
     wires = [entry.wire for entry in session.schema.inputs]
-    stored = pool_of(session.schema)
+    stored = pool_of(schema)
 
     def reference(tensors: Sequence[Tensor]) -> Mapping[str, Tensor]:
         return session.run(dict(zip(wires, tensors, strict=True)))
 
     example = None if stored is None else tuple(stored)
-    return KeyedProgram(session.schema, program, (), reference, example).save(target)
+    return KeyedProgram(schema, runner.program, (), reference, example).save(target)
+
+
+def _owned(schema: Schema, runner: TorchRunner, target: Path) -> Schema:
+    """Return the schema of a file that kd_export did not write as that of one it writes."""
+    from kd_export._running.torch_runner import digest_of
+
+    if backend_for(target).name == CONVERTED:
+        raise NotExportable(
+            "the source was not written by kd-export, and its arguments have no keys.",
+            expected="another format than `.pt2`",
+            got=str(target),
+            hint="Export the keyed module with `kd_export.save`.",
+        )
+    versions = {"kd-export": version("kd-export"), **schema.versions}
+    return replace(schema, versions=versions, weights=digest_of(runner.held), derived=False)

@@ -55,7 +55,7 @@ def verify(
 
     Raises:
         VerifyError: A size has no stored test, the weights in the file are not those that it was
-            exported with, or the file fails when it runs.
+            exported with, the file fails when it runs, or kd_export did not write it.
 
     Example:
         >>> import torch
@@ -82,6 +82,14 @@ def _compared(
     vectors: Sequence[Example[Word]] | None,
 ) -> tuple[Comparison, ...]:
     schema = session.schema
+    if schema.derived:
+        raise VerifyError(
+            "the file was not written by kd-export: it says neither what its keys are nor what "
+            "must come out.",
+            expected="a schema with stored tests",
+            hint="Export the keyed module with `kd_export.save`. To run the file by the names that "
+            "are in it, use `kd_export.open`.",
+        )
     if reference is None:
         if vectors is not None:
             raise VerifyError(

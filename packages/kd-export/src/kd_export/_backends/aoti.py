@@ -30,6 +30,7 @@ from kd_export._schema.archive import (
     FORMAT_FILES,
     SCHEMA_FILE,
     copy_member,
+    foreign,
     members,
     open_zip,
     read_zip_schema,
@@ -54,7 +55,10 @@ class AotiBackend:
 
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema as a file of the zip archive."""
-        return Schema.from_json(read_zip_schema(file))
+        text = read_zip_schema(file)
+        if text is None:
+            raise foreign(".aoti.pt2")
+        return Schema.from_json(text)
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Check that there is a compiler."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from kd_export._errors import DtypeMismatch, ExportError
 from kd_export._running.backend import Direct, Runner, require
 from kd_export._schema.beside import contents, mapped
+from kd_export._schema.derived_onnx import derived_onnx
 from kd_export._schema.json_values import Number
 from kd_export._schema.onnx_file import (
     check_external,
@@ -54,8 +55,9 @@ class OnnxBackend:
     executes = False
 
     def read_schema(self, file: BinaryIO) -> Schema:
-        """Read the schema out of the model's metadata."""
-        return Schema.from_json(read_onnx_schema(file))
+        """Read the schema out of the model's metadata, or derive it from the graph."""
+        text = read_onnx_schema(file)
+        return derived_onnx(file) if text is None else Schema.from_json(text)
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Name the tensors by wire name; an output that is named as an input gets a number."""
@@ -107,10 +109,11 @@ class OnnxBackend:
         digest = weights_digest(model, weights if beside else b"")
         parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
         named = _named(schema)
-        check_fit(
-            tuple((len(e), *map(described, e)) for e in (named.inputs, named.outputs)),
-            tuple((len(found), *map(_found, found, e)) for e, found in parts),
-        )
+        if not schema.derived:
+            check_fit(
+                tuple((len(e), *map(described, e)) for e in (named.inputs, named.outputs)),
+                tuple((len(found), *map(_found, found, e)) for e, found in parts),
+            )
         return OnnxRunner(session, named, digest)
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
@@ -247,6 +250,8 @@ class _Runtime(Protocol):
 
 def _named(schema: Schema) -> Schema:
     """Return the schema with the names that the tensors have in the file."""
+    if schema.derived:
+        return schema
     names: list[str] = []
     for entry in (*schema.inputs, *schema.outputs):
         names.append(unused_name(entry.wire, names))

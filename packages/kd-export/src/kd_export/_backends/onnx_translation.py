@@ -25,6 +25,7 @@ from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
 from kd_export._running.recurrent import mended_layers
 from kd_export._schema.linear_size import LinearSize
+from kd_export._schema.onnx_file import PRODUCER
 from kd_export._schema.onnx_weights import LARGE
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.wire import unused_name
@@ -130,6 +131,7 @@ def _tidy(model: ir.Model, schema: Schema) -> None:
             used.add(value.name)
     graph.metadata_props.clear()
     model.metadata_props.clear()
+    model.producer_name = PRODUCER
 
 
 def _name_border(values: Sequence[ir.Value], entries: Sequence[Entry]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kd_export._errors import ExportError, UntrustedArtifact, first_line
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
+from kd_export._schema.derived_program import derived_program
 from kd_export._schema.schema import Entry, Schema, check_fit
 from kd_export._schema.shapes import fixed
 from kd_export._schema.trust import disarm
@@ -45,8 +46,9 @@ class Pt2Backend:
     executes = True
 
     def read_schema(self, file: BinaryIO) -> Schema:
-        """Read the schema as a file of the zip archive."""
-        return Schema.from_json(read_zip_schema(file))
+        """Read the schema as a file of the zip archive, or derive it from the program."""
+        text = read_zip_schema(file)
+        return derived_program(file) if text is None else Schema.from_json(text)
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Change nothing: the program is already in this form."""
@@ -75,7 +77,8 @@ class Pt2Backend:
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                 with archive:
                     program = torch.export.load(archive)
-            check_fit(_described(schema), _borders(program))
+            if not schema.derived:
+                check_fit(_described(schema), _borders(program))
             return run_program(program, schema)
         except ExportError:
             raise

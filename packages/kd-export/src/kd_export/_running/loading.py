@@ -34,6 +34,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 
     A ``.pt2``, ``.aoti.pt2`` or ``.pte`` file is a program: opening it requires ``trusted=True``
     or ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and requires neither.
+    A ``.pt2`` or ``.onnx`` file that kd_export did not write is run by the names that are in it.
 
     Args:
         path: The file; its suffix names the format.
@@ -46,7 +47,8 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
             kd_export never writes.
         BackendMissing: The format's packages are not installed.
         VerifyError: The weights in the file are not those that it was exported with.
-        ExportError: The file is damaged, or was not written by kd_export.
+        ExportError: The file is damaged, or has lost its schema.
+        NotExportable: kd_export did not write the file, and it takes or gives other than tensors.
 
     Example:
         >>> import torch
@@ -72,8 +74,12 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 def inspect(path: str | Path) -> Schema:
     """Read the schema of an artefact, executing nothing and importing no runtime.
 
+    Of a ``.pt2`` or ``.onnx`` file that kd_export did not write, the schema is derived from the
+    program, under its own names.
+
     Raises:
-        ExportError: The file is damaged, or was not written by kd_export.
+        ExportError: The file is damaged, or has lost its schema.
+        NotExportable: kd_export did not write the file, and it takes or gives other than tensors.
 
     Example:
         >>> import torch
@@ -133,13 +139,14 @@ def load(backend: Backend, file: BinaryIO, path: Path) -> Session:
 
 
 def check_weights(session: Session, backend: Backend, file: BinaryIO, path: Path) -> None:
-    """Check that the weights are those that the file was exported with.
+    """Check that the weights are those that the file was exported with, if it says so.
 
     Raises:
         VerifyError: They are not.
     """
     file.seek(0)
-    check_digest(backend.weights(file, session.runner), session.schema, path)
+    if not session.schema.derived:
+        check_digest(backend.weights(file, session.runner), session.schema, path)
 
 
 def check_digest(found: str | None, schema: Schema, path: Path) -> None:

@@ -156,15 +156,15 @@ def unknown_member(name: str) -> UntrustedArtifact:
     )
 
 
-def read_zip_schema(file: BinaryIO) -> str:
-    """Read the schema text out of a ``.pt2`` file."""
+def read_zip_schema(file: BinaryIO) -> str | None:
+    """Read the schema text out of a ``.pt2`` file; ``None`` if it has none."""
     with open_zip(file) as archive:
         paths = {name.split("/", 1)[-1]: name for name in archive.namelist()}
         if "archive_format" not in paths:
             # What is left of a cut file may end with the directory of an archive inside it.
             raise zipfile.BadZipFile("it has no archive_format")
         if f"extra/{SCHEMA_FILE}" not in paths:
-            raise foreign(".pt2")
+            return None
         info = archive.getinfo(paths[f"extra/{SCHEMA_FILE}"])
         check_schema_size(info.file_size)
         return archive.read(info).decode()

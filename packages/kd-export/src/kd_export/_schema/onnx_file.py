@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from kd_export._errors import ExportError, UntrustedArtifact
-from kd_export._schema.archive import check_schema_size, foreign
+from kd_export._schema.archive import check_schema_size
 from kd_export._schema.beside import check_extent
 
 SCHEMA_PROPERTY = "kd_export"
+PRODUCER = "kd-export"
+"""The producer that a model names: one without a schema has lost it."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _METADATA_PROPS = 14
@@ -60,8 +62,8 @@ _BITS = {
 _CONTEXT_NODE = b"EPContext"
 
 
-def read_onnx_schema(file: BinaryIO) -> str:
-    """Read the schema text out of the metadata of an ``.onnx`` file."""
+def read_onnx_schema(file: BinaryIO) -> str | None:
+    """Read the schema text out of the metadata of an ``.onnx`` file; ``None`` if it has none."""
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     try:
@@ -73,7 +75,7 @@ def read_onnx_schema(file: BinaryIO) -> str:
         raise ExportError(
             f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
         ) from error
-    raise foreign(".onnx")
+    return None
 
 
 def _schema_in(file: BinaryIO, start: int, end: int) -> str | None:
@@ -201,10 +203,10 @@ def tensor_of(tensor: memoryview) -> tuple[int, dict[bytes, bytes]]:
         if number == _DIMS:
             position = 0
             while position < length and len(dims) <= _MOST_DIMS:
-                dim, position = _varint(content, position)
+                dim, position = varint(content, position)
                 dims.append(dim)
         elif number == _DATA_TYPE:
-            kind, _ = _varint(content, 0)
+            kind, _ = varint(content, 0)
         elif number == EXTERNAL_DATA:
             parts = {n: bytes(content[b : b + s]) for n, b, s in fields_in(content, 0, length)}
             place[parts.get(1, b"")] = parts.get(2, b"")
@@ -268,12 +270,12 @@ _HEAD = 20
 
 def _next(view: memoryview, position: int) -> tuple[int, int, int]:
     """Read the head of the field at a position."""
-    tag, start = _varint(view, position)
+    tag, start = varint(view, position)
     number, kind = tag >> 3, tag & 7
     if kind == _VARINT:
-        size = _varint(view, start)[1] - start
+        size = varint(view, start)[1] - start
     elif kind == _BYTES:
-        size, start = _varint(view, start)
+        size, start = varint(view, start)
     elif kind in (_FIXED64, _FIXED32):
         size = 8 if kind == _FIXED64 else 4
     else:
@@ -283,7 +285,7 @@ def _next(view: memoryview, position: int) -> tuple[int, int, int]:
     return number, start, size
 
 
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
+def varint(view: memoryview, position: int) -> tuple[int, int]:
     """Read a number; return it and the position after it."""
     value = 0
     for shift in range(0, 70, 7):

@@ -154,6 +154,7 @@ class Schema:
             next value of an input, by that input's.
         initial: What the state starts with, if not with zeros: by the wire name of an input, the
             numbers of its shape with axes of size 1, in row-major order.
+        derived: Whether kd_export did not write the file, so that this is all that it tells.
 
     Example:
         >>> entry = Entry(("x",), "x", "float32", ("batch", 3))
@@ -178,6 +179,7 @@ class Schema:
     vectors: tuple[Vector, ...] = ()
     state: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
+    derived: bool = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}\n{plain_table(ENTRY_HEADER, entry_rows(self))}"

@@ -16,10 +16,18 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Collection
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from kd_export._errors import ExportError, UntrustedArtifact
-from kd_export._schema.archive import FORMAT_FILES, copy_member, members, open_zip, unknown_member
+from kd_export._schema.archive import (
+    FORMAT_FILES,
+    copy_member,
+    foreign,
+    members,
+    open_zip,
+    unknown_member,
+)
+from kd_export._schema.json_values import Json
 from kd_export._schema.operators import check_operator, operators_of
 from kd_export._schema.serialized_program import check_program, check_weights
 
@@ -61,6 +69,20 @@ def disarm(file: BinaryIO, custom: Collection[str] = ()) -> tuple[BinaryIO, list
     except BaseException:
         result.close()
         raise
+
+
+def read_program(file: BinaryIO) -> Json:
+    """Read the checked program of a ``.pt2`` file.
+
+    Raises:
+        UntrustedArtifact: The file holds what is not part of an exported program.
+        ExportError: It is not a whole archive, or holds no program.
+    """
+    with open_zip(file) as source:
+        files = members(source, _KNOWN)
+        if _MODEL not in files:
+            raise foreign(".pt2")
+        return cast("Json", check_program(_json(source, files[_MODEL])))
 
 
 def _write_anew(file: BinaryIO, result: BinaryIO, custom: Collection[str]) -> list[str]:
