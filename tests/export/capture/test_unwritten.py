@@ -1,4 +1,7 @@
-"""A refused `save` or `diagnose` leaves the parameters, whose memory it shares, as they were."""
+"""A refused `save` or `diagnose` leaves the parameters, whose memory it shares, as they were.
+
+What else a module changes in a call is named.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -61,3 +64,28 @@ def test_all_else_may_be_written() -> None:
         assert torch.ones(0).add_(1).shape == (0,)
         assert sparse.mul_(2.0).to_dense().tolist() == [[2.0, 0.0], [0.0, 2.0]]
         assert (module.w.detach() + 1).mul_(2.0).tolist() == [10.0, 10.0, 10.0]
+
+
+class Replacing(nn.Module):
+    """Gives a buffer another tensor in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        result: Tensor = self.norm(x) + self.count
+        return result
+
+
+def test_a_buffer_that_a_call_replaces_is_named(tmp_path: Path) -> None:
+    module = Keyed(Replacing(), ["x"], ["y"])
+    program = kd_export.export(module, {"x": torch.randn(2, 3)})
+    (note,) = program.diagnostics
+    assert note.startswith("the call replaces the buffer `net.count`: the program starts each")
+    with pytest.raises(kd_export.VerifyError, match="note: the call replaces the buffer"):
+        program.save(tmp_path / "replacing.pt2")
+    assert torch.equal(module.get_buffer("net.count"), torch.zeros(3))

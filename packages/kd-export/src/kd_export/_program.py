@@ -133,9 +133,10 @@ class KeyedProgram:
                     rows = compare_trials(session, tried, Tolerance(rtol, atol))
                     report = Report(str(path), tuple(rows))
                 if not report.ok:
+                    notes = "".join(f"\nnote: {sentence}" for sentence in self.diagnostics)
                     raise VerifyError(
                         f"`{path.name}` was not written: it gives other results than the "
-                        f"module.\n{report}",
+                        f"module.\n{report}{notes}",
                         expected="equal results",
                         got=report.largest,
                     )

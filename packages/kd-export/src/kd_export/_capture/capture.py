@@ -36,7 +36,7 @@ from kd_export._capture.fixups import mend
 from kd_export._capture.initial import resolve_initial
 from kd_export._capture.reference import Reference, frozen_modes
 from kd_export._capture.signature import Example, FlatModule, Word
-from kd_export._capture.unwritten import Unwritten
+from kd_export._capture.unwritten import Unwritten, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
 from kd_export._running.torch_runner import digest_of, held_by
@@ -81,10 +81,15 @@ def capture(
     given = tensors
     tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
     flat = FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims)
-    with frozen_modes(frozen, mode):
+    with frozen_modes(frozen, mode), replaced_buffers(frozen) as replaced:
         program = _trace(flat, tensors, shapes, strict, shared)
     wires = tuple(map(wire_name, out_keys))
     diagnostics = mend(program, wires, mode)
+    diagnostics += [
+        f"the call replaces the buffer `{name}`: the program starts each time from the value that "
+        "it has now. Give it as an input key and an output key to carry it."
+        for name in replaced
+    ]
     names = _axis_names(program, flat, shapes)
     schema = Schema(
         inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),

@@ -1,15 +1,17 @@
-"""Parameters that a call must not change, because they are the user's own.
+"""Parameters that a call must not change, and buffers that it replaces.
 
-Knows which memory they have; must not know programs or keys.
+Parameters are the user's own. Knows which memory they have; must not know programs or keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kd_export._errors import NotExportable
@@ -45,6 +47,28 @@ class Unwritten(TorchDispatchMode):
                 if name is not None:
                     raise changed(name, f"`{func}`")
         return func(*args, **given)
+
+
+@contextlib.contextmanager
+def replaced_buffers(module: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of the buffers to which a call in the block assigns another tensor."""
+    names = {
+        (owner, key): f"{path}.{key}" if path else key
+        for path, owner in module.named_modules()
+        for key in owner._buffers
+    }
+    found: list[str] = []
+
+    def note(owner: nn.Module, key: str, _: Tensor) -> None:
+        name = names.get((owner, key))
+        if name is not None and name not in found:
+            found.append(name)
+
+    handle = register_module_buffer_registration_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 def changed(name: str, where: str) -> NotExportable:
