@@ -122,13 +122,17 @@ def test_moves_and_gradients_are_those_of_a_module() -> None:
 
 
 def test_no_method_of_a_module_is_hidden_but_apply() -> None:
+    """Hooks of FSDP are refused; all others are registered as ever."""
     hidden = [
         name
         for name in vars(nn.Module)
         if not name.startswith("__")
         and getattr(TensorDictParams, name) is not getattr(nn.Module, name)
     ]
-    assert hidden == ["apply"]
+    assert hidden == ["apply", "register_forward_pre_hook"]
+    params = TensorDictParams({"a": torch.ones(2)})
+    handle = params.register_forward_pre_hook(lambda module, args: None)
+    assert handle.id in params._forward_pre_hooks
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
