@@ -93,3 +93,9 @@ def test_a_model_of_endless_fields_is_refused(
     weight = helper.make_tensor("w", FLOAT, [1] * 10, [0.5])
     with pytest.raises(ExportError, match="too many fields"):
         inspected(tmp_path, weights=[weight] * 200)
+
+
+def test_a_model_of_an_endless_name_is_refused(tmp_path: Path) -> None:
+    weight = helper.make_tensor("w" * 100_000, FLOAT, [1], [0.5])
+    with pytest.raises(ExportError, match="a name is too long"):
+        inspected(tmp_path, weights=[weight])

@@ -36,6 +36,7 @@ _MISNAMED = "None"
 """What torch called every size it did not know: sizes of this name need not be equal."""
 _ANY_RANK = "..."
 _MOST_FIELDS = 2_000_000
+_LONGEST_NAME = 1 << 16
 _LARGEST_SIZE = (1 << 63) - 1
 """A larger number is a negative one, by which some exporters say that they do not know a size."""
 
@@ -138,6 +139,8 @@ class _Reader:
 
 
 def _text(part: memoryview) -> str:
+    if len(part) > _LONGEST_NAME:
+        raise EOFError("a name is too long")
     return bytes(part).decode()
 
 
