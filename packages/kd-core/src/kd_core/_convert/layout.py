@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
+from kd_core._leaves.packing import BITS
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.primitives import AbstractContainer
@@ -25,8 +26,6 @@ Path: TypeAlias = tuple[str, ...]
 Plain: TypeAlias = dict[str, object]
 Tree: TypeAlias = dict[Any, object]
 """Entries by their keys, tuples of strings for nested ones, from which a container is built."""
-
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Leaf(NamedTuple):
@@ -150,7 +149,7 @@ def stored(leaf: Tensor) -> Tensor:
         leaf = torch.view_as_real(leaf)
     small = leaf.is_floating_point() and leaf.dtype not in (torch.float32, torch.float64)
     if small and leaf.dtype is not torch.float16:
-        leaf = leaf.contiguous().view(_BITS[leaf.element_size()])
+        leaf = leaf.contiguous().view(BITS[leaf.element_size()])
     return leaf.contiguous()
 
 

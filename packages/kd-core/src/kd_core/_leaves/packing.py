@@ -23,7 +23,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, tor
 _READABLE: Final = {*_FLOATS, *_INTEGERS, torch.complex128, torch.complex64}
 """The dtypes of which torch reads the pickles."""
 
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their size: what holds the bits of another dtype."""
 
 
 class Packed:
@@ -55,7 +56,7 @@ class LeafOfBits(Packed):
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         leaf = self.leaf
-        bits = leaf.detach().resolve_conj().resolve_neg().view(_BITS[leaf.dtype.itemsize])
+        bits = leaf.detach().resolve_conj().resolve_neg().view(BITS[leaf.dtype.itemsize])
         dtype = str(leaf.dtype).removeprefix("torch.")
         return restore_from_bits, (own_bytes(bits), dtype, leaf.requires_grad)
 
@@ -101,10 +102,24 @@ def restore_leaf(buffer: object, dtype: str, shape: Sequence[int], requires_grad
 
     The tensor uses the memory of the buffer, or a copy if that must not be written to.
     """
-    view = memoryview(buffer)  # type: ignore[arg-type]  # pickle gives a buffer
-    writable = bytearray(view) if view.readonly else view
-    leaf = torch.frombuffer(writable, dtype=getattr(torch, dtype)).reshape(tuple(shape))
+    leaf = octets_of(buffer).view(getattr(torch, dtype)).reshape(tuple(shape))
     return leaf.requires_grad_() if requires_grad else leaf
+
+
+def octets_of(buffer: object) -> Tensor:
+    """Return the bytes of an object that has a buffer as a flat tensor.
+
+    The tensor uses the memory of the buffer, or a copy if that must not be written to.
+
+    Raises:
+        TypeError: if it has none.
+    """
+    view = memoryview(buffer)  # type: ignore[arg-type]  # anything may be asked
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    if view.readonly or not view.c_contiguous:
+        view = memoryview(bytearray(view.tobytes()))
+    return torch.frombuffer(view.cast("B"), dtype=torch.uint8)
 
 
 def _has_bits(leaf: Tensor) -> bool:

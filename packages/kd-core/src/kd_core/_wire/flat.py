@@ -30,19 +30,3 @@ def view_of(leaves: list[Tensor]) -> Tensor | None:
         end += leaf.nbytes
         count += leaf.numel()
     return leaves[0].as_strided((count,), (1,)) if count else None
-
-
-def octets_of(buffer: object) -> Tensor | None:
-    """Return the bytes of an object that has a buffer as a flat tensor, or `None` if it has none.
-
-    The tensor uses the memory of the buffer, or a copy if that must not be written to.
-    """
-    try:
-        view = memoryview(buffer)  # type: ignore[arg-type]  # anything may be asked
-    except TypeError:
-        return None
-    if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    if view.readonly or not view.c_contiguous:
-        view = memoryview(bytearray(view.tobytes()))
-    return torch.frombuffer(view.cast("B"), dtype=torch.uint8)

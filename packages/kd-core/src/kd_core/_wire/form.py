@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import FormatError, InvalidValue, shape_text, wrong_type
+from kd_core._leaves.packing import octets_of
 from kd_core._store.canonical import RESTORE
 from kd_core._store.decoding import Decoder, Reader, specs_of
 from kd_core._store.encoding import Encoder
-from kd_core._wire.flat import flat_of, octets_of
+from kd_core._wire.flat import flat_of
 from kd_core._wire.header import BufferSpec, Header, header_of, text_of
 
 if TYPE_CHECKING:
@@ -110,9 +111,10 @@ def _checked(buffers: Sequence[object], header: Header) -> list[Tensor]:
         raise FormatError(f"it has {len(header.buffers)} buffers, got {len(buffers)}.")
     made = []
     for position, (given, spec) in enumerate(zip(buffers, header.buffers, strict=True)):
-        buffer = given if isinstance(given, Tensor) else octets_of(given)
-        if buffer is None:
-            raise wrong_type(f"buffer {position}", "a tensor or bytes", given)
+        try:
+            buffer = given if isinstance(given, Tensor) else octets_of(given)
+        except TypeError:
+            raise wrong_type(f"buffer {position}", "a tensor or bytes", given) from None
         numel = spec.numel
         if buffer.dtype is torch.uint8 and spec.dtype is not torch.uint8:
             numel *= spec.dtype.itemsize
