@@ -30,7 +30,7 @@ _MOST_IN_PAIR = 16
 _MOST_DIMS = 64
 _MOST_WALKED = 2_000_000
 _LONGEST_NAME = 1 << 10
-_DEEPEST = 100
+DEEPEST = 100
 # The fields of each message that may lead to a tensor, and the message each holds.
 _MESSAGES: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -164,7 +164,7 @@ def _walk(view: memoryview) -> Iterator[tuple[str, int, memoryview, memoryview]]
     pending = [("model", 0, len(view), 0)]
     while pending:
         kind, start, end, depth = pending.pop()
-        if depth > _DEEPEST:
+        if depth > DEEPEST:
             raise EOFError("it is nested too deeply")
         for number, begin, size in fields_in(view, start, end):
             yield kind, number, view[begin : begin + size], view[start:end]

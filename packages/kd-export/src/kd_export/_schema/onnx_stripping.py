@@ -7,9 +7,8 @@ reads them.
 from __future__ import annotations
 
 from kd_export._errors import ExportError
-from kd_export._schema.onnx_file import fields_in, written_field
+from kd_export._schema.onnx_rewriting import Parts, rewritten
 
-_DEEPEST = 100
 # The fields that are dropped: texts of documentation and metadata of parts.
 _DROPPED = {
     "model": (6,),
@@ -39,27 +38,13 @@ def stripped(model: bytes) -> bytes:
         ExportError: It is not a whole model.
     """
     try:
-        return bytes(_without(memoryview(model), "model", 0))
+        parts = rewritten(memoryview(model), _rule, _LEADS)
     except EOFError as error:
         raise ExportError(
             f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
         ) from error
+    return model if parts is None else b"".join(parts)
 
 
-def _without(message: memoryview, kind: str, depth: int) -> bytes | memoryview:
-    """Return a message without what is dropped: itself where that is nothing."""
-    if depth > _DEEPEST:
-        raise EOFError("it is nested too deeply")
-    dropped, leads = _DROPPED[kind], _LEADS.get(kind, {})
-    parts: list[bytes | memoryview] = []
-    end, changed = 0, False
-    for number, start, size in fields_in(message, 0, len(message)):
-        begin, end = end, start + size
-        if number in dropped:
-            changed = True
-            continue
-        whole, part = message[begin:end], message[start:end]
-        kept = _without(part, leads[number], depth + 1) if number in leads else part
-        changed = changed or kept is not part
-        parts.append(whole if kept is part else written_field(number, kept))
-    return b"".join(parts) if changed else message
+def _rule(kind: str, number: int, *_: int) -> Parts | None:
+    return [] if number in _DROPPED[kind] else None
