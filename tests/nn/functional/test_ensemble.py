@@ -61,6 +61,24 @@ def test_only_stacked_parameters_are_parameters() -> None:
     assert all(p.grad is None for p in module.parameters())
 
 
+def test_weights_that_a_module_shares_are_shared_in_each_copy() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    ensemble = EnsembleModule(TensorDictModule(tied, ["a"], ["b"]), 2)
+    assert len(list(ensemble.parameters())) == 3
+    one(ensemble, a=X).sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
+    assert all(p.grad is not None for p in ensemble.parameters())
+
+
+def test_copies_of_a_recurrent_layer_run_one_by_one() -> None:
+    recurrent = TensorDictModule(nn.GRU(4, 3), ["a"], ["b", "h"])
+    ensemble = EnsembleModule(recurrent, 2)
+    out, last = ensemble(a=X)
+    assert (out.shape, last.shape) == ((2, 10, 3), (2, 1, 3))
+    with ensemble.params[1].to_module(recurrent):
+        assert torch.equal(recurrent(a=X)[0], out[1])
+
+
 def test_plain_module_is_called_by_position_and_keyword() -> None:
     ensemble = EnsembleModule(net(), 3)
     assert ensemble.in_keys == ["input"]

@@ -135,6 +135,48 @@ def test_shared_weights_take_the_value_of_their_first_name() -> None:
         assert torch.equal(net.again.weight, torch.eye(3))
 
 
+def runs_with(params: TensorDict, net: nn.Sequential) -> tuple[Tensor, Tensor]:
+    with params.to_module(net):
+        first, second = net[0].weight, net[1].weight
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    return first, second
+
+
+def test_weights_are_shared_if_they_are_when_the_block_begins() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    params = copied(net)
+    one, other = params["0", "weight"], params["1", "weight"]
+    assert runs_with(params, net) == (one, other)
+    net[1].weight = net[0].weight
+    assert runs_with(params, net) == (one, one)
+    net[1].weight = nn.Parameter(torch.eye(3))
+    assert runs_with(params, net) == (one, other)
+
+
+def test_first_name_of_shared_weights_is_that_of_the_module() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    params = copied(net)
+    backwards = TensorDict({key: params[key] for key in ["1", "0"]})
+    assert runs_with(backwards, net) == (params["0", "weight"], params["0", "weight"])
+    first = net._modules.pop("0")
+    net._modules["0"] = first
+    with backwards.to_module(net):
+        assert net._modules["0"].weight is params["1", "weight"]
+
+
+def test_unknown_name_is_an_error_where_weights_are_shared() -> None:
+    net = Shared()
+    params = copied(net)
+    with params.to_module(net):
+        pass
+    wrong = params.exclude(("again", "bias"), ("tied", "weight"))
+    wrong["again", "bais"] = wrong["tied", "wieght"] = torch.zeros(3)
+    with pytest.raises(KeyNotFound, match="bais"), wrong.to_module(net):
+        pass
+
+
 def test_changes_of_the_module_between_calls_are_seen() -> None:
     net = mlp()
     params = copied(net)
@@ -237,6 +279,36 @@ def test_compiled_call_follows_the_given_parameters() -> None:
     expected = torch.func.functional_call(net, flat(params), (x,))
     torch.testing.assert_close(call(params, x), expected)
     assert isinstance(net[3].bias, nn.Parameter)
+
+
+def test_compiled_call_shares_weights_as_an_eager_one_does() -> None:
+    net, x = Shared(), torch.randn(5, 3)
+    params = copied(net)
+    params.apply_(lambda leaf: leaf.copy_(torch.rand(leaf.shape)))
+
+    def call(params: TensorDict, x: Tensor) -> Tensor:
+        with params.to_module(net):
+            out: Tensor = net(x)
+        return out
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(params, x), call(params, x))
+    assert net.tied.weight is net.first.weight
+
+
+def test_compiled_recurrent_layer_computes_with_the_given_weights() -> None:
+    net, x = nn.GRU(3, 4), torch.randn(5, 3)
+    params = copied(net, 0.5)
+
+    def call(params: TensorDict, x: Tensor) -> Tensor:
+        with params.to_module(net):
+            out: Tensor = net(x)[0]
+        return out
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(params, x), call(params, x))
+        torch.testing.assert_close(compiled(copied(net), x), net(x)[0])
 
 
 def test_container_that_is_a_module_needs_kd_nn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 The parameters of all copies are stacked in one container; one copy without values is the template
 that computes. Eagerly it runs under `vmap`. While a graph is captured the copies run one by one, so
-that an exported program has no vmap call.
+that an exported program has no vmap call; so do recurrent layers, for which torch has no vmap.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class EnsembleModule(TensorDictModuleBase):
         self.expand_input = expand_input
         _warn_of_equal_parts(keyed)
         self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])
+        self._recurrent = any(isinstance(member, nn.RNNBase) for member in keyed.modules())
         # Not registered: its own tensors are not parameters of the ensemble.
         self.__dict__["_template"] = copy.deepcopy(keyed).to("meta")
 
@@ -141,16 +142,16 @@ class EnsembleModule(TensorDictModuleBase):
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all copies on bare values; every output has the copies in its first dimension."""
         params = cast(TensorDictParams, self._modules["params"]).copy()  # a plain container
-        if torch.compiler.is_compiling():
+        mapped = () if self.expand_input else values
+        if mapped:
+            self._check_parts(mapped)
+        if self._recurrent or torch.compiler.is_compiling():
             return self._one_by_one(params, values)
         # Plain tensors only, since vmap would flatten and rebuild containers several times. What is
         # the same for all copies is in the closure.
         leaves: list[Tensor] = []
         params._collect(leaves)
         count = len(leaves)
-        mapped = () if self.expand_input else values
-        if mapped:
-            self._check_parts(mapped)
 
         def run_one(*tensors: object) -> Tensor | tuple[Tensor, ...]:
             own = params._rebuild(cast("Iterator[Tensor]", iter(tensors)))
@@ -160,6 +161,11 @@ class EnsembleModule(TensorDictModuleBase):
         if count or mapped:
             return self._all_outputs(run(*leaves, *mapped))
         return self._one_by_one(params, values)
+
+    def _is_recurrent(self) -> bool:
+        return any(
+            isinstance(member, nn.RNNBase) for member in self.__dict__["_template"].modules()
+        )
 
     def _check_parts(self, values: tuple[object, ...]) -> None:
         for key, value in zip(self.in_keys, values, strict=True):
@@ -234,10 +240,13 @@ def _stacked(modules: list[nn.Module]) -> TensorDictParams:
     """Stack the state of several modules of the same kind."""
     states = [TensorDict.from_module(module).flatten_keys(".") for module in modules]
     stacked: dict[str, object] = {}
+    shared: dict[int, Tensor] = {}
     for key, first in states[0].items():
-        with torch.no_grad():
-            leaf = torch.stack([state[str(key)] for state in states])
-        is_parameter = isinstance(first, nn.Parameter)
-        stacked[str(key)] = nn.Parameter(leaf, first.requires_grad) if is_parameter else leaf
+        if id(first) not in shared:
+            with torch.no_grad():
+                leaf = torch.stack([state[str(key)] for state in states])
+            is_parameter = isinstance(first, nn.Parameter)
+            shared[id(first)] = nn.Parameter(leaf, first.requires_grad) if is_parameter else leaf
+        stacked[str(key)] = shared[id(first)]
     nested = TensorDict(stacked, [len(modules)]).unflatten_keys(".")
     return TensorDictParams(nested, no_convert=True)

@@ -9,9 +9,10 @@ all: a sub-module may lead back to the root (a hook that is a bound method does)
 that was exchanged once would live for ever.
 
 Weights that a module shares are written together: one sub-module under two names takes the
-entries of the first, one parameter under two names takes the first tensor. Recurrent layers of
-torch keep a second list of their weights, which is rebuilt. While a module is borrowed, another
-thread that wants to borrow it gets an error.
+entries of the first, one parameter under two names takes the first tensor. What is shared, and
+which name is the first, is what the module says when it is borrowed. Recurrent layers of torch keep
+a second list of their weights, which is rebuilt. While a module is borrowed, another thread that
+wants to borrow it gets an error.
 """
 
 from __future__ import annotations
@@ -208,17 +209,21 @@ class _Route:
             root) and the key there, the module, the number of entries, the attribute that is the
             dict, the names in it.
         ties: slots that share the parameter of an earlier slot.
+        orders: if anything is shared, a row of each level, the names of its module and the keys.
         recurrent: rows whose module has a list of weights that must be rebuilt.
     """
 
-    __slots__ = ("recurrent", "rows", "ties")
+    __slots__ = ("orders", "recurrent", "rows", "ties")
 
     def __init__(self, entries: Entries | None, module: nn.Module | None) -> None:
         self.rows: list[Row] = []
         self.ties: list[tuple[Slot, Slot]] = []
+        self.orders: list[tuple[int, Names, set[str]]] = []
         self.recurrent: list[int] = []
         if module is not None and entries is not None:
-            self._visit(entries, module, (-1, ""), (), {}, set())
+            shares = self._visit(entries, module, (-1, ""), (), {}, set())
+            if not shares:
+                self.orders.clear()
 
     def _visit(
         self,
@@ -228,17 +233,22 @@ class _Route:
         path: Path,
         owners: dict[int, Slot],
         seen: set[tuple[int, str]],
-    ) -> None:
+    ) -> bool:
+        """Add the rows of a level and those below; return whether anything in them is shared."""
+        shares = False
         level = (*place, weakref.ref(module), len(entries))
         index = len(self.rows)
         rows = {"_parameters": index}
         self.rows.append((*level, "_parameters", []))
+        names = _names_of(module)
+        self.orders.append((index, names, set(entries)))
         if isinstance(module, RNNBase):
             self.recurrent.append(index)
-        for name, entry in entries.items():
+        for name in _in_order(entries, names):
+            entry = entries[name]
             if not isinstance(entry, Tensor):
                 inner, child = _child(module, name, entry, (*path, name))
-                self._visit(inner, child, (index, name), (*path, name), owners, seen)
+                shares |= self._visit(inner, child, (index, name), (*path, name), owners, seen)
                 continue
             home = _home_of(module, name, (*path, name))
             if home not in rows:
@@ -246,6 +256,7 @@ class _Route:
                 self.rows.append((*level, home, []))
             store = cast("Store", module.__dict__[home])
             if (id(store), name) in seen:
+                shares = True
                 continue
             seen.add((id(store), name))
             current = store[name]
@@ -254,7 +265,9 @@ class _Route:
             if current is None or owner == slot:
                 self.rows[rows[home]][-1].append(name)
             else:
+                shares = True
                 self.ties.append((slot, owner))
+        return shares
 
     def exchange(self, entries: Entries, module: nn.Module) -> Taken | None:
         """Write the entries into their slots and return what was there; None if a slot is wrong."""
@@ -271,6 +284,7 @@ class _Route:
     def _write(self, entries: Entries, root: nn.Module, taken: Taken) -> None:
         stores, recurrent = taken
         reached: list[tuple[Entries, nn.Module]] = []
+        held: list[Tensor | None] = []
         for above, key, known, count, home, names in self.rows:
             if above < 0:
                 level, module = entries, root
@@ -290,14 +304,39 @@ class _Route:
                     raise KeyError(name)
                 before[name] = store[name]
                 store[name] = new
-        if not reached:
+            held += before.values()
+        if not reached or _has_twice(held):
             raise KeyError("")
+        for row, known_names, keys in self.orders:
+            level, module = reached[row]
+            if level.keys() != keys or _names_of(module) != known_names:
+                raise KeyError("")
         for (row, name), (first, other) in self.ties:
             store, before = stores[row]
+            if store[name] is not stores[first][1][other]:
+                raise KeyError(name)
             before[name] = store[name]
             store[name] = stores[first][0][other]
         if self.recurrent:
             recurrent += [cast(RNNBase, reached[row][1]) for row in self.recurrent]
+
+
+def _names_of(module: nn.Module) -> Names:
+    return [*module._parameters, *module._buffers, *module._modules]
+
+
+def _in_order(entries: Entries, names: Names) -> list[str]:
+    """Return the keys in the order of the names of a module; what it does not know comes last."""
+    known = [name for name in names if name in entries]
+    return known if len(known) == len(entries) else list(dict.fromkeys([*known, *entries]))
+
+
+def _has_twice(held: list[Tensor | None]) -> bool:
+    """Return whether a tensor is held by two slots."""
+    if len(set(map(id, held))) == len(held):
+        return False
+    tensors = [id(tensor) for tensor in held if tensor is not None]
+    return len(set(tensors)) < len(tensors)
 
 
 def _restore(taken: Taken) -> None:
@@ -347,27 +386,34 @@ def _unknown(path: Path, what: str, module: nn.Module, names: list[str]) -> KeyN
 
 def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
     """Exchange with plain loops, which a tracer can follow; return what undoes it."""
-    taken: list[tuple[Store, str, Tensor | None]] = []
-    _exchange_level(entries, module, (), taken)
+    slots: list[tuple[Store, str, Tensor]] = []
+    _find_slots(entries, module, (), slots)
+    held = [store[name] for store, name, _ in slots]
+    recurrent = [member for member in module.modules() if isinstance(member, RNNBase)]
+    first: dict[Tensor, Tensor] = {}
+    for (_, _, entry), tensor in zip(slots, held, strict=True):
+        if tensor is not None:
+            first.setdefault(tensor, entry)
 
-    def undo() -> None:
-        for store, name, tensor in reversed(taken):
+    def write(tensors: list[Tensor | None]) -> None:
+        # Of a slot that is there twice, the first counts.
+        for (store, name, _), tensor in reversed(list(zip(slots, tensors, strict=True))):
             store[name] = tensor
+        for member in recurrent:
+            _rebuild_weights(member)
 
-    return undo
+    write([entry if t is None else first[t] for (*_, entry), t in zip(slots, held, strict=True)])
+    return lambda: write(held)
 
 
-def _exchange_level(
-    entries: Entries,
-    module: nn.Module,
-    path: Path,
-    taken: list[tuple[Store, str, Tensor | None]],
+def _find_slots(
+    entries: Entries, module: nn.Module, path: Path, slots: list[tuple[Store, str, Tensor]]
 ) -> None:
-    for name, entry in entries.items():
+    for name in _in_order(entries, _names_of(module)):
+        entry = entries[name]
         if isinstance(entry, Tensor):
-            store = cast("Store", module.__dict__[_home_of(module, name, (*path, name))])
-            taken.append((store, name, store[name]))
-            store[name] = entry
+            home = _home_of(module, name, (*path, name))
+            slots.append((cast("Store", module.__dict__[home]), name, entry))
         else:
             inner, child = _child(module, name, entry, (*path, name))
-            _exchange_level(inner, child, (*path, name), taken)
+            _find_slots(inner, child, (*path, name), slots)
