@@ -66,7 +66,7 @@ from kd_core._leaves.questions import is_floating as is_floating
 from kd_core._leaves.questions import is_inexact as is_inexact
 from kd_core._leaves.questions import is_integer as is_integer
 from kd_core._naming.publishing import publish as _publish
-from kd_core._ops.calls.module_state import ModuleBusy as ModuleBusy
+from kd_core._ops.calls.module_scope import ModuleBusy as ModuleBusy
 from kd_core._ops.values.vectors import PackLayout as PackLayout
 from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
 from kd_core._torch import data_loading as _data_loading

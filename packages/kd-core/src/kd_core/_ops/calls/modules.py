@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from kd_core._ops.calls.module_state import ModuleScope
+from kd_core._ops.calls.module_scope import ModuleScope
 from kd_core._protocol.primitives import AbstractContainer
 
 
