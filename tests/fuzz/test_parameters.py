@@ -203,9 +203,7 @@ def check_values(module: nn.Module) -> None:
     slots = [(s, name, value) for _, s in stores(module) for name, value in s.items()]
     tensors: list[Tensor] = [value for *_, value in slots if value is not None]
     other, own = copy.deepcopy((module, tensors))
-    for member in other.modules():
-        if isinstance(member, nn.GRU):
-            member._flat_weights = [getattr(member, name) for name in member._flat_weights_names]
+    rebuild(other)
     wanted = [t for t in tensors if t.requires_grad]
     want, got = run(other, x), run(module, x)
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
@@ -389,16 +387,22 @@ def test_ensembles_run_as_their_members_do(seeds: Seeds) -> None:
             rng.choice(EVENTS)(rng, module)
         ensemble = EnsembleModule(TensorDictModule(module, ["x"], ["y"]), 2).eval()
         assert len(list(ensemble.parameters())) == len(list(module.parameters()))
-        x, outputs = torch.randn(4, 3), []
-        for number in range(2):
-            member = copy.deepcopy(module).eval()
-            for first, *path in paths(ensemble.params):
-                store = store_of(member, tuple(path))
-                store[path[-1]] = ensemble.params[(first, *path)][number]
-            for recurrent in member.modules():
-                if isinstance(recurrent, nn.GRU):
-                    names = recurrent._flat_weights_names
-                    recurrent._flat_weights = [getattr(recurrent, name) for name in names]
-            outputs.append(run(member, x))
-        want, got = torch.stack(outputs), ensemble(x=x)
-        torch.testing.assert_close(got, want, equal_nan=True)
+        x = torch.randn(4, 3)
+        want = torch.stack([run(member_of(ensemble, module, number), x) for number in range(2)])
+        torch.testing.assert_close(ensemble(x=x), want, equal_nan=True)
+
+
+def member_of(ensemble: EnsembleModule, module: nn.Module, number: int) -> nn.Module:
+    """Return a copy of a module with the tensors of a copy in an ensemble of it."""
+    member = copy.deepcopy(module).eval()
+    for first, *path in paths(ensemble.params):
+        store_of(member, tuple(path))[path[-1]] = ensemble.params[(first, *path)][number]
+    rebuild(member)
+    return member
+
+
+def rebuild(module: nn.Module) -> None:
+    """Let recurrent layers compute with the weights that they have."""
+    for member in module.modules():
+        if isinstance(member, nn.GRU):
+            member._flat_weights = [getattr(member, name) for name in member._flat_weights_names]
