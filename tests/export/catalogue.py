@@ -11,6 +11,7 @@ from tests.export.models import Counter, Do, Keyed
 from torch import Tensor, nn
 
 import kd_export
+from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
 
 BOTH = (".pt2", ".onnx")
@@ -96,6 +97,7 @@ PATTERNS = [
     )),
     Pattern("a size that becomes a number", lambda: keyed(lambda x: x.view(2, -1))),
     Pattern("an output that is not a tensor", lambda: keyed(lambda x: (x + 1, "done"), "y", "z")),
+    Pattern("a container as output", lambda: keyed(lambda x: (TensorDict({"a": x + 1}),))),
     Pattern("complex numbers", lambda: keyed(torch.fft.rfft), targets=BOTH),
     Pattern("a plain module", lambda: nn.Linear(4, 2)),
 ]  # fmt: skip

@@ -8,7 +8,20 @@ from tests.export.models import case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from kd_export import Axis, Entry, KeyMismatch, NotExportable, Schema, diagnose, export, save
+from kd_core import TensorDict
+from kd_export import (
+    Axis,
+    DtypeMismatch,
+    Entry,
+    KeyMismatch,
+    NotExportable,
+    Schema,
+    diagnose,
+    export,
+    save,
+    verify,
+)
+from kd_export import open as open_artifact
 from kd_export._backends.pt2 import Pt2Backend
 from kd_nn import TensorDictModule
 
@@ -54,6 +67,57 @@ def test_a_lazy_layer_is_to_be_called_first() -> None:
         export(module, {"x": torch.ones(4, 3)})
     module.module(torch.ones(4, 3))
     assert export(module, {"x": torch.ones(4, 3)})({"x": torch.ones(2, 3)})["y"].shape == (2, 2)
+
+
+def parts(x: Tensor) -> tuple[TensorDict, Tensor]:
+    return TensorDict({"a": x + 1, "deep": {"b": x * 2}}), x - 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_container_as_output_gives_all_its_tensors(tmp_path: Path, strict: bool) -> None:
+    module, x = TensorDictModule(parts, in_keys=["x"], out_keys=["n", "y"]), torch.randn(4, 3)
+    path = tmp_path / "m.pt2"
+    assert save(module, path, {"x": x}, strict=strict).ok
+    session = open_artifact(path, trusted=True)
+    assert [entry.key for entry in session.schema.outputs] == [
+        ("n", "a"),
+        ("n", "deep", "b"),
+        ("y",),
+    ]
+    out = session.run(TensorDict({"x": x[:2]}))
+    assert torch.equal(out["n", "deep", "b"], x[:2] * 2)
+
+
+def test_a_container_as_output_holds_tensors_and_nothing_else() -> None:
+    empty = TensorDictModule(lambda x: (x, TensorDict({})), in_keys=["x"], out_keys=["y", "n"])
+    with pytest.raises(KeyMismatch, match=r"output `n` is a container without tensors.*outputs="):
+        export(empty, {"x": torch.ones(3)})
+    words = TensorDictModule(lambda x: TensorDict({"a": x, "w": "up"}), ["x"], ["n"])
+    with pytest.raises(DtypeMismatch, match=r"expected a tensor for the output `n\.w`.*outputs="):
+        export(words, {"x": torch.ones(3)})
+    assert export(words, {"x": torch.ones(3)}, outputs=[("n", "a")]).schema.outputs
+
+
+def total(n: TensorDict) -> Tensor:
+    return n["a"] + n["deep", "b"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_container_as_input_is_given_by_its_tensors(tmp_path: Path, nested: bool) -> None:
+    inner = {"a": torch.randn(4, 3), "deep": {"b": torch.randn(4, 3)}}
+    example = {"n": inner} if nested else TensorDict({"n": inner, "more": torch.ones(4)}, [4])
+    module = TensorDictModule(total, in_keys=["n"], out_keys=["y"])
+    path = tmp_path / "m.onnx"
+    assert save(module, path, example).ok
+    session = open_artifact(path)
+    assert [entry.key for entry in session.schema.inputs] == [("n", "a"), ("n", "deep", "b")]
+    half = TensorDict({"n": inner}, [4])[:2]
+    torch.testing.assert_close(session.run(half)["y"], half["n", "a"] + half["n", "deep", "b"])
+    assert verify(path, module).ok
+    again = export(module, session.schema)
+    assert [entry.key for entry in again.schema.inputs] == [("n", "a"), ("n", "deep", "b")]
+    with pytest.raises(DtypeMismatch, match=r"expected a tensor for `n.w` of the example"):
+        export(module, {"n": {**inner, "w": "up"}})
 
 
 class ByDynamo(nn.Module):

@@ -43,7 +43,7 @@ from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
 from kd_export._schema.state import First, resolve_state
 from kd_export._schema.state import Name as Next
-from kd_export._schema.wire import wire_name
+from kd_export._schema.wire import wire_key
 from kd_export._stages import stage
 
 _PREFIX = "module."
@@ -68,8 +68,9 @@ def capture(
     """Return what a `KeyedProgram` is made of; ``shared`` is explained by `prepare`."""
     stored = check_json(dict(metadata or {}))
     assert isinstance(stored, dict)
-    frozen, in_keys, out_keys = prepare(module, inputs, outputs, shared=shared)
-    tensors = read_example(example, in_keys)
+    frozen, reads, writes = prepare(module, inputs, outputs, shared=shared)
+    tensors = read_example(example, reads)
+    in_keys = list(tensors)
     # Without a container nobody said that results have a batch size too: then there is none.
     batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else 0
     if isinstance(example, Schema):
@@ -80,10 +81,10 @@ def capture(
         shapes = resolve(dynamic, tensors, batch_dims)
     given = tensors
     tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
-    flat = FlatModule(frozen, in_keys, out_keys, batch_dims=batch_dims)
+    flat = FlatModule(frozen, in_keys, writes, batch_dims=batch_dims)
     with frozen_modes(frozen, mode), replaced_buffers(frozen) as replaced:
         program = _trace(flat, tensors, shapes, strict, shared)
-    wires = tuple(map(wire_name, out_keys))
+    wires = tuple(program.call_spec.out_spec.context)  # the keys of the dict that `flat` gives
     diagnostics = mend(program, wires, mode)
     diagnostics += [
         f"the call replaces the buffer `{name}`: the program starts each time from the value that "
@@ -93,7 +94,7 @@ def capture(
     names = _axis_names(program, flat, shapes)
     schema = Schema(
         inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),
-        outputs=tuple(_outputs(program, out_keys, names)),
+        outputs=tuple(_outputs(program, wires, names)),
         axes=shapes.axes,
         batch_dims=batch_dims,
         mode=mode,
@@ -220,14 +221,14 @@ def _input(flat: FlatModule, key: Key, tensor: Tensor, shapes: DynamicShapes) ->
 
 
 def _outputs(
-    program: ExportedProgram, keys: Sequence[Key], names: Mapping[sympy.Symbol, sympy.Expr]
+    program: ExportedProgram, wires: Sequence[str], names: Mapping[sympy.Symbol, sympy.Expr]
 ) -> Iterator[Entry]:
     nodes = {node.name: node for node in program.graph.nodes}
-    for key, name in zip(keys, program.graph_signature.user_outputs, strict=True):
+    for wire, name in zip(wires, program.graph_signature.user_outputs, strict=True):
         value = nodes[str(name)].meta["val"]
         yield Entry(
-            key=key,
-            name=wire_name(key),
+            key=wire_key(wire),
+            name=wire,
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(_size(size, names) for size in value.shape),
         )

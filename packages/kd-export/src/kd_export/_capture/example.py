@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from kd_core import KdError, is_tensor_collection
-from kd_export._capture.signature import Example, Word
+from kd_core import KdError, TensorDictBase, is_tensor_collection
+from kd_export._capture.signature import Example, Word, leaves
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, NotExportable, nearest, quoted
 from kd_export._running.torch_runner import build_tensor
 from kd_export._schema.json_values import Number
@@ -42,14 +42,14 @@ def prepare(
         )
     select = getattr(module, "select_subsequence", None)
     if (inputs is not None or outputs is not None) and select is not None:
+        wanted_in = _holding(inputs, _keys(module, "in_keys"))
+        wanted_out = _holding(outputs, _keys(module, "out_keys"))
         try:
-            module = select(in_keys=inputs or module.in_keys, out_keys=outputs or module.out_keys)
+            module = select(in_keys=wanted_in, out_keys=wanted_out)
         except (KdError, KeyError, ValueError) as error:
             raise KeyMismatch(f"no part of the module fits the keys asked for: {error}") from error
-    in_keys = [as_key(key) for key in _keys(module, "in_keys")]
-    out_keys = [as_key(key) for key in _keys(module, "out_keys") if key != "_"]
-    chosen_in = _chosen(inputs, in_keys, "input", all_needed=True)
-    chosen_out = _chosen(outputs, out_keys, "output", all_needed=False)
+    chosen_in = _chosen(inputs, _keys(module, "in_keys"), "input", all_needed=True)
+    chosen_out = _chosen(outputs, _keys(module, "out_keys"), "output", all_needed=False)
     _refuse_lazy(module)
     try:
         known = _copies(module) | (_shared(module) if shared else {})
@@ -95,9 +95,21 @@ def _refuse_lazy(module: nn.Module) -> None:
             )
 
 
-def _keys(module: nn.Module, name: str) -> Sequence[object]:
-    keys: Sequence[object] = getattr(module, name)
-    return keys
+def _keys(module: nn.Module, name: str) -> list[Key]:
+    return [as_key(key) for key in getattr(module, name) if key != "_"]
+
+
+def _holding(asked: Sequence[object] | None, known: list[Key]) -> list[Key]:
+    """Return the keys of the module that are asked for, or that hold what is asked for."""
+    if asked is None:
+        return known
+    keys = [as_key(key) for key in asked]
+    return list(dict.fromkeys(next((k for k in known if _holds(k, key)), key) for key in keys))
+
+
+def _holds(outer: Key, inner: Key) -> bool:
+    """Return whether a key is another one, or that of a container with it."""
+    return inner[: len(outer)] == outer
 
 
 def _chosen(
@@ -108,7 +120,7 @@ def _chosen(
     keys = [as_key(key) for key in asked]
     wires = [wire_name(key) for key in known]
     for key in keys:
-        if key not in known:
+        if not any(_holds(outer, key) for outer in known):
             close = nearest(wire_name(key), wires)
             raise KeyMismatch(
                 f"{what} `{wire_name(key)}` not found in the module; available {what}s: "
@@ -118,7 +130,7 @@ def _chosen(
                 got=wire_name(key),
                 hint=None if close is None else f"Did you mean `{close}`?",
             )
-    missing = [key for key in known if key not in keys]
+    missing = [outer for outer in known if not any(_holds(outer, key) for key in keys)]
     if all_needed and missing:
         raise KeyMismatch(
             f"`inputs` leaves out `{wire_name(missing[0])}`, which the module reads.",
@@ -129,7 +141,10 @@ def _chosen(
 
 
 def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """Read the module's inputs from a container, a nested or a flat dictionary, or a schema."""
+    """Read the module's inputs from a container, a nested or a flat dictionary, or a schema.
+
+    Where the module reads a container, all that the example has in it are inputs.
+    """
     entries: dict[Key, object]
     if isinstance(example, Schema):
         entries = _drawn_entries(example)
@@ -149,20 +164,31 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
             expected="a container or a mapping of tensors",
             got=type(example).__name__,
         )
+    found: dict[Key, object] = {}
     for key in in_keys:
-        if key not in entries:
-            close = nearest(wire_name(key), map(wire_name, entries))
-            raise KeyMismatch(
-                f"`{wire_name(key)}` not found in the example; available keys: "
-                f"{quoted(map(wire_name, entries))}.",
-                key=key,
-                expected=tuple(map(wire_name, in_keys)),
-                hint="Give it a value there. If the module can do without it, leave it out of its "
-                "`in_keys`."
-                if close is None
-                else f"Did you mean `{close}`?",
-            )
-    return {key: _tensor(key, entries[key]) for key in in_keys}
+        value = entries.get(key)
+        if isinstance(value, TensorDictBase):
+            inside = leaves(value, key)
+        else:
+            inside = {path: leaf for path, leaf in entries.items() if _holds(key, path)}
+        if not inside:
+            raise _not_in_example(key, in_keys, entries)
+        found.update(inside)
+    return {key: _tensor(key, value) for key, value in found.items()}
+
+
+def _not_in_example(key: Key, in_keys: Sequence[Key], entries: Iterable[Key]) -> KeyMismatch:
+    given = [wire_name(path) for path in entries]
+    close = nearest(wire_name(key), given)
+    return KeyMismatch(
+        f"`{wire_name(key)}` not found in the example; available keys: {quoted(given)}.",
+        key=key,
+        expected=tuple(map(wire_name, in_keys)),
+        hint="Give it a value there. If the module can do without it, leave it out of its "
+        "`in_keys`."
+        if close is None
+        else f"Did you mean `{close}`?",
+    )
 
 
 def _drawn_entries(schema: Schema) -> dict[Key, object]:

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict, TensorDictBase
+from kd_core import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, quoted
 from kd_export._schema.schema import Schema
-from kd_export._schema.wire import argument_names, wire_name
+from kd_export._schema.wire import argument_names, as_key, wire_name
 
 Word = TypeVar("Word")
 Example = TensorDictBase | Mapping[Word, object] | Schema
@@ -28,7 +28,7 @@ class FlatModule(nn.Module):
     Args:
         module: A module that takes and gives a container.
         inputs: The keys to fill, in the order of the arguments.
-        outputs: The keys to give.
+        outputs: The keys to give; a container gives all its tensors.
         batch_dims: How many leading dimensions of the first input are the container's batch size.
 
     Example:
@@ -59,12 +59,13 @@ class FlatModule(nn.Module):
         self.arguments = argument_names(inputs)
 
     def run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Fill a container, run the module, read the outputs by wire name."""
+        """Fill a container, run the module, read the tensors of the outputs by wire name."""
         container = TensorDict({}, batch_size=tensors[0].shape[: self.batch_dims])
         entries: dict[NestedKey, Tensor] = dict(zip(self.inputs, tensors, strict=True))
         container.update(entries)
         result = self.module(container)
-        return {wire_name(key): _read(result, key) for key in self.outputs}
+        tensors_of = (_read(result, key) for key in self.outputs)
+        return {name: tensor for found in tensors_of for name, tensor in found.items()}
 
 
 def _forward(inputs: Sequence[Key]) -> Callable[..., dict[str, Tensor]]:
@@ -78,7 +79,8 @@ def _forward(inputs: Sequence[Key]) -> Callable[..., dict[str, Tensor]]:
     return forward
 
 
-def _read(result: object, key: Key) -> Tensor:
+def _read(result: object, key: Key) -> dict[str, Tensor]:
+    """Return the tensors of an output by wire name: of a container, all of its."""
     get = getattr(result, "get", None)
     value = get(key) if get is not None else None
     if value is None:
@@ -89,12 +91,35 @@ def _read(result: object, key: Key) -> Tensor:
             key=key,
             expected=wire_name(key),
         )
-    if not isinstance(value, Tensor):
-        raise DtypeMismatch(
-            f"expected a tensor for the output `{wire_name(key)}`, got a {type(value).__name__}.",
+    if not isinstance(value, TensorDictBase):
+        return {wire_name(key): _tensor(value, key)}
+    inside = leaves(value, key)
+    if not inside:
+        raise KeyMismatch(
+            f"the output `{wire_name(key)}` is a container without tensors.",
             key=key,
-            expected="Tensor",
-            got=type(value).__name__,
+            expected="a tensor, or a container of tensors",
             hint="Pass `outputs=` with the keys of tensors.",
         )
-    return value
+    return {wire_name(path): _tensor(leaf, path) for path, leaf in inside.items()}
+
+
+def leaves(container: TensorDictBase, key: Key) -> dict[Key, object]:
+    """Return what a container at a key holds in all its levels: tensors and other data."""
+    return {
+        (*key, *as_key(inner)): value
+        for inner, value in container.items(include_nested=True)
+        if not is_tensor_collection(value)
+    }
+
+
+def _tensor(value: object, key: Key) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    raise DtypeMismatch(
+        f"expected a tensor for the output `{wire_name(key)}`, got a {type(value).__name__}.",
+        key=key,
+        expected="Tensor",
+        got=type(value).__name__,
+        hint="Pass `outputs=` with the keys of tensors.",
+    )
