@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from kd_export._errors import NotExportable
+from kd_export._errors import Key, NotExportable
 from kd_export._schema.derived import UNKNOWN, Value, derived_schema
 from kd_export._schema.json_values import Json, as_dict, as_int, as_list, as_str
 from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Axis, Schema
 from kd_export._schema.size_expression import SOURCE
 from kd_export._schema.trust import read_program
-from kd_export._schema.wire import unused_name
+from kd_export._schema.wire import unused_name, wire_name
 
 # The numbers that torch writes for dtypes.
 _DTYPES = {
@@ -49,8 +50,9 @@ def derived_program(file: BinaryIO) -> Schema:
     metas = as_dict(as_dict(module["graph"])["tensor_values"])
     inputs = [_value(name, metas) for name in _names(signature["input_specs"], "user_input")]
     outputs: list[Value] = []
-    for name in _names(signature["output_specs"], "user_output"):
-        found = _value(name, metas)
+    nodes = _names(signature["output_specs"], "user_output")
+    for node, name in zip(nodes, _result_names(module, nodes), strict=True):
+        found = _value(node, metas)
         unused = unused_name(name, [value.name for value in outputs])  # one may be given out twice
         outputs.append(Value(unused, found.dtype, found.shape))
     ranges = {n: _axis(as_dict(one)) for n, one in as_dict(program["range_constraints"]).items()}
@@ -62,6 +64,33 @@ def _names(specs: Json, kind: str) -> list[str]:
     found = [as_dict(spec)[kind] for spec in as_list(specs) if kind in as_dict(spec)]
     arguments = [as_dict(as_dict(spec)["arg"]) for spec in found]
     return [as_str(as_dict(argument["as_tensor"])["name"]) for argument in arguments]
+
+
+def _result_names(module: dict[str, Json], nodes: list[str]) -> list[str]:
+    """Return the wire names of a result that is a dict, else the names of the nodes."""
+    (call,) = as_list(module["module_call_graph"])
+    signature = as_dict(call)["signature"]
+    if signature is None:
+        return nodes
+    tree = as_dict(as_list(json.loads(as_str(as_dict(signature)["out_spec"])))[1])
+    names = [wire_name(key) for key in _keys(tree, ())]
+    return names if tree["type"] == "builtins.dict" and len(names) == len(nodes) else nodes
+
+
+def _keys(tree: dict[str, Json], above: Key) -> Iterator[Key]:
+    """Yield the place of each leaf of a tree; a place in a list is a number."""
+    if tree["type"] is None:
+        yield above
+        return
+    parts = as_list(tree["children_spec"])
+    words = json.loads(as_str(tree["context"])) if tree["type"] == "builtins.dict" else None
+    names = (
+        [str(n) for n in range(len(parts))]
+        if words is None
+        else [as_str(w) for w in as_list(words)]
+    )
+    for name, part in zip(names, parts, strict=True):
+        yield from _keys(as_dict(part), (*above, name))
 
 
 def _value(name: str, metas: dict[str, Json]) -> Value:

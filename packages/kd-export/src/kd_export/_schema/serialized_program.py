@@ -18,7 +18,7 @@ import keyword
 import re
 from collections.abc import Callable
 
-from kd_export._errors import UntrustedArtifact, brief
+from kd_export._errors import NotExportable, UntrustedArtifact, brief
 from kd_export._schema.size_expression import SYMBOL, check_expression
 
 _OBJECTS: dict[str, dict[str, str]] = {
@@ -161,6 +161,29 @@ _UNIONS: dict[str, dict[str, str]] = {
     },
     "OutputSpec": {"user_output": "UserSpec"},
 }
+_NO_TENSOR = dict.fromkeys(
+    ["as_none", "as_int", "as_float", "as_bool", "as_string", "as_complex", "as_custom_obj"],
+    "takes or gives what is not a tensor",
+)
+# What torch also writes, for programs that do more than compute tensors from tensors.
+_BEYOND: dict[str, dict[str, str]] = {
+    "Placeholder": _NO_TENSOR,
+    "TensorOnly": _NO_TENSOR,
+    "InputSpec": {
+        "constant_input": "takes or gives what is not a tensor",
+        "custom_obj": "takes or gives what is not a tensor",
+        "token": "has side effects",
+    },
+    "OutputSpec": {
+        "buffer_mutation": "changes a buffer",
+        "user_input_mutation": "changes an input",
+        "parameter_mutation": "changes a parameter",
+        "loss_output": "computes gradients",
+        "gradient_to_parameter": "computes gradients",
+        "gradient_to_user_input": "computes gradients",
+        "token": "has side effects",
+    },
+}
 _KEYS = {"tensor_values": "name", "sym_int_values": "name", "range_constraints": "symbol"}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -176,7 +199,8 @@ def check_program(data: object) -> object:
     """Check a serialised program and return it without what need not be loaded.
 
     Raises:
-        UntrustedArtifact: It holds what kd_export never writes.
+        NotExportable: It changes state, or takes or gives other things than tensors.
+        UntrustedArtifact: It holds what is not part of such a program.
     """
     return _check("ExportedProgram", data, "program")
 
@@ -225,6 +249,8 @@ def _check(word: str, value: object, where: str) -> object:
         if len(entries) != 1:
             raise _unexpected(where, "one field", list(entries))
         (name,) = entries
+        if name in _BEYOND.get(word, {}):
+            raise _not_run(_BEYOND[word][name], name)
         if name not in _UNIONS[word]:
             raise _unexpected(where, f"one of the fields {', '.join(_UNIONS[word])}", name)
         return _check_fields({name: _UNIONS[word][name]}, entries, where)
@@ -273,6 +299,16 @@ def _unexpected(where: str, expected: str, got: object) -> UntrustedArtifact:
         expected=expected,
         got=brief(got),
         hint="The file is forged, damaged, or written by a torch that is too new: do not use it.",
+    )
+
+
+def _not_run(what: str, got: str) -> NotExportable:
+    return NotExportable(
+        f"the program {what}, which no runner of kd_export does.",
+        expected="a program that computes tensors from tensors",
+        got=got,
+        hint="Run the file by `torch.export.load`. To run it here, export its module by kd_export, "
+        "with what changes as an input key and as an output key.",
     )
 
 
