@@ -129,6 +129,8 @@ def _trace(
             raise failure from error
         try:
             program = _captured(flat, tensors, shapes, True, shared)
+        except ExportError as clearer:
+            raise clearer from error
         except Exception:
             raise failure from error
     check_dynamic(program, flat, shapes)
