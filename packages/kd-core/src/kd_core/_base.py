@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._display.html import html_of_node
 from kd_core._display.printing import describe_node
 from kd_core._naming.left_out import leaves_out, offered_names
 from kd_core._nodes import registry
@@ -145,6 +144,8 @@ class TensorDictBase(
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
+        from kd_core._display.html import html_of_node  # the `html` of Python loads all entities
+
         return html_of_node(self)
 
     def _ipython_key_completions_(self) -> list[NestedKey]:

@@ -7,12 +7,10 @@ and an in-place form, and the further arguments. To add a pointwise operation, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """A further argument of a function: its name, type and default, as Python source.
 
     `keyword` says whether it is keyword-only.
@@ -24,8 +22,7 @@ class Option:
     keyword: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class UnaryRow:
+class UnaryRow(NamedTuple):
     """A function of one tensor: `torch.<name>`, and `torch.Tensor.<name>_`.
 
     `floats` says whether integers are promoted to floating point.
@@ -40,8 +37,7 @@ class UnaryRow:
     options: tuple[Option, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BinaryRow:
+class BinaryRow(NamedTuple):
     """A function of two operands: `torch.<name>(leaf, other)`, and the operator of Python if any.
 
     `exact` is the kernel for a 0-dim tensor in place of a number. `number` says what a number
@@ -64,8 +60,7 @@ class BinaryRow:
     default: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionRow:
+class ReductionRow(NamedTuple):
     """A reduction to one value: `torch.<name>`, or `function` if it is given.
 
     `out` says whether the result may be written into another container.
@@ -78,8 +73,7 @@ class ReductionRow:
     out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CastRow:
+class CastRow(NamedTuple):
     """A cast of all leaves to one dtype: `td.<name>()` is `td.to(torch.<dtype>)`."""
 
     name: str
