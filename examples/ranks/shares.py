@@ -65,16 +65,16 @@ class Shares:
         return found["loss"].item()
 
 
-def run(program: Callable[[], None]) -> None:
-    """Run a program on as many ranks as there are shares."""
+def run(program: Callable[[], None], ranks: int = SHARES) -> None:
+    """Run a program on several ranks; by default as many as there are shares."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (program, str(Path(folder) / "store")), SHARES)  # type: ignore[attr-defined]  # exported without a name
+        mp.spawn(_rank, (ranks, program, str(Path(folder) / "store")), ranks)  # type: ignore[attr-defined]  # exported without a name
 
 
-def _rank(rank: int, program: Callable[[], None], path: str) -> None:
+def _rank(rank: int, ranks: int, program: Callable[[], None], path: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(path, SHARES)  # type: ignore[attr-defined]  # as above
+    store = dist.FileStore(path, ranks)  # type: ignore[attr-defined]  # as above
     timeout = datetime.timedelta(minutes=2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SHARES, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     program()
     dist.destroy_process_group()

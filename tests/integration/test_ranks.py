@@ -1,7 +1,7 @@
 """The programs of `examples/ranks` compute on three ranks what they compute in one process."""
 
 import pytest
-from examples.ranks import grpo, ppo
+from examples.ranks import grpo, ppo, transformer
 from tests.core.distributed.ranks import Results, results_of
 from tests.integration.rank_programs import told
 
@@ -30,3 +30,12 @@ def test_ragged_prompts_are_answered_by_all_ranks(results: Results) -> None:
         assert texts == (answers["text"] if rank == 0 else None)
         for found, own in zip(figures, told(agent), strict=True):
             assert found == pytest.approx(own, rel=1e-3, abs=1e-3)
+
+
+def test_a_sharded_transformer_goes_on_with_fewer_ranks(results: Results) -> None:
+    training = transformer.Training()
+    training.train(4)
+    expected = training.history["loss"][:4].tolist()
+    assert expected[3] < expected[0]
+    for losses, steps in zip(results["resharded_transformer"], (4, 4, 2), strict=True):
+        assert losses == pytest.approx(expected[:steps], rel=1e-5)
