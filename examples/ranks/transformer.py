@@ -123,7 +123,7 @@ class Training:
         )
 
     def train(self, steps: int) -> None:
-        """Make steps, each with the rows of this rank."""
+        """Apply steps, each to the rows of this rank."""
         for step in range(self.steps, self.steps + steps):
             rows = draw(step)
             if self.group is not None:
@@ -143,7 +143,7 @@ class Training:
         save(self._state(), checkpoint_id=folder, process_group=self.group)
 
     def load(self, folder: str) -> None:
-        """Go on from a checkpoint, which any number of ranks wrote."""
+        """Load a checkpoint, which any number of ranks wrote."""
         state = self._state()
         load(state, checkpoint_id=folder, process_group=self.group)
         self.steps = state["steps"]
@@ -159,14 +159,14 @@ class Training:
 
 
 def begin(folder: str) -> None:
-    """Make the first half of the steps, and save what became of it."""
+    """Train for the first half of the steps, and save what became of it."""
     training = Training(dist.group.WORLD)
     training.train(STEPS // 2)
     training.save(folder)
 
 
 def resume(folder: str) -> None:
-    """Make the other steps; rank 0 draws the history."""
+    """Train for the other steps; rank 0 draws the history."""
     training = Training(dist.group.WORLD)
     training.load(folder)
     training.train(STEPS // 2)
