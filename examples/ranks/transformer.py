@@ -18,12 +18,11 @@ from examples.ranks.shares import run
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from kd_core import TensorDict
+from kd_core import TensorDict, distributed
 from kd_nn import TensorDictModule, TensorDictSequential
 
 STEPS = 120
@@ -145,7 +144,7 @@ class Training:
     def load(self, folder: str) -> None:
         """Load a checkpoint, which any number of ranks wrote."""
         state = self._state()
-        load(state, checkpoint_id=folder, process_group=self.group)
+        distributed.load_checkpoint(state, folder, group=self.group)
         self.steps = state["steps"]
         network, optimizer = state["network"], state["optimizer"]
         set_state_dict(

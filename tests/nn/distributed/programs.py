@@ -32,6 +32,7 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     cat,
+    distributed,
     lazy_stack,
     stack,
 )
@@ -336,6 +337,20 @@ def checkpoint_of_three_ranks_on_two(rank: int) -> object:
     differed = told_state(found) != expected
     load(found, checkpoint_id=PROGRAMS.folder / "first", process_group=group)
     return [differed, told_state(found) == expected and found["td"]["parts"] is leaf]
+
+
+@program
+def checkpoint_that_does_not_fit_one_rank(rank: int) -> object:
+    """Load non-tensor data that differs on rank 1 alone; each rank has saved leaves."""
+    entries = {"a": torch.ones(3), "parts": sharded_leaves()["a"], "unit": "m"}
+    save({"td": TensorDict(entries)}, checkpoint_id=PROGRAMS.folder / "units")
+    td = TensorDict({**entries, "unit": "cm" if rank == 1 else "m"}).apply(torch.zeros_like)
+    found: list[object] = []
+    try:
+        distributed.load_checkpoint({"td": td}, PROGRAMS.folder / "units")
+    except (InvalidArgument, InvalidValue) as error:
+        found = [type(error).__name__, str(error)]
+    return [*found, td["a"].sum().item(), gathered(td["parts"]).sum().item()]
 
 
 def leaves() -> dict[str, Any]:

@@ -44,6 +44,15 @@ def test_a_checkpoint_of_three_ranks_loads_on_two(results: Results) -> None:
     assert results["checkpoint_of_three_ranks_on_two"] == [[True, True]] * 3
 
 
+def test_a_checkpoint_that_does_not_fit_one_rank_is_loaded_on_none(results: Results) -> None:
+    reason = "`td` cannot take what the checkpoint holds: entry `unit` is non-tensor data, 'cm'"
+    for rank, found in enumerate(results["checkpoint_that_does_not_fit_one_rank"]):
+        name, message, *values = found
+        assert name == ("InvalidArgument" if rank == 1 else "InvalidValue")
+        assert reason in message
+        assert values == [0.0, 0.0]
+
+
 def test_a_rank_killed_while_it_saves_leaves_the_last_whole_checkpoint(results: Results) -> None:
     expected = ["failed", "not whole", [1.0, 1.0]]
     assert results["a_rank_killed_while_it_saves"] == [expected, expected, None]

@@ -7,11 +7,19 @@ each dtype and device. Most functions are methods of containers, too. Import it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
-from kd_core._distributed import broadcasting, exchanging, gathering, reducing, sharing
+from kd_core._distributed import (
+    broadcasting,
+    checkpoints,
+    exchanging,
+    gathering,
+    reducing,
+    sharing,
+)
 from kd_core._distributed.handles import Handle as Handle
 from kd_core._errors import CommunicationError as CommunicationError
 from kd_core._naming.publishing import publish
@@ -354,6 +362,48 @@ def restore_order(td: T, order: Tensor) -> T:
         tensor([5, 7])
     """
     return cast("T", sharing.restore_order(td, order))
+
+
+def load_checkpoint(
+    state: MutableMapping[str, object],
+    checkpoint_id: str | os.PathLike[str],
+    *,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Load what `torch.distributed.checkpoint.save` wrote, in place, if it fits all containers.
+
+    `load` of torch does the same, but writes into the leaves of a container before it compares
+    batch sizes and non-tensor data. Here they are compared first, so nothing is written if they
+    differ on a rank.
+
+    Args:
+        state: containers, state dicts and other values by the names under which they were saved.
+        checkpoint_id: the folder of the checkpoint.
+        group: the process group; `None`: the default group, if there is one.
+
+    Raises:
+        InvalidArgument: if non-tensor data of a container differs from that of the checkpoint.
+        ShapeMismatch: if a batch size does.
+        InvalidValue: if a leaf cannot be written to, or another rank cannot take part.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = dcp.save(
+        ...     {"td": TensorDict({"a": torch.ones(2), "unit": "m"})}, checkpoint_id=folder
+        ... )
+        >>> td = TensorDict({"a": torch.zeros(2), "unit": "m"})
+        >>> distributed.load_checkpoint({"td": td}, folder)
+        >>> td["a"]
+        tensor([1., 1.])
+        >>> dist.destroy_process_group()
+    """
+    checkpoints.load_checkpoint(state, checkpoint_id, group)
 
 
 publish(__name__)

@@ -1,0 +1,67 @@
+"""`load_checkpoint` writes all values of a checkpoint, or none."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from kd_core import KdError, TensorDict, distributed, lazy_stack
+
+
+@pytest.fixture(params=[True, False], ids=["group", "alone"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Save a state in a group of one rank, or without a group."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    if request.param:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # exported without a name
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    save(state(1.0), checkpoint_id=tmp_path)
+    yield tmp_path
+    if request.param:
+        dist.destroy_process_group()
+
+
+def state(value: float) -> dict[str, Any]:
+    members = [TensorDict({"x": torch.full((n,), value), "m": "m"}) for n in (1, 2, 3)]
+    entries = {
+        "a": torch.full((3,), value),
+        "words": ["x", "y", "z"],
+        "n": {"b": torch.full((3, 2), value), "unit": "m", "rows": lazy_stack(members)},
+    }
+    return {"td": TensorDict(entries, [3]), "plain": {"c": torch.full((2,), value)}, "step": value}
+
+
+def values(found: dict[str, Any]) -> set[float]:
+    leaves = tree_leaves([found["td"].state_dict(), found["plain"], torch.tensor(found["step"])])
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return {number for leaf in tensors for number in leaf.flatten().tolist()}
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "entry `words` is non-tensor data": lambda td: td.set("words", ["x", "y", "w"]),
+    r"entry `\('n', 'unit'\)` is non-tensor": lambda td: td.set(("n", "unit"), "cm"),
+    r"entry `\('n', 'rows', 'm'\)` is": lambda td: td["n", "rows"][1].set("m", "k"),
+    r"is of batch_size \(3,\), and the container of \(\)": lambda td: setattr(td, "batch_size", []),
+    "some of its elements share memory": lambda td: td.set("a", torch.zeros(1).expand(3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+def test_a_checkpoint_is_loaded_as_a_whole(folder: Path) -> None:
+    found = state(0.0)
+    leaf = found["td"]["a"]
+    for message, change in CHANGES.items():
+        refused = state(0.0)
+        change(refused["td"])
+        with pytest.raises(KdError, match=message):
+            distributed.load_checkpoint(refused, folder)
+        assert values(refused) == {0.0}
+    distributed.load_checkpoint(found, folder)
+    assert values(found) == {1.0}
+    assert found["td"]["a"] is leaf
