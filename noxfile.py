@@ -181,6 +181,7 @@ def bench(session: nox.Session) -> None:
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.run("python", "benchmarks/peer.py", "--json", peer)
     session.run("python", "benchmarks/costs.py", "--json", costs)
+    session.run("python", "benchmarks/collectives.py")
     session.run("python", "-m", "benchmarks.render", peer, costs)
 
 

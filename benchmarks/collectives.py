@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from kd_core import TensorDict
+from kd_core import TensorDict, TensorDictBase
 
 ROUNDS, CALLS = 9, 20
 
@@ -37,11 +37,11 @@ def container(leaves: int, numel: int) -> TensorDict:
     """Return a container of equal leaves, four in each nested one."""
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for at in range(leaves):
-        groups.setdefault(f"layer{at // 4}", {})[f"weight{at % 4}"] = torch.ones(numel)
+        groups.setdefault(f"layer{at // 4:02}", {})[f"weight{at % 4}"] = torch.ones(numel)
     return TensorDict(groups)
 
 
-def rows_of(td: TensorDict, flat: torch.Tensor) -> list[tuple[str, float, float]]:
+def rows_of(td: TensorDictBase, flat: torch.Tensor) -> list[tuple[str, float, float]]:
     """Return the time of each collective of a container, and that of a tensor of its values."""
     most = dist.ReduceOp.MAX
     reduced = least(lambda: td.all_reduce("max"), lambda: dist.all_reduce(flat, most))
@@ -61,10 +61,12 @@ def measure(rank: int, ranks: int, path: str) -> None:
         ("200 leaves of 1024", 200, 1024),
         ("8 leaves of 1 M", 8, 1 << 20),
     ]:
-        for call, mine, floor in rows_of(container(leaves, numel), torch.ones(leaves * numel)):
-            if rank == 0:
-                ratio = f"{mine * 1e6:9.0f} us {floor * 1e6:9.0f} us {mine / floor:6.2f}"
-                print(f"{call:12s} {name:20s} {ratio}", flush=True)
+        td, flat = container(leaves, numel), torch.ones(leaves * numel)
+        for kind, each in (("", td), ("in one storage", td.consolidate())):
+            for call, mine, floor in rows_of(each, flat):
+                if rank == 0:
+                    ratio = f"{mine * 1e6:9.0f} us {floor * 1e6:9.0f} us {mine / floor:6.2f}"
+                    print(f"{call:12s} {name:20s} {kind:15s} {ratio}", flush=True)
     dist.destroy_process_group()
 
 

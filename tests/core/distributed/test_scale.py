@@ -97,3 +97,8 @@ def test_values_are_copied_once_to_be_sent_and_once_to_be_written(
     assert copies.found == ["aten::cat", "aten::_foreach_copy_"]
     (room,) = outlines._FREE.values()
     assert room.nbytes() == 4 * LEAVES * NUMEL
+    whole = torch.ones(LEAVES, NUMEL)
+    rows = TensorDict({f"a{at:02}": row for at, row in enumerate(whole)})
+    with Copies() as copies:
+        counted(512, rows.all_reduce, monkeypatch)
+    assert copies.found == ["aten::_foreach_copy_"] * 2

@@ -9,6 +9,8 @@ small container takes one message in all: benchmarks/collectives.py.
 from __future__ import annotations
 
 import json
+import struct
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -42,8 +44,8 @@ class Proposal(NamedTuple):
     """The operation, and the arguments that must be equal."""
     outline: Outline | None
     """What is compared; `None`: the rank takes what the others have."""
-    content: Tensor | None = None
-    """Bytes for all ranks, which travel with the proposal if they fit."""
+    content: Sequence[Tensor] | None = None
+    """Flat tensors for all ranks, which travel with the proposal; `None`: they do not fit."""
     length: int = 0
     """The bytes of a message to follow; all ranks learn the largest."""
     problem: KdError | None = None
@@ -66,24 +68,18 @@ def room(team: Team) -> int:
     return _CONTENT // team.size // _ALIGNMENT * _ALIGNMENT if team.size <= FEW_RANKS else 0
 
 
-def content_of(flats: Sequence[Tensor], most: int) -> Tensor | None:
-    """Return flat tensors as bytes, each at an aligned place, if they are at most so many."""
-    if sum(_aligned(flat.nbytes) for flat in flats) > most or not most:
-        return None
-    parts = []
-    for flat in flats:
-        octets = flat.view(torch.uint8).cpu()
-        rest = _aligned(flat.nbytes) - flat.nbytes
-        parts.append(torch.nn.functional.pad(octets, (0, rest)) if rest else octets)
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+def content_of(flats: Sequence[Tensor], most: int) -> Sequence[Tensor] | None:
+    """Return flat tensors if they are at most so many bytes, each at an aligned place."""
+    fits = most and sum(_aligned(flat.nbytes) for flat in flats) <= most
+    return flats if fits else None
 
 
 def shares(content: Tensor, flats: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each flat tensor that holds values, and what contents have for it.
 
     Args:
-        content: what `content_of` returned, or rows of that.
-        flats: flat tensors of the same sizes as those that it was made of.
+        content: the bytes that travelled with a proposal, or rows of that.
+        flats: flat tensors of the same sizes as those that were sent.
     """
     start = 0
     for flat in flats:
@@ -108,8 +104,8 @@ def agree(team: Team, mine: Proposal) -> Agreement:
     slots = _slots_of(mine)
     rows = None
     if team.size <= FEW_RANKS:
-        rows = _gathered(team, slots, mine.content)
-        most = rows[:, : 8 * _SLOTS].view(torch.int64).max(0).values.tolist()
+        told, rows = _gathered(team, slots, mine.content or ())
+        most = [max(column) for column in zip(*told, strict=True)]
     else:
         proposal = torch.tensor(slots, device=team.device)
         dist.all_reduce(proposal, dist.ReduceOp.MAX, group=team.group)
@@ -117,8 +113,7 @@ def agree(team: Team, mine: Proposal) -> Agreement:
     call, not_call, schema, not_schema, problem, unknown, length, large = most
     if problem or call != -not_call or (schema != -not_schema and schema != _LEAST):
         raise _explained(team, mine)
-    contents = None if rows is None or large else rows[:, 8 * _SLOTS :]
-    return Agreement(not unknown, length, contents)
+    return Agreement(not unknown, length, None if large else rows)
 
 
 def _slots_of(mine: Proposal) -> list[int]:
@@ -142,20 +137,58 @@ def _number(digest: bytes) -> int:
     return int.from_bytes(digest[:7], "little")
 
 
-def _gathered(team: Team, slots: list[int], content: Tensor | None) -> Tensor:
-    """Return the proposal of each rank, a row of bytes for each."""
-    start = 8 * _SLOTS
-    every = torch.empty(team.size, start + room(team), dtype=torch.uint8)
-    own = torch.empty(start + room(team), dtype=torch.uint8)
-    own[:start].view(torch.int64).copy_(torch.tensor(slots))
-    if content is not None:
-        own[start : start + content.numel()].copy_(content)
-    if team.device.type != "cpu":
-        moved = every.to(team.device)
-        dist.all_gather(list(moved), own.to(team.device), group=team.group)
-        return moved.cpu()
-    dist.all_gather(list(every), own, group=team.group)
-    return every
+class _Slate:
+    """Memory for the proposals of a group of few ranks, which all calls use.
+
+    Attributes:
+        own: the bytes of this rank: slots, and content behind them.
+        every: those of all ranks, a row for each.
+        told: the same memory, from which slots are read without tensors.
+    """
+
+    def __init__(self, team: Team) -> None:
+        each = 8 * _SLOTS + room(team)
+        self.told = bytearray(team.size * each)
+        self.every = torch.frombuffer(self.told, dtype=torch.uint8).view(team.size, each)
+        self.rows = list(self.every)
+        self.contents = self.every[:, 8 * _SLOTS :]
+        self._written = bytearray(each)
+        self.own = torch.frombuffer(self._written, dtype=torch.uint8)
+        self.content = self.own[8 * _SLOTS :]
+
+    def write(self, slots: list[int], content: Sequence[Tensor]) -> None:
+        """Write the proposal of this rank."""
+        _SLOTS_OF_A_RANK.pack_into(self._written, 0, *slots)
+        for flat, place in shares(self.content, content):
+            place.copy_(flat)
+
+    def read(self) -> list[tuple[int, ...]]:
+        """Return the slots of each rank."""
+        return [
+            _SLOTS_OF_A_RANK.unpack_from(self.told, start)
+            for start in range(0, len(self.told), len(self._written))
+        ]
+
+
+_SLOTS_OF_A_RANK: Final = struct.Struct(f"={_SLOTS}q")
+_SLATES: Final[weakref.WeakKeyDictionary[Team, _Slate]] = weakref.WeakKeyDictionary()
+
+
+def _gathered(
+    team: Team, slots: list[int], content: Sequence[Tensor]
+) -> tuple[list[tuple[int, ...]], Tensor]:
+    """Return the slots of each rank, and their contents, until the next call."""
+    slate = _SLATES.get(team)
+    if slate is None:
+        slate = _SLATES[team] = _Slate(team)
+    slate.write(slots, content)
+    if team.device.type == "cpu":
+        dist.all_gather(slate.rows, slate.own, group=team.group)
+    else:
+        moved = slate.every.to(team.device)
+        dist.all_gather(list(moved), slate.own.to(team.device), group=team.group)
+        slate.every.copy_(moved)
+    return slate.read(), slate.contents
 
 
 def gather_texts(team: Team, text: bytes, longest: int | None = None) -> list[bytes]:

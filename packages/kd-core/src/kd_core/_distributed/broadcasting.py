@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._distributed.agreement import Proposal, agree, content_of, room, shares
 from kd_core._distributed.groups import rank_in, team_of
-from kd_core._distributed.outlines import Outlined, outlined
+from kd_core._distributed.outlines import Outlined, Room, outlined
 from kd_core._distributed.transport import (
     Incoming,
     fill,
@@ -42,17 +42,21 @@ def broadcast(
     root = rank_in(team, src, None, "src")
     call = f"broadcast(src={src})"
     with team.calling("broadcast"):
-        mine, problem = _prepared(td, team.rank == root)
+        is_root = team.rank == root
+        mine, problem = _prepared(td, is_root)
         outline = mine.outline if mine else None
-        content = _content_of(team, mine) if team.rank == root else _NOTHING
+        own = _packed_if_small(team, mine) if is_root else Room([], [])
+        content = content_of(own.flats, room(team)) if own else None
         agreed = agree(team, Proposal(call, outline, content, problem=problem))
+        if is_root and mine and own:
+            mine.put_back(own)
         if agreed.all_know and mine is not None and mine.outline.plain:
             if agreed.contents is None:
-                _values(team, mine, src, team.rank == root)
-            elif team.rank != root:
+                _values(team, mine, src, is_root)
+            elif not is_root:
                 _write(mine, agreed.contents[root])
             return mine.td
-        if mine is not None and team.rank == root:
+        if mine is not None and is_root:
             _send(team, form_of(mine.td), src)
             return mine.td
         made = moved_to(_received(team, src), device)
@@ -84,17 +88,11 @@ def _prepared(
     return mine, None
 
 
-_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
-
-
-def _content_of(team: Team, mine: Outlined | None) -> Tensor | None:
-    """Return the values of a small container as bytes that travel with the proposal."""
+def _packed_if_small(team: Team, mine: Outlined | None) -> Room | None:
+    """Return the values of a container that is so small that they travel with the proposal."""
     if mine is None or not mine.outline.plain or mine.nbytes() > room(team):
         return None
-    own = mine.packed()
-    content = content_of(own.flats, room(team))
-    mine.put_back(own)
-    return content
+    return mine.packed()
 
 
 def _write(mine: Outlined, content: Tensor) -> None:

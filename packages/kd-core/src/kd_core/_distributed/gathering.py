@@ -136,7 +136,7 @@ def _agreed(
     content = None
     if form is not None and len(form.header) + 8 <= room(team):
         size = len(form.header).to_bytes(8, "little")
-        content = torch.frombuffer(bytearray(size + form.header), dtype=torch.uint8)
+        content = [torch.frombuffer(bytearray(size + form.header), dtype=torch.uint8)]
     length = len(form.header) if form else 0
     agreed = agree(team, Proposal(call, outline, content, length, problem))
     assert form is not None  # else the ranks have not agreed

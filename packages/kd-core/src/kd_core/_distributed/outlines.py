@@ -1,18 +1,20 @@
 """What ranks compare before they exchange data: keys, dtypes and shapes of all leaves.
 
-The outline of a container that holds nothing but dense tensors is remembered by what it depends on,
-so that a call with the same schema as an earlier one only reads it: benchmarks/collectives.py.
+The outline of a container that holds nothing but dense tensors is remembered by its keys. One call
+of torch compares all leaves with those that it was made of: benchmarks/collectives.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Parameter
 
 from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch
@@ -21,7 +23,6 @@ from kd_core._leaves.writes import check_write
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
-from kd_core._wire.flat import view_of
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
@@ -51,6 +52,8 @@ class Bucket(NamedTuple):
     numel: int
     is_flat: bool
     """Whether each leaf has one dimension."""
+    starts: list[int]
+    """Where each leaf starts if they follow one another: bytes after the first one."""
 
 
 class Outline:
@@ -85,7 +88,9 @@ class Outline:
 def _bucket_of(leaves: list[int], rows: list[Row], dtype: str, device: torch.device) -> Bucket:
     shapes = [rows[position].shape or () for position in leaves]
     is_flat = all(len(shape) == 1 for shape in shapes)
-    return Bucket(getattr(torch, dtype), device, leaves, sum(map(prod, shapes)), is_flat)
+    kind = getattr(torch, dtype)
+    *starts, _ = accumulate((prod(shape) * kind.itemsize for shape in shapes), initial=0)
+    return Bucket(kind, device, leaves, sum(map(prod, shapes)), is_flat, starts)
 
 
 def digest_of(*parts: object) -> bytes:
@@ -123,16 +128,25 @@ class Outlined(NamedTuple):
     outline: Outline
     leaves: list[Tensor]
     """The leaves in the order of the container; of a plain outline only."""
+    is_whole: bool = False
+    """Whether each leaf is contiguous, in the order of its memory, and can be written to."""
 
     def views(self) -> list[Tensor] | None:
         """Return a flat view of each bucket if its leaves follow one another, else `None`."""
+        if not self.is_whole:
+            return None
         found: list[Tensor] = []
-        with torch.no_grad():
-            for members in self._members():
-                flat = view_of(members)
-                if flat is None:
-                    return None
-                found.append(flat)
+        for bucket, members in zip(self.outline.buckets, self._members(), strict=True):
+            first = members[0]
+            start = first.data_ptr()
+            if members[-1].data_ptr() - start != bucket.starts[-1]:
+                return None  # most often, and the rest takes long
+            if list(map(Tensor.data_ptr, members)) != [start + at for at in bucket.starts]:
+                return None
+            rest = first.untyped_storage().nbytes() // first.itemsize - first.storage_offset()
+            if rest < bucket.numel:  # leaves of other storages, which happen to come next
+                return None
+            found.append(first.detach().as_strided((bucket.numel,), (1,)))
         return found
 
     def nbytes(self) -> int:
@@ -153,8 +167,11 @@ class Outlined(NamedTuple):
 
     def packed(self) -> Room:
         """Return copies of all leaves in flat tensors."""
-        room = self.room()
+        room, views = self.room(), self.views()
         with torch.no_grad():
+            if views is not None:
+                torch._foreach_copy_(room.flats, views)
+                return room
             for position, members in enumerate(self._members()):
                 if self.outline.buckets[position].is_flat:  # benchmarks/collectives.py
                     torch.cat(members, out=room.flats[position])
@@ -164,9 +181,13 @@ class Outlined(NamedTuple):
 
     def write(self, room: Room) -> None:
         """Write the values of flat tensors into the leaves."""
+        views = self.views()
         with torch.no_grad():
-            for parts, members in zip(room.parts, self._members(), strict=True):
-                torch._foreach_copy_(members, parts)
+            if views is not None:
+                torch._foreach_copy_(views, room.flats)
+            else:
+                for parts, members in zip(room.parts, self._members(), strict=True):
+                    torch._foreach_copy_(members, parts)
         self.put_back(room)
 
     def put_back(self, room: Room) -> None:
@@ -180,8 +201,8 @@ class Outlined(NamedTuple):
         _FREE[self.outline] = room
 
     def _members(self) -> list[list[Tensor]]:
-        buckets = self.outline.buckets
-        return [[self.leaves[position] for position in bucket.leaves] for bucket in buckets]
+        take = self.leaves.__getitem__
+        return [list(map(take, bucket.leaves)) for bucket in self.outline.buckets]
 
     def copy(self, other: Outlined) -> None:
         """Write the leaves of another container of the same plain outline into those of this."""
@@ -203,18 +224,29 @@ class Outlined(NamedTuple):
                         f"entry {format_key(row.path)} is {row.dtype}, and cannot be written in "
                         "place. Receive a new container: pass `None`, or call `from_remote_init`."
                     )
-        leaves = self.leaves
-        if all([leaf.is_contiguous() for leaf in leaves]) and not any(  # noqa: C419  # a generator is slower
-            [leaf.is_inference() for leaf in leaves]  # noqa: C419  # as above
-        ):
+        if self.is_whole or not self.outline.plain:
             return
         with torch.no_grad():
-            for path, leaf in zip(_paths_of(self.td), leaves, strict=True):
+            for path, leaf in zip(_paths_of(self.td), self.leaves, strict=True):
                 check_write(leaf, leaf, path)
 
 
-_KNOWN: Final[dict[tuple[object, ...], Outline]] = {}
+class Known(NamedTuple):
+    """An outline, and what leaves must be for it."""
+
+    outline: Outline
+    fits: Callable[..., bool]
+    """Return whether types, dtypes, devices, sizes and strides of leaves are those."""
+    is_whole: bool
+    """See `Outlined`."""
+
+
+_KNOWN: Final[dict[tuple[object, ...], list[Known]]] = {}
+"""Outlines by the keys of containers."""
+
 _MOST_KNOWN: Final = 64
+_MOST_ALIKE: Final = 8
+"""How many outlines of the same keys are kept at most."""
 
 
 def outlined(td: AbstractContainer) -> Outlined:
@@ -227,21 +259,33 @@ def outlined(td: AbstractContainer) -> Outlined:
     leaves: list[Tensor] = []
     if not _sign(td, keys, leaves):
         return Outlined(td, Outline(rows_of(td)), [])
-    # Lists, since a generator is slower: benchmarks/collectives.py.
-    devices = [leaf.device for leaf in leaves]
-    dtypes, shapes = [leaf.dtype for leaf in leaves], [leaf.shape for leaf in leaves]
-    layouts = [leaf.layout for leaf in leaves]
-    key = (*keys, *devices, *dtypes, *shapes, *layouts)
-    known = _KNOWN.get(key)
-    if known is None:
-        rows = rows_of(td)
-        for row, leaf in zip(rows, leaves, strict=True):
-            _check_dense(row.path, leaf)
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
-            _FREE.clear()
-        known = _KNOWN[key] = Outline(rows, devices)
-    return Outlined(td, known, leaves)
+    key = tuple(keys)
+    alike = _KNOWN.get(key, [])
+    for known in alike:
+        if known.fits(*leaves):
+            return Outlined(td, known.outline, leaves, known.is_whole)
+    known = _known(rows_of(td), leaves)
+    if len(_KNOWN) >= _MOST_KNOWN or len(alike) >= _MOST_ALIKE:
+        _KNOWN.clear()
+        _FREE.clear()
+    _KNOWN.setdefault(key, []).append(known)
+    return Outlined(td, known.outline, leaves, known.is_whole)
+
+
+def _known(rows: list[Row], leaves: list[Tensor]) -> Known:
+    """Return the outline of leaves, after they were checked."""
+    for row, leaf in zip(rows, leaves, strict=True):
+        _check_dense(row.path, leaf)
+    guards = TensorGuards(
+        *leaves,
+        dynamic_dims_sizes=[list(leaf.shape) for leaf in leaves],  # type: ignore[misc]  # the stub lacks a level
+        dynamic_dims_strides=[list(leaf.stride()) for leaf in leaves],  # type: ignore[misc]  # as above
+    )
+    is_whole = all(
+        leaf.is_contiguous() and not (leaf.is_inference() or leaf.is_conj() or leaf.is_neg())
+        for leaf in leaves
+    )
+    return Known(Outline(rows, [leaf.device for leaf in leaves]), guards.check, is_whole)
 
 
 _DENSE: Final = frozenset({Tensor, Parameter})
@@ -257,6 +301,10 @@ def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bo
         return all(_sign(part, keys, leaves) for part in td._members)
     entries = td._entries
     keys.append(tuple(entries))
+    if _DENSE.issuperset(map(type, entries.values())):
+        leaves += entries.values()  # type: ignore[arg-type]  # tensors all
+        keys.append(_END)
+        return True
     for key, value in entries.items():
         if type(value) in _DENSE:
             leaves.append(value)  # type: ignore[arg-type]  # a tensor
