@@ -418,3 +418,16 @@ def test_field_that_is_not_set_is_a_missing_parameter() -> None:
     policy.scale = torch.ones(2)
     assert module(policy) is policy
     assert policy.action is not None
+
+
+def test_log_prob_of_no_rows_has_none() -> None:
+    def normal(loc: Tensor, scale: Tensor) -> distributions.Distribution:
+        return distributions.Independent(distributions.Normal(loc, scale), 1)
+
+    module = ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["a"], distribution_class=normal, return_log_prob=True
+    )
+    loc = torch.zeros(0, 2, requires_grad=True)
+    td = module(TensorDict({"loc": loc, "scale": torch.ones(0, 2)}, [0]))
+    assert td["a_log_prob"].shape == (0,)
+    assert td["a_log_prob"].requires_grad

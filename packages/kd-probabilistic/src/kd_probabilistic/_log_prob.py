@@ -1,9 +1,10 @@
-"""Where log-probabilities are written."""
+"""Log-probabilities, and where they are written."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent
 
 from kd_core import NestedKey, unravel_key_to_tuple
 
@@ -35,5 +36,10 @@ def with_suffix(key: NestedKey, suffix: str) -> NestedKey:
 
 def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
     """Return the log-probability of a value, as a tensor."""
+    if isinstance(dist, Independent) and not torch.compiler.is_compiling() and not value.numel():
+        # `Independent` fails on a batch of 0 rows.
+        parts = log_prob_of(dist.base_dist, value)
+        dims = dist.reinterpreted_batch_ndims
+        return parts.sum(tuple(range(-dims, 0))) if dims else parts
     found: Tensor = dist.log_prob(value)
     return found
