@@ -22,7 +22,7 @@ from kd_export._schema.schema import Schema
 from kd_export._stages import stage
 from kd_export._verification.judging import Tolerance, compare_trials
 from kd_export._verification.report import Report
-from kd_export._verification.trials import BATCH_SIZES, Trial, pool_of, trials
+from kd_export._verification.trials import BATCH_SIZES, Trial, doubtful_trials, pool_of, trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,8 @@ class KeyedProgram:
             that the program is from.
         example: The inputs of the example, in the order of the schema; ``None`` if the program is
             from a file that stores no test.
+        doubtful: Sizes at which the module may do something else than what was captured, since it
+            asks for a relation of several axes. They are tried too.
 
     Example:
         >>> import torch
@@ -64,6 +66,7 @@ class KeyedProgram:
     diagnostics: tuple[str, ...]
     reference: Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
     example: tuple[Tensor, ...] | None
+    doubtful: tuple[Mapping[str, int], ...] = ()
 
     def __repr__(self) -> str:
         table = repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
@@ -82,6 +85,9 @@ class KeyedProgram:
             from kd_export._running.torch_runner import run_program
 
             session = Session(self.schema, run_program(self.exported_program, self.schema))
+            if self.doubtful:
+                rows = compare_trials(session, self._trials(self.schema, (), ()), Tolerance())
+                self._check("the program", Report("the program", tuple(rows)))
             self.__dict__["_opened"] = session
         return session
 
@@ -132,16 +138,18 @@ class KeyedProgram:
                 with stage(f"run `{path.name}`"):
                     rows = compare_trials(session, tried, Tolerance(rtol, atol))
                     report = Report(str(path), tuple(rows))
-                if not report.ok:
-                    notes = "".join(f"\nnote: {sentence}" for sentence in self.diagnostics)
-                    raise VerifyError(
-                        f"`{path.name}` was not written: it gives other results than the "
-                        f"module.\n{report}{notes}",
-                        expected="equal results",
-                        got=report.largest,
-                    )
+                self._check(f"`{path.name}` was not written: it", report)
                 check_weights(session, backend, file, path)
         return report
+
+    def _check(self, subject: str, report: Report) -> None:
+        if not report.ok:
+            notes = "".join(f"\nnote: {sentence}" for sentence in self.diagnostics)
+            raise VerifyError(
+                f"{subject} gives other results than the module.\n{report}{notes}",
+                expected="equal results",
+                got=report.largest,
+            )
 
     def _trials(
         self, schema: Schema, batch_sizes: Sequence[int], vectors: Sequence[Example[Word]] | None
@@ -150,8 +158,9 @@ class KeyedProgram:
 
         given = None if vectors is None else read_vectors(vectors, schema)
         sample = self.example
+        further = doubtful_trials(schema, self.reference, self.doubtful, pool=sample)
         made = trials(schema, self.reference, batch_sizes, pool=sample, example=sample, given=given)
-        return list(made)
+        return [*made, *further]
 
 
 def convert(

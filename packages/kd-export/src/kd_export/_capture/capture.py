@@ -35,6 +35,7 @@ from kd_export._capture.explaining import check_dynamic, explained, input_values
 from kd_export._capture.fixups import mend
 from kd_export._capture.initial import resolve_initial
 from kd_export._capture.reference import Reference, frozen_modes
+from kd_export._capture.relations import doubts, settle
 from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._capture.unwritten import Unwritten, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
@@ -64,7 +65,14 @@ def capture(
     strict: bool,
     metadata: Mapping[str, object] | None = None,
     shared: bool = False,
-) -> tuple[Schema, ExportedProgram, tuple[str, ...], Reference, tuple[Tensor, ...]]:
+) -> tuple[
+    Schema,
+    ExportedProgram,
+    tuple[str, ...],
+    Reference,
+    tuple[Tensor, ...],
+    tuple[Mapping[str, int], ...],
+]:
     """Return what a `KeyedProgram` is made of; ``shared`` is explained by `prepare`."""
     stored = check_json(dict(metadata or {}))
     assert isinstance(stored, dict)
@@ -86,12 +94,10 @@ def capture(
         program = _trace(flat, tensors, shapes, strict, shared)
     wires = tuple(program.call_spec.out_spec.context)  # the keys of the dict that `flat` gives
     diagnostics = mend(program, wires, mode)
-    diagnostics += [
-        f"the call replaces the buffer `{name}`: the program starts each time from the value that "
-        "it has now. Give it as an input key and an output key to carry it."
-        for name in replaced
-    ]
+    diagnostics += map(_replacing, replaced)
     names = _axis_names(program, flat, shapes)
+    found = doubts(program, names, shapes.axes)
+    diagnostics += map(str, found)
     schema = Schema(
         inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),
         outputs=tuple(_outputs(program, wires, names)),
@@ -105,7 +111,16 @@ def capture(
     schema = replace(schema, state=resolve_state(schema, state))
     schema = replace(schema, initial=resolve_initial(schema, initial))
     sample = given if shapes.hold(given) else tensors
-    return schema, program, tuple(diagnostics), Reference(flat, mode), tuple(sample.values())
+    doubtful = tuple(doubt.broken_at for doubt in found if doubt.broken_at)
+    reference = Reference(flat, mode)
+    return schema, program, tuple(diagnostics), reference, tuple(sample.values()), doubtful
+
+
+def _replacing(name: str) -> str:
+    return (
+        f"the call replaces the buffer `{name}`: the program starts each time from the value that "
+        "it has now. Give it as an input key and an output key to carry it."
+    )
 
 
 def _trace(
@@ -117,7 +132,8 @@ def _trace(
 ) -> ExportedProgram:
     """Run `torch.export.export`, and explain its errors in the words of keys.
 
-    What python refuses is tried once more by dynamo, as `torch.onnx.export` does.
+    What python refuses is tried once more by dynamo, as `torch.onnx.export` does; sizes that torch
+    cannot show to fit, with assertions that are shown here.
     """
     try:
         program = _captured(flat, tensors, shapes, strict, shared)
@@ -125,13 +141,16 @@ def _trace(
         raise
     except Exception as error:
         failure = explained(error, flat, shapes)
-        if strict or isinstance(failure, Specialized):
+        unshown = isinstance(failure, Specialized)
+        if strict and not unshown:
             raise failure from error
         try:
-            program = _captured(flat, tensors, shapes, True, shared)
+            program = _captured(flat, tensors, shapes, strict or not unshown, shared, defer=unshown)
         except ExportError as clearer:
             raise clearer from error
         except Exception:
+            raise failure from error
+        if unshown and not settle(program, _axis_names(program, flat, shapes), shapes.axes):
             raise failure from error
     check_dynamic(program, flat, shapes)
     _own_names(program)
@@ -145,6 +164,7 @@ def _captured(
     shapes: DynamicShapes,
     strict: bool,
     shared: bool,
+    defer: bool = False,
 ) -> ExportedProgram:
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
@@ -155,7 +175,12 @@ def _captured(
             with Unwritten(flat.module) if shared else contextlib.nullcontext():
                 flat.run([tensor.clone() for tensor in tensors.values()])
         return torch.export.export(
-            flat, (), kwargs, dynamic_shapes=dims if shapes.axes else None, strict=strict
+            flat,
+            (),
+            kwargs,
+            dynamic_shapes=dims if shapes.axes else None,
+            strict=strict,
+            prefer_deferred_runtime_asserts_over_guards=defer,
         )
 
 

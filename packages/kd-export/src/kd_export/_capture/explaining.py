@@ -53,7 +53,7 @@ def specialized(
     fixed = "only some of its sizes" if size is None else f"the size {size}"
     needed = _relations(text).get(axis)
     return Specialized(
-        f"the module allows {fixed} of {where}."
+        f"the module allows {fixed} of {where}{_guard(text, flat, shapes)}."
         if needed is None
         else f"{where} must be {_told(axis, needed)}.",
         key=key,
@@ -61,6 +61,18 @@ def specialized(
         got=size if needed is None else str(needed),
         hint=_remedy(text, shapes),
     )
+
+
+def _guard(text: str, flat: FlatModule, shapes: DynamicShapes) -> str:
+    """Return the relation between axes that torch could not show, if it says one."""
+    found = re.search(r"satisfy the generated guard (.+?)\.?$", text, re.MULTILINE)
+    if found is None:
+        return ""
+    said = found[1]
+    for key, dims in shapes.names.items():
+        for dim, size in dims.items():
+            said = said.replace(f"L['{flat.arguments[key]}'].size()[{dim}]", str(size))
+    return f": those where `{said}`"
 
 
 def _place_of(text: str, flat: FlatModule, shapes: DynamicShapes) -> tuple[Key, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -87,6 +88,27 @@ def trials(
     if example is not None:
         sizes = axis_sizes(schema, [tuple(tensor.shape) for tensor in example])
         yield _trial(schema, reference, sizes, example, None, EXAMPLE)
+
+
+def doubtful_trials(
+    schema: Schema,
+    reference: Reference,
+    doubtful: Sequence[Mapping[str, int]],
+    *,
+    pool: Sequence[Tensor] | None = None,
+) -> Iterator[Trial]:
+    """Run the reference at sizes where a program may differ; not where the module itself fails.
+
+    Args:
+        schema: What the program takes.
+        reference: The module.
+        doubtful: Sizes of some of the axes.
+        pool: Inputs whose rows may be taken.
+    """
+    (others,) = trial_sizes(schema, BATCH_SIZES[:1])
+    for seed, sizes in enumerate(doubtful):
+        with contextlib.suppress(VerifyError):
+            yield _accepted(schema, reference, {**others, **sizes}, len(BATCH_SIZES) + seed, pool)
 
 
 def _accepted(
