@@ -68,7 +68,7 @@ def _guard(text: str, flat: FlatModule, shapes: DynamicShapes) -> str:
     found = re.search(r"satisfy the generated guard (.+?)\.?$", text, re.MULTILINE)
     if found is None:
         return ""
-    said = found[1]
+    said = found[1].replace("torch.sym_", "")  # as torch 2.15 writes them
     for key, dims in shapes.names.items():
         for dim, size in dims.items():
             said = said.replace(f"L['{flat.arguments[key]}'].size()[{dim}]", str(size))
