@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
+    from kd_core._containers.row_pool import Rows
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
@@ -314,7 +315,7 @@ class NonTensorStack(NonTensorDataBase):
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
 
 
-def _moved(node: NonTensorStack, fn: LeafFn) -> Tensor:
+def _moved(node: Rows, fn: LeafFn) -> Tensor:
     """Apply a function that moves rows to the positions."""
     try:
         return fn(node._positions)
@@ -337,7 +338,7 @@ def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> No
     return wrap_data(nested_values(positions.tolist(), pool), desc)
 
 
-def _flat(node: NonTensorStack) -> list[object]:
+def _flat(node: Rows) -> list[object]:
     """Return the values of all rows in one list."""
     ndim = node._desc.ndim
     positions = node._positions
@@ -347,7 +348,7 @@ def _flat(node: NonTensorStack) -> list[object]:
     return [nested_values(row, node._pool) for row in rows.tolist()]
 
 
-def _add(node: NonTensorStack, values: list[object]) -> int:
+def _add(node: Rows, values: list[object]) -> int:
     """Add values to the pool of an entry; return the position of the first.
 
     Values are never taken out here: in compiled code copies share the pool.
@@ -362,16 +363,22 @@ def _pooled(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tens
     pool: list[object] = []
     columns = []
     for node in nodes:
-        if isinstance(node, NonTensorStack):
-            if node._positions.ndim > node._desc.ndim:  # lists, perhaps of different lengths
-                node = restore_rows(_flat(node), node._desc.batch)
-            own, positions = own_pool(node._pool, node._positions)
-            columns.append(positions + len(pool))
-            pool += own
-        else:
+        if isinstance(node, NonTensorData):
             columns.append(torch.full(node._desc.batch, len(pool), device="cpu"))
             pool.append(node._item())
+        else:
+            own, positions = _own_rows(cast("Rows", node))
+            columns.append(positions + len(pool))
+            pool += own
     return pool, columns
+
+
+def _own_rows(node: Rows) -> tuple[list[object], Tensor]:
+    """Return a copy of the pool of an entry with one value for each row, and their positions."""
+    if node._positions.ndim == node._desc.ndim:
+        return own_pool(node._pool, node._positions)
+    values = _flat(node)  # lists, perhaps of different lengths
+    return values, count_rows(len(values)).reshape(node._desc.batch)
 
 
 def _joined(

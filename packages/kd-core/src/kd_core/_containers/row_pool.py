@@ -8,13 +8,16 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._errors import InvalidValue
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
 
 _is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 _inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
@@ -25,8 +28,9 @@ _SPARE: Final = 64
 
 
 class Rows(Protocol):
-    """What holds a pool and the positions of its rows."""
+    """What holds a pool and the positions of its rows, perhaps with further dimensions."""
 
+    _desc: Descriptor
     _pool: list[object]
     _positions: Tensor
 
