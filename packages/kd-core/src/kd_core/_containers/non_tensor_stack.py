@@ -12,7 +12,6 @@ and its copies share the pool: it only grows then.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
@@ -28,6 +27,13 @@ from kd_core._containers.non_tensor import (
     NonTensorDataBase,
     refuse_tensors,
     wrap_data,
+)
+from kd_core._containers.pooled_rows import (
+    add_values,
+    flat_values,
+    join_rows,
+    move_positions,
+    pool_rows,
 )
 from kd_core._containers.row_pool import (
     compact,
@@ -49,7 +55,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._containers.row_pool import Rows
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
@@ -101,7 +106,7 @@ class NonTensorStack(NonTensorDataBase):
                         f"value 0 and {shape_text(node._desc.batch)} in value {number} of "
                         "`NonTensorStack`."
                     )
-            self._pool, self._positions = _joined(nodes, torch.stack, at)
+            self._pool, self._positions = join_rows(nodes, torch.stack, at)
         else:
             self._pool = list(values)
             self._positions = count_rows(len(values))
@@ -186,7 +191,7 @@ class NonTensorStack(NonTensorDataBase):
             return self._fresh(new)
         if isinstance(batch, Padded):
             return cast("Self", _padded(self, fn, new))
-        return self._with(_moved(self, fn), new)
+        return self._with(move_positions(self, fn), new)
 
     def _map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
@@ -236,7 +241,7 @@ class NonTensorStack(NonTensorDataBase):
         if not isinstance(fn, Selection):
             return self._copy(self._desc)
         nodes: list[NonTensorDataBase] = [self, cast("NonTensorDataBase", other)]
-        pool, (mine, theirs) = _pooled(nodes)
+        pool, (mine, theirs) = pool_rows(nodes)
         chosen = fn(mine, theirs)
         build = wrap_rows if self._desc.ndim or is_compiling() else _value_of_row
         return cast("Self", build(pool, chosen, self._desc))
@@ -274,20 +279,20 @@ class NonTensorStack(NonTensorDataBase):
         """
         refuse_tensors(value, path)
         if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
-            return self._positions, value._positions + _add(self, value._pool)
+            return self._positions, value._positions + add_values(self, value._pool)
         rows = self._desc.batch if shape is None else shape
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
-            values, batch = _flat(node), node._desc.batch
+            values, batch = flat_values(node), node._desc.batch
         elif node is not None or not rows or not isinstance(value, (list, tuple)):
             values, batch = [value if node is None else node._item()], ()
         else:
             values, batch = values_of_rows(value, rows, format_key(path)), rows
         compact(self)
         if self._positions.ndim > self._desc.ndim:  # its values are lists
-            self._pool = _flat(self)
+            self._pool = flat_values(self)
             self._positions = count_rows(len(self._pool)).reshape(self._desc.batch)
-        start = _add(self, values)
+        start = add_values(self, values)
         return self._positions, (count_rows(len(values)) + start).reshape(batch)
 
     def __eq__(self, other: object) -> bool:
@@ -295,13 +300,13 @@ class NonTensorStack(NonTensorDataBase):
             return NotImplemented
         if self._desc.batch != other._desc.batch:
             return False
-        pairs = zip(_flat(self), _flat(other), strict=True)
+        pairs = zip(flat_values(self), flat_values(other), strict=True)
         return all(same_data(mine, theirs) for mine, theirs in pairs)
 
     __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restore_rows, (_flat(self), self._desc.batch, self._desc.device)
+        return restore_rows, (flat_values(self), self._desc.batch, self._desc.device)
 
     def __repr__(self) -> str:
         desc = self._desc
@@ -313,15 +318,6 @@ class NonTensorStack(NonTensorDataBase):
             values = ", ".join(repr(self._pool[position]) for position in first)
             shown = f"[{values}, ... ({rest} more)]"
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
-
-
-def _moved(node: Rows, fn: LeafFn) -> Tensor:
-    """Apply a function that moves rows to the positions."""
-    try:
-        return fn(node._positions)
-    except RuntimeError:  # its index is on another device, or it needs a contiguous leaf
-        device = node._desc.device or torch.accelerator.current_accelerator() or "cpu"
-        return fn(node._positions.contiguous().to(device)).cpu()
 
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:
@@ -336,56 +332,6 @@ def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStac
 def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorData:
     """Build an entry without batch dimensions, which is the value of one row."""
     return wrap_data(nested_values(positions.tolist(), pool), desc)
-
-
-def _flat(node: Rows) -> list[object]:
-    """Return the values of all rows in one list."""
-    ndim = node._desc.ndim
-    positions = node._positions
-    if positions.ndim == ndim:
-        return [node._pool[position] for position in positions.reshape(-1).tolist()]
-    rows = positions.reshape(math.prod(node._desc.batch), *positions.shape[ndim:])
-    return [nested_values(row, node._pool) for row in rows.tolist()]
-
-
-def _add(node: Rows, values: list[object]) -> int:
-    """Add values to the pool of an entry; return the position of the first.
-
-    Values are never taken out here: in compiled code copies share the pool.
-    """
-    start = len(node._pool)
-    node._pool.extend(values)
-    return start
-
-
-def _pooled(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:
-    """Return the values of several entries in one pool, and their positions in it."""
-    pool: list[object] = []
-    columns = []
-    for node in nodes:
-        if isinstance(node, NonTensorData):
-            columns.append(torch.full(node._desc.batch, len(pool), device="cpu"))
-            pool.append(node._item())
-        else:
-            own, positions = _own_rows(cast("Rows", node))
-            columns.append(positions + len(pool))
-            pool += own
-    return pool, columns
-
-
-def _own_rows(node: Rows) -> tuple[list[object], Tensor]:
-    """Return a copy of the pool of an entry with one value for each row, and their positions."""
-    if node._positions.ndim == node._desc.ndim:
-        return own_pool(node._pool, node._positions)
-    values = _flat(node)  # lists, perhaps of different lengths
-    return values, count_rows(len(values)).reshape(node._desc.batch)
-
-
-def _joined(
-    nodes: Sequence[NonTensorDataBase], call: Callable[..., Tensor], dim: int
-) -> tuple[list[object], Tensor]:
-    pool, columns = _pooled(nodes)
-    return pool, call(columns, dim)
 
 
 def join_data(
@@ -407,7 +353,7 @@ def join_data(
         for node in nodes
     ):
         return first._under(desc)
-    return wrap_rows(*_joined(nodes, call, dim), desc)
+    return wrap_rows(*join_rows(nodes, call, dim), desc)
 
 
 def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:
