@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ WRITTEN_BY_EXAMPLES = "examples/digits/out/"
 # Verbs of programs that the packages do not need.
 PROGRAM_VERBS = {"Connect", "Put", "Time", "Train"}
 OF_THE_PACKAGES = "tools/generate_ops.py"
+# What a reader with `kd-core` alone can follow.
+CORE_PAGES = ("kd-core", "containers", "shapes", "data", "compile", "conversions")
 # A dense program of rows, whose results are compared and whose text nobody reads as a page.
 ROWS = "benchmarks/peer.py"
 
@@ -52,6 +55,11 @@ def links(text: str) -> set[str]:
     return {target for target in targets if target and "://" not in target}
 
 
+def imported(text: str) -> set[str]:
+    """Return the packages that the examples of a page import."""
+    return set(re.findall(r"^(?:>>> )?(?:from|import) (\w+)", text, flags=re.MULTILINE))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_path_exists(page: Path) -> None:
     paths = named_paths(page.read_text(encoding="utf-8")) - {WRITTEN_BY_EXAMPLES}
@@ -74,6 +82,17 @@ def test_docstrings_of_programs_start_with_a_verb(path: Path) -> None:
     found = [said for _, said in docstrings(ast.parse(path.read_text(encoding="utf-8")))]
     allowed = {f"`{verb}`" for verb in PROGRAM_VERBS | set(VERBS.split())}
     assert [said for said in found if said.split()[3].rstrip(",") not in allowed] == []
+
+
+@pytest.mark.parametrize("page", CORE_PAGES)
+def test_pages_of_kd_core_need_no_other_package(page: str) -> None:
+    text = (ROOT / f"docs/guide/{page}.md").read_text(encoding="utf-8")
+    assert "kd_core" in imported(text)
+    assert imported(text) <= {"kd_core", "torch", *sys.stdlib_module_names}
+
+
+def test_an_import_is_seen() -> None:
+    assert imported(">>> import kd_nn\nfrom torch.utils import data\n") == {"kd_nn", "torch"}
 
 
 def test_a_path_that_is_gone_is_seen() -> None:
