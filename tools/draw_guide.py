@@ -1,4 +1,4 @@
-"""Draw the pictures of the guide: kinds of container, shapes of leaves, the way of a data set.
+"""Draw the pictures of the guide: kinds of container, keys, shapes, indices, stacks, data.
 
     python tools/draw_guide.py
 
@@ -12,7 +12,16 @@ from pathlib import Path
 
 import torch
 
-from kd_core import TensorDict, TensorDictBase, collate, group_by, pad_sequence, stack
+from kd_core import (
+    TensorDict,
+    TensorDictBase,
+    collate,
+    group_by,
+    lazy_stack,
+    pad_sequence,
+    stack,
+    unravel_key_to_tuple,
+)
 
 FOLDER = Path("docs/images")
 STYLE = """
@@ -186,7 +195,82 @@ def _row(picture: Picture, x: float, y: float, row: TensorDictBase) -> None:
     picture.text(x + 10, y, f"who: {row['who'].item()}   x: {row['x'].item()}")
 
 
-PICTURES = {"container-kinds.svg": kinds, "shapes.svg": shapes, "data.svg": data}
+def keys() -> str:
+    """Draw the tree of nested keys, and the same leaves under flat keys."""
+    picture = Picture(560, 176)
+    leaves = {"obs": torch.zeros(3, 4), "reward": torch.ones(3)}
+    td = TensorDict({"obs": leaves["obs"], "next": leaves}, [3])
+    picture.text(20, 22, "td", "title")
+    picture.text(330, 22, 'td.flatten_keys(".")', "title")
+    for row, key in enumerate(td.keys(include_nested=True)):
+        y, path = 52 + ROW * row, unravel_key_to_tuple(key)
+        entry: object = td.get(key)
+        picture.text(20 + 24 * (len(path) - 1), y, path[-1])
+        if isinstance(entry, torch.Tensor):
+            picture.leaf(110, y, entry.shape, td.batch_dims)
+            picture.text(190, y, f"td[{repr(list(path))[1:-1]}]", "note")
+    for row, (key, leaf) in enumerate(td.flatten_keys(".").items()):
+        picture.text(420, 52 + ROW * row, key)
+        picture.leaf(330, 52 + ROW * row, leaf.shape, td.batch_dims)
+    return picture.svg()
+
+
+def indexing() -> str:
+    """Draw which rows of every entry an index takes."""
+    td = TensorDict({"x": torch.arange(10, 14), "y": torch.arange(20, 24)}, [4])
+    results = [
+        ("td", td),
+        ("td[1]", td[1:2]),
+        ("td[1:3]", td[1:3]),
+        ("td[td['x'] != 11]", td[td["x"] != 11]),
+        ("td[[3, 0, 0]]", td[[3, 0, 0]]),
+    ]
+    picture = Picture(560, 52 + ROW * len(results))
+    for x, title in ((20, "container"), (200, "batch_size"), (300, "x"), (430, "y")):
+        picture.text(x, 22, title, "title")
+    for row, (call, result) in enumerate(results):
+        y = 52 + ROW * row
+        picture.text(20, y, call)
+        picture.text(200, y, "()" if call == "td[1]" else str(tuple(result.batch_size)))
+        for x, key in ((300, "x"), (430, "y")):
+            values = [str(value) for value in result[key].tolist()]
+            picture.cells(x, y, values, ["batch"] * len(values))
+    return picture.svg()
+
+
+def stacks() -> str:
+    """Draw the members of a lazy stack, and what the stack shows of their entries."""
+    rows = [TensorDict({"x": n, "ids": torch.arange(n)}) for n in (2, 4, 3)]
+    stacked = lazy_stack(rows)
+    padded = stacked.get("ids", as_padded_tensor=True, padding_value=-1).tolist()
+    picture = Picture(760, 176)
+    for x, title in (
+        (20, "members"),
+        (290, 'stacked["x"]'),
+        (480, 'get("ids", as_padded_tensor=True)'),
+    ):
+        picture.text(x, 22, title, "title")
+    for idx, row in enumerate(rows):
+        y, ids = 52 + ROW * idx, [str(value) for value in row["ids"].tolist()]
+        picture.box(20, y - 13, 210, 26)
+        picture.text(30, y, f"x: {row['x'].item()}   ids:")
+        picture.cells(120, y, ids, ["batch"] * len(ids))
+        picture.arrow(230, y, 282, y)
+        picture.cells(290, y, [str(stacked["x"][idx].item())], ["batch"])
+        styles = ["pad" if value < 0 else "batch" for value in padded[idx]]
+        picture.cells(480, y, ["" if value < 0 else str(value) for value in padded[idx]], styles)
+    picture.text(20, 154, "each stays a container of its own: writes to the stack reach it", "note")
+    return picture.svg()
+
+
+PICTURES = {
+    "container-kinds.svg": kinds,
+    "keys.svg": keys,
+    "shapes.svg": shapes,
+    "indexing.svg": indexing,
+    "lazy-stack.svg": stacks,
+    "data.svg": data,
+}
 
 
 if __name__ == "__main__":

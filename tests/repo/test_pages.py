@@ -15,7 +15,20 @@ WRITTEN_BY_EXAMPLES = "examples/digits/out/"
 PROGRAM_VERBS = {"Connect", "Put", "Time", "Train"}
 OF_THE_PACKAGES = "tools/generate_ops.py"
 # What a reader with `kd-core` alone can follow.
-CORE_PAGES = ("kd-core", "containers", "shapes", "data", "compile", "conversions")
+CORE_PAGES = (
+    "kd-core",
+    "containers",
+    "keys",
+    "shapes",
+    "indexing",
+    "non-tensors",
+    "lazy-stacks",
+    "typed-containers",
+    "locking",
+    "data",
+    "compile",
+    "conversions",
+)
 # A dense program of rows, whose results are compared and whose text nobody reads as a page.
 ROWS = "benchmarks/peer.py"
 
