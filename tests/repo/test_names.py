@@ -10,9 +10,13 @@ from typing import TypeGuard
 import pytest
 from tests.repo.tree import IMPORT_NAMES, ROOT
 
+from kd_core import TensorDictBase
+from kd_core._naming.left_out import LeftOut
+
 AUTODOC = re.compile(
     r"^\.\. auto(?:class|function|exception|data)::\s+(?:\w+\.)*(\w+)", re.MULTILINE
 )
+METHOD = re.compile(r"^\.\. auto(?:method|property):: TensorDictBase\.(\w+)", re.MULTILINE)
 
 
 def init_of(name: str) -> Path:
@@ -66,8 +70,14 @@ def exported(name: str) -> set[str]:
 
 
 def documented(name: str) -> set[str]:
-    page = ROOT / "docs" / "reference" / f"{name.removeprefix('kd_')}.md"
-    return set(AUTODOC.findall(page.read_text(encoding="utf-8")))
+    return {found for page in reference(name) for found in AUTODOC.findall(page)}
+
+
+def reference(name: str) -> list[str]:
+    """Return the reference pages of a distribution: one, and one more for each topic of methods."""
+    topic = name.removeprefix("kd_")
+    pages = sorted((ROOT / "docs" / "reference").glob(f"{topic}*.md"))
+    return [page.read_text(encoding="utf-8") for page in pages if page.stem.split("-")[0] == topic]
 
 
 @pytest.mark.parametrize("name", IMPORT_NAMES)
@@ -98,6 +108,27 @@ def test_no_exported_name_is_private(name: str) -> None:
 @pytest.mark.parametrize("name", IMPORT_NAMES)
 def test_reference_lists_each_exported_name(name: str) -> None:
     assert exported(name) - documented(name) == set()
+
+
+def test_each_method_of_containers_stands_on_one_page() -> None:
+    listed = [found for page in reference("kd_core") for found in METHOD.findall(page)]
+    methods = {
+        key
+        for key, value in inspect.getmembers_static(TensorDictBase)
+        if not key.startswith("_") and not isinstance(value, LeftOut)
+    }
+    assert sorted(listed) == sorted(methods)
+
+
+def test_each_family_of_methods_shows_an_example() -> None:
+    families = [
+        family
+        for page in reference("kd_core")
+        for family in re.split(r"^## ", page, flags=re.MULTILINE)
+        if METHOD.search(family)
+    ]
+    assert len(families) > 30
+    assert [family.split("\n")[0] for family in families if ">>>" not in family] == []
 
 
 @pytest.mark.parametrize("name", IMPORT_NAMES)
