@@ -44,6 +44,40 @@ def test_the_argument_in_the_message_works(
     assert schema.axes["seq"].max == 512
 
 
+class Rectangle(nn.Module):
+    """Multiply by the first 16 columns, which are not all of them."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x @ y[:, :16] if x.shape[0] <= 16 else y
+
+
+def test_a_size_that_torch_leaves_in_its_fix_is_left_out() -> None:
+    module = Keyed(Rectangle(), ["x", "y"], ["z"])
+    example = {"x": torch.randn(8, 16), "y": torch.randn(16, 32)}
+    free = {"x": {0: "a", 1: "b"}, "y": {0: "c", 1: "d"}}
+    with pytest.raises(Specialized) as raised:
+        export(module, example, dynamic=free)
+    assert raised.value.hint is not None
+    pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
+    program = export(module, example, dynamic=pasted)
+    assert {name: str(axis) for name, axis in program.schema.axes.items()} == {
+        "a": "1..16", "b": "1..", "d": "17..",
+    }  # fmt: skip
+    shape = program({"x": torch.randn(4, 32), "y": torch.randn(32, 64)})["z"].shape
+    assert shape == (4, 16)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(5, (6, 64)), (60, (1, 59)), (64, (1, 63))])
+def test_the_larger_part_beside_a_size_is_kept(size: int, kept: tuple[int, int]) -> None:
+    module = Keyed(Do(lambda x: x.sin() if x.shape[0] != size else x + 1), ["x"], ["y"])
+    with pytest.raises(Specialized) as raised:
+        export(module, {"x": torch.randn(30, 3)}, dynamic={"batch": (1, 64)})
+    assert raised.value.hint is not None
+    pasted = ast.literal_eval(raised.value.hint.split("`")[1].removeprefix("dynamic="))
+    assert pasted["batch"] == kept
+    assert export(module, {"x": torch.randn(30, 3)}, dynamic=pasted).schema.axes
+
+
 def test_a_nested_key_is_written_as_it_is_pasted() -> None:
     module = TensorDictModule(Positions(), in_keys=[("in", "x")], out_keys=["y"])
     example = {("in", "x"): X}

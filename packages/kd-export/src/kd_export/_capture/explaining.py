@@ -50,7 +50,7 @@ def specialized(
     dims = shapes.names.get(key, {})
     axis = str(dims[dim]) if dim in dims else ""
     where = f"dimension {dim} of `{wire_name(key)}` (axis `{axis}`)"
-    fixed = "only some of its sizes" if size is None else f"the size {size}"
+    fixed = "only some sizes" if size is None else f"the size {size}"
     needed = _relations(text).get(axis)
     return Specialized(
         f"the module allows {fixed} of {where}{_guard(text, flat, shapes)}."
@@ -116,6 +116,9 @@ def _remedy(text: str, shapes: DynamicShapes) -> str:
         del axes[name]  # it is another axis, or one size
         other = None if fix.isdecimal() else LinearSize(fix)
         names = {k: _renamed(dims, name, other) for k, dims in names.items()}
+    for name, size in _excluded(text):
+        if name in axes:
+            axes[name] = _without(axes[name], size)
     for name, needed in _relations(text).items():
         if name not in axes:
             continue
@@ -134,6 +137,21 @@ def _remedy(text: str, shapes: DynamicShapes) -> str:
     pairs = [f"{word}: {dims}" for word, dims in zip(words, dims.values(), strict=True)]
     pairs += [f"{name!r}: {(axis.min, axis.max)}" for name, axis in axes.items()]
     return f"Pass `dynamic={{{', '.join(pairs)}}}`." if dims else "Pass `dynamic=None`."
+
+
+def _excluded(text: str) -> list[tuple[str, int]]:
+    """Return the sizes that torch says an axis must not have; its fixes leave them in."""
+    guard = r"values of (\w+) = \S+ in the .* generated guard \S+ != (\d+)\.?$"
+    return [(name, int(size)) for name, size in re.findall(guard, text, re.MULTILINE)]
+
+
+def _without(axis: Axis, size: int) -> Axis:
+    """Remove a size from a range: the larger part is kept."""
+    if not axis.holds(size):
+        return axis
+    if axis.max is not None and axis.max - size < size - axis.min:
+        return Axis(axis.min, size - 1)
+    return Axis(size + 1, axis.max)
 
 
 def _within(axis: Axis, size: LinearSize, limits: Axis) -> Axis:
