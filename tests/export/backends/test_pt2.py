@@ -2,6 +2,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from kd_export import (
     ExportError,
     NotExportable,
     ShapeMismatch,
+    UntrustedArtifact,
     VerifyError,
 )
+from kd_export._backends.pt2 import check_registered, own_operators
 from kd_export._schema.operators import check_operator
 
 
@@ -172,7 +175,26 @@ def own(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize("function", [conditional, with_gradient, own])
+torch_library: Any = torch.library  # its functions have no types
+LIBRARY = torch_library.Library("kd_test_library", "DEF")
+LIBRARY.define("thrice(Tensor x) -> Tensor")
+LIBRARY.define("thrice.scaled(Tensor x, float scale) -> Tensor")
+LIBRARY.define("text(str path) -> str")
+LIBRARY.impl("thrice", lambda x: x * 3, "CompositeExplicitAutograd")
+LIBRARY.impl("thrice.scaled", lambda x, scale: x * 3 * scale, "CompositeExplicitAutograd")
+torch_library.register_fake("kd_test_library::thrice", torch.empty_like, lib=LIBRARY)
+torch_library.register_fake(
+    "kd_test_library::thrice.scaled", lambda x, scale: torch.empty_like(x), lib=LIBRARY
+)
+
+
+def of_a_library(x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.kd_test_library.thrice(x)
+    z: torch.Tensor = torch.ops.kd_test_library.thrice.scaled(y, 0.5)
+    return z
+
+
+@pytest.mark.parametrize("function", [conditional, with_gradient, own, of_a_library])
 def test_inner_graphs_and_own_operators_are_let_in(tmp_path: Path, function: object) -> None:
     assert callable(function)
     module = Keyed(Do(function), ["x"], ["y"])
@@ -180,8 +202,26 @@ def test_inner_graphs_and_own_operators_are_let_in(tmp_path: Path, function: obj
 
 
 def test_an_operator_of_another_package_is_refused() -> None:
-    with pytest.raises(ExportError, match=r"define it with `torch\.library\.custom_op` before"):
+    with pytest.raises(ExportError, match=r"define it with `torch\.library\.custom_op` or"):
         check_operator("torch.ops.kd_test.twice.default")
+
+
+def test_operators_that_torch_defines_in_python_are_not_own() -> None:
+    torch.library.define("kd_test_unknown::op", "(Tensor x) -> Tensor")  # made in a file of torch
+    found = own_operators()
+    assert {
+        "torch.ops.kd_test.twice.default",
+        "torch.ops.kd_test_library.thrice.default",
+        "torch.ops.kd_test_library.thrice.scaled",
+    } <= found
+    assert {"prims::sin", "debugprims::load_tensor", "kd_test_unknown::op"} <= torch.library._defs
+    spaces = {name.split(".")[2] for name in found}
+    assert not spaces & {"aten", "prims", "rngprims", "debugprims", "kd_test_unknown"}
+
+
+def test_an_own_operator_that_takes_no_tensor_is_refused() -> None:
+    with pytest.raises(UntrustedArtifact, match="not an operator on tensors"):
+        check_registered(["torch.ops.kd_test_library.text.default"])
 
 
 class Partial(nn.Module):

@@ -37,6 +37,9 @@ _PLAIN = re.compile(
     r"(?:Tensor|int|float|bool|number|complex|str|Device|Generator|SymInt|SymFloat|SymBool)\]*"
 )
 
+_LIBRARY_NAME = re.compile(r"\w+::\w+(?:\.\w+)?")
+_REGISTERED = re.compile(r"^debug: registered at (.+):\d+$", re.MULTILINE)
+
 
 class Pt2Backend:
     """Write and read ``.pt2`` files."""
@@ -69,7 +72,7 @@ class Pt2Backend:
 
         from kd_export._running.torch_runner import run_program
 
-        archive, operators = disarm(file, _own_operators())
+        archive, operators = disarm(file, own_operators())
         check_registered(operators)
         try:
             with warnings.catch_warnings():
@@ -99,15 +102,35 @@ class Pt2Backend:
 backend = Pt2Backend()
 
 
-def _own_operators() -> set[str]:
-    """List the operators that the user defined by `torch.library.custom_op` in this process."""
+def own_operators() -> set[str]:
+    """List the operators that Python code other than torch's defined in this process.
+
+    By `torch.library.custom_op`, or by a `torch.library.Library`: of these the dispatcher knows
+    the file that made the library. `torch.library.define` makes it in a file of torch itself.
+    """
+    import torch
     from torch._library.custom_ops import OPDEFS
 
-    return {
-        f"torch.ops.{definition._qualname.replace('::', '.')}.default"
+    decorated = {
+        definition._qualname
         for definition in OPDEFS.values()
         if not str(definition._init_fn.__module__).startswith("torch.")
     }
+    torch_folder = Path(torch.__file__).parent
+    made = {name for name in torch.library._defs if _LIBRARY_NAME.fullmatch(name)}
+    registered = {name: _REGISTERED.search(torch._C._dispatch_dump(name)) for name in made}
+    libraries = {
+        name
+        for name, found in registered.items()
+        if found is not None and not Path(found[1]).is_relative_to(torch_folder)
+    }
+    return {_dotted(name) for name in decorated | libraries}
+
+
+def _dotted(name: str) -> str:
+    """Return the path of an operator: ``a::b`` is ``torch.ops.a.b.default``."""
+    path = name.replace("::", ".")
+    return f"torch.ops.{path}" if "." in name else f"torch.ops.{path}.default"
 
 
 def check_registered(operators: Iterable[str]) -> None:

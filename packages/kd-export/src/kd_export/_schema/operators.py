@@ -72,6 +72,7 @@ def check_operator(target: str, custom: Collection[str] = ()) -> str:
         f"the program calls `{target[:80]}`, which is not an operator that a file may call.",
         expected="an operator of torch on tensors",
         got=target[:1000],
-        hint="The file is forged or damaged: do not use it. If the operator is your own, define it "
-        "with `torch.library.custom_op` before you open the file.",
+        hint="If the operator is your own, define it with `torch.library.custom_op` or a "
+        "`torch.library.Library` before you save or open the file. Otherwise the file is forged or "
+        "damaged: do not use it.",
     )
