@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.export.models import Do, Keyed, Scatter, case
 from torch import Tensor, nn
+from torch.export import Dim
 
 import kd_export
 from kd_core import TensorDict, TensorDictBase
@@ -144,13 +145,24 @@ def sized(td: TensorDictBase) -> TensorDictBase:
 BAD = [
     ({"z": {0: "b"}}, KeyMismatch, "`dynamic` names the input 'z'; the inputs are `x`"),
     ({"x": {2: "b"}}, ShapeMismatch, r"names dimension 2 of `x`, whose shape is \(2, 3\)"),
-    ({"x": {0: "a b"}}, ExportError, "'a b' cannot name a dimension.* such as `2\\*batch"),
-    ({"x": {0: "a*b"}}, ExportError, "'a\\*b' cannot name a dimension"),
+    ({"x": {0: "a b"}}, ExportError, "'a b' cannot name dimension 0 of `x`.* `2\\*batch"),
+    ({"x": {0: "a*b"}}, ExportError, "'a\\*b' cannot name dimension 0 of `x`"),
     ({"2*b": (1, 4)}, ExportError, "'2\\*b' cannot name an axis"),
     ({"x": {0: "2*b + 1"}}, ShapeMismatch, r"example: `x`\[0\] = 2 for `2\*b \+ 1`"),
     ({"x": {0: "b - 5"}}, ExportError, r"`b - 5`, .* negative .* range for it: `'b': \(5, None\)"),
     ({"x": {0: "b"}, "c": (1, 4)}, ExportError, "a range is given for `c`, which names no"),
     ({"a": (1, 4), "b": (1, 4)}, ExportError, "no dimension is named so"),
+    ({"x": {0: Dim("b")}}, ExportError, r"Dim\('b', min=0\) cannot name dimension 0 of `x`"),
+    ({"x": {0: Dim.AUTO}}, ExportError, r"AUTO\) cannot name dimension 0 of `x`"),
+    ({"x": {0: None}}, ExportError, "None cannot name dimension 0 of `x`.* Leave out"),
+    ({"x": {"0": "b"}}, ShapeMismatch, "names dimension '0' of `x`"),
+    ({"x": ("b", None)}, ExportError, "`x` cannot range over b..None.* named by a dict"),
+    ({"x": {0: "b"}, "b": 5}, ExportError, "`b` cannot range over 5. Give"),
+    ({"x": {0: "b"}, "b": (5, 2)}, ExportError, r"`b` cannot range over 5\.\.2"),
+    ({"x": {0: "b"}, "b": (1, 2, 3)}, ExportError, r"`b` cannot range over \(1, 2, 3\)"),
+    ({"x": {0: "b"}, "b": ("1", "2")}, ExportError, r"`b` cannot range over 1\.\.2"),
+    (["batch"], ExportError, r"expected a name, a dict or `None` for `dynamic`, got \['batch'\]"),
+    (True, ExportError, "expected a name, a dict or `None` for `dynamic`, got True"),
     ({"x": {0: "b", 1: "b"}}, ShapeMismatch, r"axis `b` has different sizes .*`x`\[1\] = 3"),
 ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -76,8 +76,14 @@ def resolve(
         return DynamicShapes({}, {})
     if isinstance(dynamic, str):
         ranges, named = _sort_out({dynamic: (1, None)}, tensors)
-    else:
+    elif isinstance(dynamic, Mapping):
         ranges, named = _sort_out(dynamic, tensors)
+    else:
+        raise ExportError(
+            f"expected a name, a dict or `None` for `dynamic`, got {dynamic!r}.",
+            got=dynamic,
+            hint="Pass `'batch'`, `{'batch': (1, 64)}` or `{'obs': {0: 'batch'}}`.",
+        )
     if not named:
         if len(ranges) != 1:
             raise ExportError(
@@ -135,17 +141,30 @@ def _sort_out(
     for word, value in dynamic.items():
         if isinstance(value, Mapping):
             key = _input_key(word, tensors)
-            named[key] = {_dim(key, dim, tensors[key]): _size(name) for dim, name in value.items()}
+            named[key] = {
+                _dim(key, dim, tensors[key]): _size(key, dim, name) for dim, name in value.items()
+            }
         else:
-            low, high = value
-            ranges[_axis(word)] = Axis(low, high)
-            if low < 0 or (high is not None and high < max(low, 2)):
-                raise ExportError(
-                    f"`{word}` cannot range over {low}..{high}.",
-                    got=value,
-                    hint="Give `(min, max)` with a max of at least 2, or `None` for no limit.",
-                )
+            ranges[_axis(word)] = _range(word, value)
     return ranges, named
+
+
+def _range(word: object, value: object) -> Axis:
+    match value:
+        case int(low), None | int() as high if low >= 0 and (high is None or high >= max(low, 2)):
+            return Axis(low, high)
+    shown = f"{value[0]}..{value[1]}" if _is_pair(value) else repr(value)
+    raise ExportError(
+        f"`{word}` cannot range over {shown}.",
+        expected="(min, max)",
+        got=value,
+        hint="Give `(min, max)` with a max of at least 2, or `None` for no limit. Dimensions of "
+        "an input are named by a dict: `{'obs': {0: 'batch'}}`.",
+    )
+
+
+def _is_pair(value: object) -> TypeGuard[Range]:
+    return isinstance(value, tuple) and len(value) == 2
 
 
 def _leading(
@@ -178,10 +197,10 @@ def _input_key(word: object, tensors: Mapping[Key, Tensor]) -> Key:
     )
 
 
-def _dim(key: Key, dim: int, tensor: Tensor) -> int:
-    if not -tensor.dim() <= dim < tensor.dim():
+def _dim(key: Key, dim: object, tensor: Tensor) -> int:
+    if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         raise ShapeMismatch(
-            f"`dynamic` names dimension {dim} of `{wire_name(key)}`, "
+            f"`dynamic` names dimension {dim!r} of `{wire_name(key)}`, "
             f"whose shape is {tuple(tensor.shape)}.",
             key=key,
             expected=f"a dimension below {tensor.dim()}",
@@ -200,14 +219,16 @@ def _axis(name: object) -> str:
     return name
 
 
-def _size(name: object) -> LinearSize:
+def _size(key: Key, dim: int, name: object) -> LinearSize:
     size = LinearSize.parse(name) if isinstance(name, str) else None
     if size is None:
         raise ExportError(
-            f"{name!r} cannot name a dimension.",
+            f"{name!r} cannot name dimension {dim} of `{wire_name(key)}`.",
+            key=key,
+            expected="a name",
             got=name,
             hint="Use a word, such as `batch`, or a size that follows from one, such as "
-            "`2*batch + 1`.",
+            "`2*batch + 1`. Leave out dimensions that are fixed.",
         )
     _axis(size.axis)
     return size
