@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, SchemaVersion, Vector
+from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, SchemaVersion, Step, Vector
 from kd_export._schema.schema import check_json
 
 SCHEMA = Schema(
@@ -31,6 +31,7 @@ RECURRENT = replace(
     outputs=(H,),
     state={"h": "h"},
     initial={"h": (0.5, -math.inf)},
+    steps=(Step("0.cell", "GRUCell(3, 2)", (("in", "x"), ("h",)), (("h",),)),),
     vectors=(),
 )
 
@@ -52,6 +53,22 @@ def test_damaged_state_is_refused(state: object) -> None:
 )
 def test_damaged_start_of_a_state_is_refused(initial: object) -> None:
     data = RECURRENT.to_data() | {"initial": initial}
+    with pytest.raises(ExportError, match="the schema is damaged"):
+        Schema.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"name": "0", "runs": "f", "reads": [[]], "writes": []},
+        {"name": "0", "runs": "f", "reads": ["x"], "writes": []},
+        {"name": 0, "runs": "f", "reads": [], "writes": []},
+        {"name": "0", "runs": "f", "reads": []},
+        "f",
+    ],
+)
+def test_damaged_steps_are_refused(step: object) -> None:
+    data = RECURRENT.to_data() | {"steps": [step]}
     with pytest.raises(ExportError, match="the schema is damaged"):
         Schema.from_json(json.dumps(data))
 

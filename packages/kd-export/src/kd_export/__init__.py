@@ -35,6 +35,7 @@ from kd_export._schema.schema import Axis as Axis
 from kd_export._schema.schema import Entry as Entry
 from kd_export._schema.schema import Schema as Schema
 from kd_export._schema.schema import Vector as Vector
+from kd_export._schema.steps import Step as Step
 from kd_export._verification.diagnosis import Diagnosis as Diagnosis
 from kd_export._verification.diagnosis import Finding as Finding
 from kd_export._verification.report import Comparison as Comparison

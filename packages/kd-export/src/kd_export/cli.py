@@ -41,6 +41,7 @@ from kd_export._running.backend import backend_for, require
 from kd_export._running.loading import diff, inspect, open  # noqa: A004  # the package's own
 from kd_export._schema.files import open_regular, read_regular, replacing
 from kd_export._schema.schema import ENTRY_HEADER, entry_rows
+from kd_export._schema.steps import STEP_HEADER
 from kd_export._tables import Row, plain_table
 from kd_export._verification import diagnosis
 from kd_export._verification.report import HEADER, Report
@@ -208,6 +209,8 @@ def _inspect(options: argparse.Namespace) -> int:
         ],
     )
     _print_table("", ENTRY_HEADER, entry_rows(schema))
+    if schema.steps:
+        _print_table("", STEP_HEADER, [step.row() for step in schema.steps])
     return OK
 
 

@@ -37,6 +37,7 @@ from kd_export._capture.initial import resolve_initial
 from kd_export._capture.reference import Reference, frozen_modes
 from kd_export._capture.relations import doubts, settle
 from kd_export._capture.signature import Example, FlatModule, Word
+from kd_export._capture.steps import steps_of
 from kd_export._capture.unwritten import Unwritten, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
@@ -79,10 +80,7 @@ def capture(
     frozen, reads, writes = prepare(module, inputs, outputs, shared=shared)
     tensors = read_example(example, reads)
     in_keys = list(tensors)
-    # Without a container nobody said that results have a batch size too: then there is none.
-    batch_dims = len(example.batch_size) if isinstance(example, TensorDictBase) else 0
-    if isinstance(example, Schema):
-        batch_dims = example.batch_dims
+    batch_dims = _batch_dims(example)
     if isinstance(example, Schema) and dynamic == BATCH:
         shapes = resolve(axes_of_schema(example), tensors, 0)
     else:
@@ -107,6 +105,7 @@ def capture(
         metadata=stored,
         versions={"kd-export": version("kd-export"), "torch": torch.__version__},
         weights=digest_of(held_by(program)),
+        steps=tuple(steps_of(frozen)),
     )
     schema = replace(schema, state=resolve_state(schema, state))
     schema = replace(schema, initial=resolve_initial(schema, initial))
@@ -114,6 +113,13 @@ def capture(
     doubtful = tuple(doubt.broken_at for doubt in found if doubt.broken_at)
     reference = Reference(flat, mode)
     return schema, program, tuple(diagnostics), reference, tuple(sample.values()), doubtful
+
+
+def _batch_dims(example: Example[Word]) -> int:
+    if isinstance(example, Schema):
+        return example.batch_dims
+    # Without a container nobody said that results have a batch size too: then there is none.
+    return len(example.batch_size) if isinstance(example, TensorDictBase) else 0
 
 
 def _replacing(name: str) -> str:

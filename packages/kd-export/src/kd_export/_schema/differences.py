@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kd_export._schema.json_values import Json, Number
 from kd_export._schema.schema import Entry, Schema, Vector
+from kd_export._schema.steps import Step
 from kd_export._schema.vectors import distance, magnitude, tolerance
 from kd_export._tables import Row, html_table, plain_table
 
@@ -124,6 +125,11 @@ def content_differences(one: Schema, other: Schema, *, digests: bool) -> Iterato
         for schema in (one, other)
     )
     yield from _in_mappings("metadata", metadata, other_metadata)
+    steps, others = (
+        {name: f"{runs}: {reads} -> {writes}" for name, runs, reads, writes in map(Step.row, found)}
+        for found in (one.steps, other.steps)
+    )
+    yield from _in_mappings("step", steps, others)
     yield from _in_mappings("version", one.versions, other.versions)
     if digests:
         yield from _in_mappings("weights", {"": one.weights}, {"": other.weights})

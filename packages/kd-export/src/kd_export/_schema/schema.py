@@ -34,6 +34,7 @@ from kd_export._schema.json_values import (
     as_str,
 )
 from kd_export._schema.linear_size import known_size
+from kd_export._schema.steps import Step
 from kd_export._schema.wire import as_key, wire_key, wire_name
 from kd_export._tables import Row, html_table, plain_table
 
@@ -154,6 +155,8 @@ class Schema:
             next value of an input, by that input's.
         initial: What the state starts with, if not with zeros: by the wire name of an input, the
             numbers of its shape with axes of size 1, in row-major order.
+        steps: What the module did, step by step: what prepares the inputs and what becomes of the
+            outputs is in the program, and listed here.
         derived: Whether kd_export did not write the file, so that this is all that it tells.
 
     Example:
@@ -179,6 +182,7 @@ class Schema:
     vectors: tuple[Vector, ...] = ()
     state: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
     derived: bool = False
 
     def __repr__(self) -> str:
@@ -201,9 +205,11 @@ class Schema:
 
     def to_data(self) -> dict[str, Json]:
         """Return the schema as plain data, fit for JSON."""
-        state: dict[str, Json] = {"state": dict(self.state)} if self.state else {}
+        further: dict[str, Json] = {"state": dict(self.state)} if self.state else {}
         if self.initial:
-            state["initial"] = _numbers_data(self.initial)
+            further["initial"] = _numbers_data(self.initial)
+        if self.steps:
+            further["steps"] = [step.to_data() for step in self.steps]
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -216,7 +222,7 @@ class Schema:
             "versions": dict(self.versions),
             "weights": self.weights,
             "vectors": [_vector_data(vector) for vector in self.vectors],
-            **state,
+            **further,
         }
 
     @classmethod
@@ -262,6 +268,7 @@ class Schema:
             vectors=tuple(_vector(item) for item in as_list(data["vectors"])),
             state={n: as_str(item) for n, item in as_dict(data.get("state", {})).items()},
             initial=_numbers(data.get("initial", {})),
+            steps=tuple(map(Step.from_data, as_list(data.get("steps", [])))),
         )
         if len(schema.vectors) > _MOST_VECTORS:
             raise ValueError(f"{len(schema.vectors)} stored tests")
