@@ -94,6 +94,60 @@ def test_random_numbers_are_refused(function: Callable[[Tensor], Tensor], name: 
         export(function)
 
 
+def branch(then: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = torch.cond(x.sum() > 0, then, torch.cos, (x,))
+        return y
+
+    return forward
+
+
+def in_scope(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return x.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (branch(lambda x: x.add_(1)), r"`cond` .*\(`aten\.add_\.Tensor` in `net`\)"),
+        (branch(branch(lambda x: x.mul_(2))), r"`cond` .*\(`aten\.mul_\.Tensor`"),
+        (in_scope, "`wrap_with_set_grad_enabled`"),
+    ],
+)
+def test_a_write_to_what_a_branch_is_given_is_refused(
+    function: Callable[[Tensor], Tensor], name: str
+) -> None:
+    with pytest.raises(NotExportable, match=f"a function inside {name}.*Compute a new tensor"):
+        export(function)
+
+
+def test_a_branch_may_write_to_what_it_made() -> None:
+    program = export(branch(lambda x: x.clone().add_(1)))
+    x = torch.ones(4, 3)
+    assert bool((program({"x": x})["y"] == 2).all())
+    assert bool((x == 1).all())
+
+
+def test_a_gradient_scope_may_write_to_what_was_made_before_it() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return in_scope(x * 2)
+
+    program = export(forward)
+    assert bool((program({"x": torch.ones(4, 3)})["y"] == 3).all())
+
+
+def test_random_numbers_of_a_branch_are_refused() -> None:
+    with pytest.raises(NotExportable, match=r"draws random numbers .*randn_like"):
+        export(branch(lambda x: x + torch.randn_like(x)))
+
+
+def test_dropout_of_a_branch_is_gone() -> None:
+    drop = nn.Dropout(0.5).eval()
+    program = export(branch(lambda x: drop(x).sin()))
+    assert program.diagnostics[0].startswith("dropout is removed (1 in all)")
+
+
 def test_random_numbers_may_be_declared(tmp_path: Path) -> None:
     module = Keyed(Do(lambda x: x + torch.randn_like(x)), ["x"], ["y"])
     program = kd_export.export(module, X, mode="random")

@@ -8,12 +8,13 @@ sentence for `KeyedProgram.diagnostics`, or raises `NotExportable` with the reme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputSpec, TensorArgument
+from torch.utils._pytree import tree_leaves
 
 from kd_export._capture.unwritten import changed
 from kd_export._errors import NotExportable
@@ -38,16 +39,21 @@ def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -
         outputs: The wire names of the outputs, in order.
         mode: The interaction type asked for; ``"random"`` allows random operators.
     """
+    parts = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    graphs = [part.graph for part in parts]  # its own, and those of branches and loop bodies
+    _refuse_inner_writes(program.graph_module)
     done = [
-        *_drop_idle_dropout(program.graph),
+        *_drop_idle_dropout(graphs),
         *_refuse_state(program),
         *_keep_inputs(program),
         *_separate_outputs(program, outputs),
     ]
     program.graph.eliminate_dead_code(_has_effect)
     if mode != "random":
-        _refuse_random(program.graph)
-    program.graph_module.recompile()
+        for graph in graphs:
+            _refuse_random(graph)
+    for part in parts:
+        part.recompile()
     return done
 
 
@@ -67,13 +73,13 @@ def _has_effect(node: fx.Node) -> bool:
     return node.op != "get_attr"
 
 
-def _drop_idle_dropout(graph: fx.Graph) -> Iterator[str]:
+def _drop_idle_dropout(graphs: Sequence[fx.Graph]) -> Iterator[str]:
     """Remove dropout in eval mode: it gives its input."""
     count = 0
-    for node, target in _calls(graph):
+    for node, target in (call for graph in graphs for call in _calls(graph)):
         if target in _DROPOUTS and _argument(node, "train") is False:
             node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # a tensor's node
-            graph.erase_node(node)
+            node.graph.erase_node(node)
             count += 1
     if count:
         yield f"dropout is removed ({count} in all): in eval mode it gives its input."
@@ -128,6 +134,47 @@ def _refuse_state(program: ExportedProgram) -> Iterator[str]:
             )
         raise changed(name, where)
     yield from ()
+
+
+def _refuse_inner_writes(module: fx.GraphModule) -> None:
+    """Refuse a branch or loop body that writes to what it is given.
+
+    The body of a gradient or autocast scope is part of the code around it: it may write to what
+    that code made.
+    """
+    for node, part in _inner(module):
+        _refuse_inner_writes(part)
+        leaves = [arg for arg in tree_leaves(node.args) if isinstance(arg, fx.Node)]
+        given = [arg for arg in leaves if arg.op != "get_attr"]
+        free = str(node.target).startswith("wrap_with_")
+        for call, written in _writes(part.graph):
+            if not free or _is_given(written, given):
+                raise _writes_inside(node, call)
+
+
+def _inner(module: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
+    """List the graphs that higher-order operators call, with the call."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            names = (arg for arg in node.args if isinstance(arg, fx.Node) and arg.op == "get_attr")
+            parts = (getattr(module, str(name.target)) for name in names)
+            yield from ((node, part) for part in parts if isinstance(part, fx.GraphModule))
+
+
+def _is_given(placeholder: fx.Node, operands: Sequence[fx.Node]) -> bool:
+    """Decide whether a placeholder of an inner graph stands for memory of one of the outer."""
+    placeholders = placeholder.graph.find_nodes(op="placeholder")
+    return _root(operands[placeholders.index(placeholder)]).op == "placeholder"
+
+
+def _writes_inside(node: fx.Node, call: fx.Node) -> NotExportable:
+    return NotExportable(
+        f"a function inside `{node.target}` writes to what it is given "
+        f"(`{call.target}`{place_of(call) or place_of(node)}).",
+        expected="a function that computes new tensors",
+        got=str(call.target),
+        hint="Compute a new tensor, such as `x + 1` in place of `x.add_(1)`.",
+    )
 
 
 def _keep_inputs(program: ExportedProgram) -> Iterator[str]:
