@@ -173,3 +173,22 @@ def test_wrong_names_are_explained(
 ) -> None:
     with pytest.raises(error, match=message):
         kd_export.export(double(), X, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("bounds", [(11, 18), (4, 8)])
+def test_an_example_outside_the_range_is_brought_into_it_and_said(
+    bounds: tuple[int, int], tmp_path: Path
+) -> None:
+    module = Keyed(Do(lambda x: x[:, 2:].relu()), ["x"], ["y"])
+    program = kd_export.export(
+        module, {"x": torch.randn(5, 10)}, dynamic={"x": {0: "batch", 1: "width"}, "width": bounds}
+    )
+    low, high = bounds
+    assert program.diagnostics == (
+        "the example is not in the range: dimension 1 of `x` is 10, and `width` is "
+        f"{low}..{high}. Its rows are repeated or left out to fit.",
+    )
+    assert program.save(tmp_path / "model.pt2").ok
+    for width in (low - 1, high + 1):
+        with pytest.raises(ShapeMismatch, match=f"`x`.* {width}"):
+            program({"x": torch.randn(2, width)})

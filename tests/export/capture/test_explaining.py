@@ -161,3 +161,52 @@ def test_the_step_of_a_sequence_is_named() -> None:
         NotExportable, match=r"^`Linear` \(`module\.1\.module`\) cannot be captured"
     ):
         export(module, {"x": torch.ones(2, 3)})
+
+
+class Conditional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.cond(self.holds(x), self.then, self.other, (x,))
+        return y
+
+    def holds(self, x: Tensor) -> Tensor:
+        return x.sum() > 0
+
+    def then(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+    def other(self, x: Tensor) -> Tensor:
+        return x.cos()
+
+
+class PerEntry(Conditional):
+    def holds(self, x: Tensor) -> Tensor:
+        return x > 0
+
+
+class OtherDtype(Conditional):
+    def other(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+class OtherArguments(Conditional):
+    def other(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]  # on purpose
+        return x + y
+
+
+LIMITS = [
+    (PerEntry, "Expected pred to be bool or single-element tensor"),
+    (OtherDtype, "expected same dtype but got torch.float32 and torch.float64"),
+    (OtherArguments, "failed to bind arguments"),
+]
+
+
+@pytest.mark.parametrize(("kind", "reason"), LIMITS)
+def test_what_cond_refuses_is_said_with_the_line(
+    kind: type[nn.Module], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(NotExportable) as raised:
+        export(Keyed(kind(), ["x"], ["y"]), {"x": torch.ones(2, 3)})
+    line = "`y: Tensor = torch.cond(self.holds(x), self.then, self.other, (x,))` (`forward`, "
+    assert str(raised.value).startswith(f"`{kind.__name__}` (`net`) cannot be captured at {line}")
+    assert reason in str(raised.value)
+    assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]

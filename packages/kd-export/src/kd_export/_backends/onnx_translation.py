@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,11 +22,14 @@ from torch.export import ExportedProgram
 from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
 from kd_export._running.recurrent import mended_layers
+from kd_export._running.silence import silenced
 from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.onnx_file import PRODUCER
 from kd_export._schema.onnx_weights import LARGE
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.wire import unused_name
+
+_NOISY = ("torch.onnx", "onnx_ir", "onnxscript")
 
 
 def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
@@ -98,17 +99,8 @@ def _refuse_complex(schema: Schema) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the progress lines of the exporter and the warnings of its parts."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with silenced(*_NOISY), contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def _tidy(model: ir.Model, schema: Schema) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kd_export._errors import ExportError, UntrustedArtifact, first_line
+from kd_export._running.silence import silenced
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.derived_program import derived_program
 from kd_export._schema.schema import Entry, Schema, check_fit
@@ -75,11 +76,9 @@ class Pt2Backend:
         archive, operators = disarm(file, own_operators())
         check_registered(operators)
         try:
-            with warnings.catch_warnings():
-                # torch 2.10 says so of every file that it loads.
-                warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-                with archive:
-                    program = torch.export.load(archive)
+            # torch warns of buffers that are not writable and of sizes that nobody reads.
+            with silenced("torch._export.serde.serialize"), archive:
+                program = torch.export.load(archive)
             if not schema.derived:
                 check_fit(_described(schema), _borders(program))
             return run_program(program, schema)

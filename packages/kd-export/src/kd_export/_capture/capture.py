@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -41,6 +39,7 @@ from kd_export._capture.steps import steps_of
 from kd_export._capture.unwritten import Unwritten, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
+from kd_export._running.silence import silenced
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, Schema, check_json
 from kd_export._schema.state import First, resolve_state
@@ -49,7 +48,13 @@ from kd_export._schema.wire import wire_key
 from kd_export._stages import stage
 
 _PREFIX = "module."
-_NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch._dynamo")
+_NOISY = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._subclasses.fake_tensor",
+    "torch._dynamo",
+    "torch._guards",
+    "torch.export._trace",
+)
 
 
 @stage("capture the module")
@@ -91,11 +96,10 @@ def capture(
     with frozen_modes(frozen, mode), replaced_buffers(frozen) as replaced:
         program = _trace(flat, tensors, shapes, strict, shared)
     wires = tuple(program.call_spec.out_spec.context)  # the keys of the dict that `flat` gives
-    diagnostics = mend(program, wires, mode)
-    diagnostics += map(_replacing, replaced)
+    outside = shapes.outside(given)
     names = _axis_names(program, flat, shapes)
     found = doubts(program, names, shapes.axes)
-    diagnostics += map(str, found)
+    notes = [*mend(program, wires, mode), *_notes(replaced, outside), *map(str, found)]
     schema = Schema(
         inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),
         outputs=tuple(_outputs(program, wires, names)),
@@ -109,10 +113,10 @@ def capture(
     )
     schema = replace(schema, state=resolve_state(schema, state))
     schema = replace(schema, initial=resolve_initial(schema, initial))
-    sample = given if shapes.hold(given) else tensors
+    sample = tensors if outside else given
     doubtful = tuple(doubt.broken_at for doubt in found if doubt.broken_at)
     reference = Reference(flat, mode)
-    return schema, program, tuple(diagnostics), reference, tuple(sample.values()), doubtful
+    return schema, program, tuple(notes), reference, tuple(sample.values()), doubtful
 
 
 def _batch_dims(example: Example[Word]) -> int:
@@ -122,11 +126,16 @@ def _batch_dims(example: Example[Word]) -> int:
     return len(example.batch_size) if isinstance(example, TensorDictBase) else 0
 
 
-def _replacing(name: str) -> str:
-    return (
-        f"the call replaces the buffer `{name}`: the program starts each time from the value that "
-        "it has now. Give it as an input key and an output key to carry it."
-    )
+def _notes(replaced: Iterable[str], outside: Iterable[str]) -> Iterator[str]:
+    for name in replaced:
+        yield (
+            f"the call replaces the buffer `{name}`: the program starts each time from the value "
+            "that it has now. Give it as an input key and an output key to carry it."
+        )
+    for place in outside:
+        yield (
+            f"the example is not in the range: {place}. Its rows are repeated or left out to fit."
+        )
 
 
 def _trace(
@@ -175,8 +184,7 @@ def _captured(
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
     dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
-    with warnings.catch_warnings(), _quiet(), mended_layers():
-        warnings.simplefilter("ignore")
+    with _quiet(), mended_layers():
         if strict:  # dynamo cannot follow what a module caches on its first call
             with Unwritten(flat.module) if shared else contextlib.nullcontext():
                 flat.run([tensor.clone() for tensor in tensors.values()])
@@ -193,17 +201,9 @@ def _captured(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from printing graphs and traces of an error that is explained anyway."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with contextlib.redirect_stderr(io.StringIO()) as printed:
-            yield
-        sys.stderr.write(printed.getvalue())  # by the user's module, as all is well
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with silenced(*_NOISY), contextlib.redirect_stderr(io.StringIO()) as printed:
+        yield
+    sys.stderr.write(printed.getvalue())  # by the user's module, as all is well
 
 
 def _own_names(program: ExportedProgram) -> None:

@@ -51,14 +51,16 @@ class DynamicShapes:
         dim = dim if size.factor == 1 else size.factor * dim
         return dim + size.offset if size.offset else dim
 
-    def hold(self, tensors: Mapping[Key, Tensor]) -> bool:
-        """Decide whether inputs have sizes within the ranges."""
-        found = [
-            (self.axes[size.axis], size.axis_at(tensors[key].shape[dim]))
+    def outside(self, tensors: Mapping[Key, Tensor]) -> list[str]:
+        """List the inputs whose size is not in the range of its axis, a few words each."""
+        return [
+            f"dimension {dim} of `{wire_name(key)}` is {tensors[key].shape[dim]}, and "
+            f"`{size.axis}` is {self.axes[size.axis]}"
             for key, dims in self.names.items()
             for dim, size in dims.items()
+            if (found := size.axis_at(tensors[key].shape[dim])) is None
+            or not self.axes[size.axis].holds(found)
         ]
-        return all(size is not None and axis.holds(size) for axis, size in found)
 
 
 def resolve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from torch.export import ExportedProgram
 from kd_export._capture.dynamic_shapes import DynamicShapes
 from kd_export._capture.signature import FlatModule
 from kd_export._errors import ExportError, Key, NotExportable, Specialized
-from kd_export._running.places import line_of
+from kd_export._running.places import is_own, line_of, told
 from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Axis
 from kd_export._schema.wire import wire_name
@@ -26,20 +27,30 @@ def explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> Expo
     unequal = "Constraints violated" in text or frozen is not None
     if shapes.axes and unequal:
         return specialized(text, flat, shapes, None if frozen is None else int(frozen[1]))
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    name, place = _module_of(error, flat), line_of(text)
+    name, place = _origin(error, flat)
+    place = line_of(text) or place
     if "data-dependent" in text.lower():
         return NotExportable(
             f"{name} decides by the values of a tensor{place}, which a "
             "program of one graph cannot do.",
-            got=first.strip(),
+            got=_reason(error),
             hint="Compute both ways and choose with `torch.where`, or use `torch.cond`.",
         )
     return NotExportable(
-        f"{name} cannot be captured{place}: {first.strip().rstrip('.')}.",
+        f"{name} cannot be captured{place}: {_reason(error).rstrip('.')}.",
         got=type(error).__name__,
-        hint="The error above this one shows the place in the module.",
+        hint="The error above this one says more.",
     )
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of an error that says what is wrong: dynamo puts others around it."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith("Got graph break/error:"):
+        return lines[1]
+    inside = re.search(r"failed to run .*: got \w+\((['\"])(.*?)\1\)", text)
+    return inside[2] if inside is not None else next(iter(lines), type(error).__name__)
 
 
 def specialized(
@@ -177,27 +188,28 @@ def _renamed(
     return found
 
 
-def _module_of(error: BaseException, flat: FlatModule) -> str:
-    """Name the innermost module of the user in which an error was raised."""
+def _origin(error: BaseException, flat: FlatModule) -> tuple[str, str]:
+    """Name the innermost module of the user in which an error was raised, and the line."""
     # What traces a module may put a proxy with the same attributes in its place.
     names = {id(vars(part)): path for path, part in flat.module.named_modules()}
-    found = flat.module
-    for place in _frames(error):
-        owner = place.f_locals.get("self")
+    found, place = flat.module, ""
+    for frame, line in _frames(error):
+        owner, code = frame.f_locals.get("self"), frame.f_code
         if isinstance(owner, nn.Module) and id(vars(owner)) in names:
             found = owner
+        if is_own(code.co_filename) and (source := linecache.getline(code.co_filename, line)):
+            place = told(code.co_filename, line, code.co_name, source)
     path = names[id(vars(found))]
-    return f"`{type(found).__name__}`" + (f" (`{path}`)" if path else "")
+    return f"`{type(found).__name__}`" + (f" (`{path}`)" if path else ""), place
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """List the frames of an error and of those that led to it, the first one's last."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     for one in chain:
-        for frame, _ in traceback.walk_tb(one.__traceback__):
-            yield frame
+        yield from traceback.walk_tb(one.__traceback__)
 
 
 def check_dynamic(program: ExportedProgram, flat: FlatModule, shapes: DynamicShapes) -> None:

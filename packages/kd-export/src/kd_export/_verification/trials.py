@@ -152,10 +152,11 @@ def _trial(
         expected = reference(tensors)
     except Exception as error:
         raise VerifyError(
-            f"the module itself fails at {shown(sizes)}: {error}",
+            f"the module itself fails at {shown(sizes)}: {str(error).strip().rstrip('.')}.",
             got=dict(sizes),
             hint="Give the axis the range that the module can serve, as in "
-            "`dynamic={'batch': (2, None)}`, an example whose rows it accepts, or inputs of your "
+            f"`dynamic={{{next(iter(sizes), 'batch')!r}: (2, None)}}`, say how a size follows from "
+            "an axis, as in `2*n + 1`, or give an example whose rows it accepts, or inputs of your "
             "own as `vectors=[...]`.",
         ) from error
     wires = (entry.wire for entry in schema.inputs)
