@@ -1,5 +1,6 @@
 """Capturing a module: what cannot be captured is named, with the remedy."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,19 @@ def test_saving_in_one_call_copies_no_parameter(
     assert places[0] == own
     assert not places[1] & own
     assert model.module.training
+
+
+@dataclass
+class Pair:
+    a: Tensor
+    b: Tensor
+
+
+SEVERAL = [[torch.ones(3), torch.ones(3)], (torch.ones(3),), Pair(torch.ones(3), torch.ones(3))]
+
+
+@pytest.mark.parametrize("value", SEVERAL)
+def test_several_tensors_in_another_thing_are_to_be_given_by_key(value: object) -> None:
+    module = TensorDictModule(nn.Identity(), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(DtypeMismatch, match=r"got a \w+\. Give each of its tensors under a key"):
+        export(module, {"x": value})

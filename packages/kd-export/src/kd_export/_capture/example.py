@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -226,13 +227,16 @@ def read_vectors(vectors: Sequence[Example[Word]], schema: Schema) -> list[list[
 
 def _tensor(key: Key, value: object) -> Tensor:
     if not isinstance(value, Tensor):
+        several = isinstance(value, list | tuple) or dataclasses.is_dataclass(value)
         raise DtypeMismatch(
             f"expected a tensor for `{wire_name(key)}` of the example, got a "
             f"{type(value).__name__}.",
             key=key,
             expected="Tensor",
             got=type(value).__name__,
-            hint="Only tensors can be inputs of a file; set other values in the module.",
+            hint="Give each of its tensors under a key of its own, or in a nested dict."
+            if several
+            else "Only tensors can be inputs of a file; set other values in the module.",
         )
     return value.detach().cpu().contiguous()
 
