@@ -11,8 +11,6 @@ from kd_export import NotExportable
 
 X = torch.ones(2, 3)
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec")  # torch warns of itself
-
 
 def written(path: Path, module: nn.Module, *args: object, **kwargs: object) -> Path:
     torch.export.save(torch.export.export(module, args, kwargs).run_decompositions(), path)
