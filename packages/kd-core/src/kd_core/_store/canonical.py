@@ -17,8 +17,7 @@ RESTORE: Final = "Restore the file from a copy."
 
 def canonical(value: object) -> bytes:
     """Return the bytes of a value of JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def parsed(data: bytes, what: str, encoding: str = "ascii") -> object:
@@ -33,9 +32,7 @@ def parsed(data: bytes, what: str, encoding: str = "ascii") -> object:
         FormatError: if they are not JSON, or a key is given twice, or a number is not finite.
     """
     try:
-        return json.loads(
-            data.decode(encoding), object_pairs_hook=_unique, parse_constant=_not_finite
-        )
+        return _DECODER.decode(data.decode(encoding))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what} must be JSON: {error}. {RESTORE}") from None
 
@@ -49,3 +46,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _not_finite(name: str) -> Never:
     raise ValueError(f"`{name}` is not a number of JSON")
+
+
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_not_finite)

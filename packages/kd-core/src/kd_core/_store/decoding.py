@@ -107,7 +107,12 @@ def _add_specs(node: object, found: _Named, depth: int) -> None:
                 _add_specs(part, found, depth + 1)
         case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
             for pair in entries:
-                _add_specs(_pair_of(pair)[1], found, depth + 1)
+                inner = _pair_of(pair)[1]
+                row = _row_of(inner)
+                if row is None:
+                    _add_specs(inner, found, depth + 1)
+                else:
+                    _add_spec(row, found)
         case "data", _:
             pass
         case _:
@@ -229,10 +234,16 @@ class Decoder:
         for key, node in pairs:
             if key in entries:
                 raise FormatError(f"key {format_key((*path, key))} is given twice. {RESTORE}")
-            if wanted is None:
+            if wanted is not None:
+                if key in wanted:
+                    entries[key] = self._entry(node, wanted[key], desc, (*path, key))
+                continue
+            row = _row_of(node)
+            leaf = None if row is None else self._tensor(row)
+            if leaf is None or not leaf_fits(leaf, desc):
                 entries[key] = self._entry(node, None, desc, (*path, key))
-            elif key in wanted:
-                entries[key] = self._entry(node, wanted[key], desc, (*path, key))
+            else:
+                entries[key] = leaf
         return desc, entries
 
     def _entry(self, node: object, wanted: Wanted, above: Descriptor, path: Path) -> Entry:
@@ -347,6 +358,14 @@ def _kind_of(node: object) -> tuple[str, object]:
         for kind in node:  # without a copy: "io" in the benchmarks
             return kind, node[kind]
     raise _invalid("node", node)
+
+
+def _row_of(node: object) -> object:
+    """Return the value of the node of a tensor; `None`: of another kind, or not valid.
+
+    Tensors are the most frequent nodes: "io" in the benchmarks.
+    """
+    return node.get("tensor") if isinstance(node, dict) and len(node) == 1 else None
 
 
 def _bytes_of(blob: Tensor) -> bytes:

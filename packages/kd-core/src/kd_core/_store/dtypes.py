@@ -50,7 +50,10 @@ _NAMES: Final = {
 WIRE: Final = {getattr(torch, name): wire for name, wire in _NAMES.items() if hasattr(torch, name)}
 """How each dtype that this version of torch has is stored."""
 
-DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in WIRE}
+NAMES: Final = {dtype: str(dtype).removeprefix("torch.") for dtype in WIRE}
+"""The names that a manifest holds, by their dtypes."""
+
+DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 """The dtypes by the names that a manifest holds."""
 
 FOREIGN: Final = {wire.name: dtype for dtype, wire in reversed(WIRE.items()) if not wire.more} | {

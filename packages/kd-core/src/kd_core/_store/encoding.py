@@ -35,7 +35,7 @@ from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
-from kd_core._store.dtypes import WIRE
+from kd_core._store.dtypes import NAMES, WIRE
 from kd_core._store.mapped_tensor import MemoryMappedTensor
 from kd_core._store.registered import CLASSES
 from kd_core._store.segments import Spec
@@ -65,6 +65,7 @@ class Encoder:
         self._segment = segment
         self._named = named
         self._known: dict[int, str] = {}
+        self._kinds: dict[tuple[torch.dtype, torch.Size], Spec] = {}
 
     def node_of(self, td: AbstractContainer, path: Path = ()) -> Json:
         """Return the node of a container.
@@ -139,7 +140,10 @@ class Encoder:
             known = f"t{number}" if self._named is None else self._named(path, number)
             self._known[id(leaf)] = known
             self.tensors[known] = leaf  # which also keeps its `id`
-            self.specs[known] = Spec(leaf.dtype, tuple(leaf.shape))
+            kind = leaf.dtype, leaf.shape
+            if kind not in self._kinds:
+                self._kinds[kind] = Spec(leaf.dtype, tuple(leaf.shape))
+            self.specs[known] = self._kinds[kind]
         return tensor_node(self._segment_of(leaf), known, self.specs[known])
 
     def _segment_of(self, leaf: Tensor) -> int:
@@ -161,8 +165,7 @@ class Encoder:
 
 def tensor_node(segment: int, name: str, spec: Spec) -> Json:
     """Return the node of a tensor."""
-    dtype = str(spec.dtype).removeprefix("torch.")
-    return {"tensor": [segment, name, dtype, list(spec.shape)]}
+    return {"tensor": [segment, name, NAMES[spec.dtype], list(spec.shape)]}
 
 
 @cache

@@ -64,7 +64,8 @@ def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = No
     """Return the layout of a file that holds some tensors."""
     stored = {spec: _stored(spec) for spec in set(specs.values())}
     sized = [(name, stored[spec]) for name, spec in specs.items()]
-    sized.sort(key=_itemsize)
+    if len({each.itemsize for each in stored.values()}) > 1:
+        sized.sort(key=_itemsize)
     rows: dict[str, str] = {}
     offsets: dict[str, int] = {}
     end = 0
@@ -102,12 +103,12 @@ def _header_text(rows: dict[str, str], metadata: Mapping[str, str] | None) -> by
     """Return canonical JSON, joined from rows; encoders are slower: "io" in the benchmarks."""
     if metadata is not None:
         rows["__metadata__"] = canonical(metadata).decode("ascii")[1:-1]
-    pairs = [f"{_quoted(name)}:{{{rows[name]}}}" for name in sorted(rows)]
+    names = sorted(rows)
+    if _PLAIN.fullmatch("".join(names)):
+        pairs = [f'"{name}":{{{rows[name]}}}' for name in names]
+    else:
+        pairs = [f"{canonical(name).decode('ascii')}:{{{rows[name]}}}" for name in names]
     return f"{{{','.join(pairs)}}}".encode("ascii")
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"' if _PLAIN.fullmatch(name) else canonical(name).decode("ascii")
 
 
 def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview | bytes]:
@@ -120,17 +121,16 @@ def _data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryvi
     size = 0
     for name in layout.starts:
         plain = _plain(tensors[name])
-        if together and (size > BLOCK or plain.dtype is not together[0].dtype):
+        count = plain.nbytes
+        alone = count > _SMALL
+        if together and (alone or size > BLOCK or plain.dtype is not together[0].dtype):
             yield _octets(together)
             together, size = [], 0
-        if plain.nbytes > _SMALL:
-            if together:
-                yield _octets(together)
-                together, size = [], 0
+        if alone:
             yield _octets([plain])
         else:
             together.append(plain)
-            size += plain.nbytes
+            size += count
     if together:
         yield _octets(together)
 
@@ -204,7 +204,7 @@ class MappedFile(NamedTuple):
         """Return a view of one tensor."""
         dtype, shape = spec
         count = math.prod(shape)
-        if count == 0:
+        if not count:
             return torch.empty(shape, dtype=dtype)
         start = self.starts[name]
         if start % dtype.itemsize:  # in a file of another origin
