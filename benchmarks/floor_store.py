@@ -1,24 +1,34 @@
 """The floor of files: the shortest correct code for the rows of io.
 
-It keeps the promises that raw does not. What is saved is there as a whole or not at all: a file is
-written under another name, and renamed. A saved file survives a crash, and damage is noticed: it is
-synced to the disk before it has its name, the folder after, and each tensor has a checksum. A
-mapped one changes, and promises neither. Knows torch and safetensors; must not know kd.
+It keeps the promises that raw does not. What is saved is there as a whole or not at all, and one
+writer works at a time: a file is written under another name, and renamed. Links are not followed,
+and what is opened is compared: digest, type, size and header. A file of tensors is one of
+safetensors. A saved file survives a crash, and damage is noticed: it is synced to the disk before
+it has its name, the folder after, and each tensor has a checksum. A mapped one changes, and
+promises neither. Knows torch and safetensors; must not know kd.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import mmap
 import os
+import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from floor import Floor
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FILE = "data"
+MANIFEST = "manifest"
+NAMES = {torch.float32: "F32"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+Rows = list[list[object]]
 
 
 class Stored(Floor):
@@ -26,32 +36,100 @@ class Stored(Floor):
 
     __slots__ = ()
 
-    def memmap(self, folder: str) -> None:
-        """Write all tensors into one file."""
-        rows = [[key, str(value.dtype), list(value.shape)] for key, value in self.entries.items()]
-        header = json.dumps([self.batch_size, rows]).encode()
-        header += b" " * (-len(header) % 64)
-        temporary = f"{folder}/.{FILE}"
-        with open(temporary, "wb") as file:
-            file.write(len(header).to_bytes(64, "little") + header)
-            for value in self.entries.values():
-                file.write(octets_of(value))
-        os.rename(temporary, f"{folder}/{FILE}")
+    def memmap(self, path: str) -> Stored:
+        """Write all tensors into one file, and return those in it."""
+        rows = [[key, NAMES[leaf.dtype], list(leaf.shape)] for key, leaf in self.entries.items()]
+        header, _, size = layout_of(rows)
+        name = os.urandom(16).hex()
+        manifest = [name, size, self.batch_size, rows]
+        body = json.dumps(manifest).encode()
+        with opened(path, None, os.O_DIRECTORY) as folder:
+            with opened(".lock", folder, os.O_RDWR | os.O_CREAT) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                old = os.listdir(folder)
+                kept = {".lock", MANIFEST, name}
+                if MANIFEST in old:
+                    kept.add(manifest_of(folder)[0])
+                octets = torch._C._nn.flatten_dense_tensors(list(self.entries.values()))
+                put(folder, name, header, octets_of(octets))
+                put(folder, MANIFEST, hashlib.sha256(body).digest(), body)
+                for each in old:
+                    if each not in kept:
+                        os.unlink(each, dir_fd=folder)
+            return Stored._mapped(folder, *manifest)
 
     @classmethod
-    def load_memmap(cls, folder: str) -> Stored:
+    def load_memmap(cls, path: str) -> Stored:
         """Map the file; a tensor is a view of it."""
-        with open(f"{folder}/{FILE}", "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        start = 64 + int.from_bytes(data[:64], "little")
-        batch, rows = json.loads(data[64:start])
+        with opened(path, None, os.O_DIRECTORY) as folder:
+            return cls._mapped(folder, *manifest_of(folder))
+
+    @classmethod
+    def _mapped(cls, folder: int, name: str, size: int, batch: object, rows: Rows) -> Stored:
+        header, starts, end = layout_of(rows)
+        with opened(name, folder, os.O_RDWR) as file:
+            if not size == end == size_of(file) or os.pread(file, len(header), 0) != header:
+                raise ValueError
+            data = mmap.mmap(file, size, access=mmap.ACCESS_WRITE)
         entries = {}
-        for key, dtype, shape in rows:
-            kind = getattr(torch, dtype.removeprefix("torch."))
+        for (key, dtype, shape), start in zip(rows, starts, strict=True):
             count = torch.Size(shape).numel()
-            entries[key] = torch.frombuffer(data, dtype=kind, offset=start, count=count).view(shape)
-            start += count * kind.itemsize
+            leaf = torch.frombuffer(data, dtype=DTYPES[dtype], offset=start, count=count)
+            entries[key] = leaf.view(shape)
+        if len(entries) < len(rows):
+            raise ValueError
         return cls(entries, batch)
+
+
+def layout_of(rows: Rows) -> tuple[bytes, list[int], int]:
+    """Return the header of a file, where its tensors start, and its size."""
+    fields, starts, end = {}, [], 0
+    for key, dtype, shape in rows:
+        starts.append(end)
+        end += torch.Size(shape).numel() * DTYPES[dtype].itemsize
+        fields[key] = {"dtype": dtype, "shape": shape, "data_offsets": [starts[-1], end]}
+    text = json.dumps(fields).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, [len(header) + start for start in starts], len(header) + end
+
+
+def manifest_of(folder: int) -> list:
+    """Return what the manifest says."""
+    with opened(MANIFEST, folder, os.O_RDONLY) as file:
+        data = os.pread(file, size_of(file), 0)
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        raise ValueError
+    return json.loads(data[32:])
+
+
+@contextmanager
+def opened(name: str, folder: int | None, flags: int) -> Iterator[int]:
+    """Open a file that is not a link."""
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def size_of(file: int) -> int:
+    """Return the size of a regular file with one name."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise ValueError
+    return found.st_size
+
+
+def put(folder: int, name: str, *pieces: bytes | memoryview) -> None:
+    """Write a file and rename it."""
+    temporary = os.urandom(16).hex()
+    with opened(temporary, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        for piece in pieces:
+            rest = memoryview(piece)
+            while len(rest):
+                rest = rest[os.write(file, rest) :]
+    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def to_safetensors(td: Floor, path: str) -> None:
