@@ -13,6 +13,7 @@ CHANGING = (
     "create",
     "open_lock",
     "write",
+    "truncate",
     "allocate",
     "sync",
     "rename",

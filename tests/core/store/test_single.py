@@ -1,6 +1,9 @@
 """The single file form, and files of safetensors of other origins."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     from_safetensors,
+    store,
     to_safetensors,
 )
 
@@ -101,3 +105,44 @@ def test_names_of_other_tools_become_nested_keys(tmp_path: Path) -> None:
     assert list(from_safetensors(path).keys()) == ["layer.bias", "layer.weight"]
     to_safetensors(td, path)
     assert_same(from_safetensors(path), td)
+
+
+def passes_of(save: Callable[[], object]) -> int:
+    """Return how often a save takes its data."""
+    ends = list[bool]()
+    with store.progress(lambda done, total: ends.append(done == total)):
+        save()
+    return sum(ends)
+
+
+def test_data_is_taken_once(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    td = TensorDict({"a": torch.arange(3000), "b": torch.arange(30).view(5, 6).T})
+    assert passes_of(partial(td.save, path)) == 1
+    assert_same(TensorDict.load(path, verify="full"), td)
+
+
+def test_checksums_with_more_or_fewer_digits_than_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("segments", "single"):
+        monkeypatch.setattr(f"kd_core._store.{module}.BLOCK", 64)
+    path, passes = tmp_path / "td.safetensors", list[int]()
+    for length in range(64):
+        td = TensorDict({"k" * length: torch.arange(800) * length, "note": "n" * (length % 7)})
+        passes.append(passes_of(partial(td.save, path)))
+        assert_same(TensorDict.load(path, verify="full"), td)
+    assert set(passes) == {1, 2}
+    assert passes.count(2) < 16
+
+
+def test_a_header_that_moves_the_data_leaves_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, td = tmp_path / "td.safetensors", TensorDict({"a": torch.arange(20)})
+    td.save(path)
+    expected = path.read_bytes()
+    likely = Mock(return_value=[10**200])
+    monkeypatch.setattr("kd_core._store.single._likely_checksums", likely)
+    assert passes_of(partial(td.save, path)) == 2
+    assert path.read_bytes() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ from kd_core._store.segments import (
     layout_of,
     mapped,
     stored_checksums,
+    written,
 )
 from kd_core._store.summary import StoreInfo, info_of
 
@@ -107,15 +109,8 @@ def _joined(decoder: Decoder, encoder: Encoder, tree: object, path: Path) -> Jso
 
 def _fill(descriptor: int, encoder: Encoder) -> Segment:
     layout = layout_of(encoder.specs)
-
-    def pieces() -> Iterable[bytes | memoryview]:
-        yield layout.header
-        for piece in data_of(encoder.tensors, layout):
-            files.write(descriptor, piece)
-            yield piece
-
-    files.write(descriptor, layout.header)
-    return Segment("", layout.size, checksums_of(pieces()))
+    pieces = chain([layout.header], data_of(encoder.tensors, layout))
+    return Segment("", layout.size, checksums_of(written(descriptor, pieces)))
 
 
 def load(

@@ -60,6 +60,11 @@ def write(descriptor: int, data: bytes | memoryview, start: int | None = None) -
         rest = rest[count:]
 
 
+def truncate(descriptor: int, size: int) -> None:
+    """Cut a file behind some bytes."""
+    os.ftruncate(descriptor, size)
+
+
 def allocate(descriptor: int, size: int) -> None:
     """Allocate the blocks of a new file of some size."""
     if hasattr(os, "posix_fallocate"):

@@ -156,6 +156,13 @@ def _buffer(octets: Tensor) -> memoryview:
     return memoryview(array).cast("B")
 
 
+def written(descriptor: int, pieces: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+    """Yield bytes after they were written to a file."""
+    for piece in pieces:
+        files.write(descriptor, piece)
+        yield piece
+
+
 def checksums_of(pieces: Iterable[memoryview | bytes]) -> list[int]:
     """Return the CRC-32 of each block of some bytes."""
     sums: list[int] = []

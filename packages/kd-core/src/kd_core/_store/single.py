@@ -21,6 +21,8 @@ from kd_core._store.dtypes import FOREIGN
 from kd_core._store.encoding import Encoder, tensor_node
 from kd_core._store.manifest import Manifest, Segment, is_manifest, manifest_of, text_of
 from kd_core._store.segments import (
+    BLOCK,
+    Layout,
     Spec,
     check_header,
     checksums_of,
@@ -28,6 +30,7 @@ from kd_core._store.segments import (
     layout_of,
     mapped,
     stored_checksums,
+    written,
 )
 from kd_core._store.summary import StoreInfo, info_of
 
@@ -42,14 +45,7 @@ _LARGEST_HEADER: Final = 100_000_000
 
 def save(td: AbstractContainer, path: Path) -> None:
     """Write a container to one file, in place of what is there."""
-    encoder = Encoder(_Names())
-    tree = encoder.node_of(td)
-    bare = layout_of(encoder.specs)
-    checksums = checksums_of(data_of(encoder.tensors, bare))
-    segments = [Segment("", bare.size - len(bare.header), checksums)]
-    text = text_of(Manifest(1, None, segments if encoder.specs else [], tree))
-    layout = layout_of(encoder.specs, {METADATA: text.decode("ascii")})
-    _check_header_size(len(layout.header), path)
+    writing = _Writing(td, path)
     prefix = f".{path.name}.tmp-"
     with files.opened_folder(path.parent) as folder:
         _sweep(prefix, folder)
@@ -57,9 +53,7 @@ def save(td: AbstractContainer, path: Path) -> None:
         descriptor = files.create(temporary, folder)
         try:
             files.lock(descriptor, wait=True)  # see `_sweep`
-            files.write(descriptor, layout.header)
-            for piece in data_of(encoder.tensors, layout):
-                files.write(descriptor, piece)
+            writing.fill(descriptor)
             files.sync(descriptor)
             files.rename(temporary, path.name, folder)
         except BaseException:
@@ -69,6 +63,46 @@ def save(td: AbstractContainer, path: Path) -> None:
         finally:
             files.close(descriptor)
         files.sync(folder)
+
+
+class _Writing:
+    """Writes a file in one pass, although its header holds the checksums of what follows it.
+
+    Only the number of their digits matters for where the data starts, and it is mostly as expected:
+    the header grows in steps of 64 bytes. If it is not, the data is written once more.
+    """
+
+    def __init__(self, td: AbstractContainer, path: Path) -> None:
+        self._encoder = Encoder(_Names())
+        self._tree = self._encoder.node_of(td)
+        self._path = path
+        self._size = sum(spec.nbytes for spec in self._encoder.specs.values())
+        self._layout = self._layout_with(_likely_checksums(self._size))
+
+    def fill(self, descriptor: int) -> None:
+        """Write header and data to a new file."""
+        while True:
+            start = len(self._layout.header)
+            files.write(descriptor, bytes(start), 0)
+            pieces = data_of(self._encoder.tensors, self._layout)
+            self._layout = self._layout_with(checksums_of(written(descriptor, pieces)))
+            if len(self._layout.header) == start:
+                break
+            files.truncate(descriptor, 0)
+        files.write(descriptor, self._layout.header, 0)
+
+    def _layout_with(self, checksums: list[int]) -> Layout:
+        specs = self._encoder.specs
+        segments = [Segment("", self._size, checksums)] if specs else []
+        text = text_of(Manifest(1, None, segments, self._tree))
+        layout = layout_of(specs, {METADATA: text.decode("ascii")})
+        _check_header_size(len(layout.header), self._path)
+        return layout
+
+
+def _likely_checksums(size: int) -> list[int]:
+    """Return checksums with as many digits as those of random data have on average."""
+    return [10**8 if block % 4 == 3 else 10**9 for block in range(-(-size // BLOCK))]
 
 
 def _sweep(prefix: str, folder: int) -> None:
