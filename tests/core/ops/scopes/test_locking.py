@@ -1,5 +1,8 @@
 """Locks: whose they are, what they cover, and when they end."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tests.core.kinds import inner
@@ -44,6 +47,15 @@ def test_a_locked_container_may_stand_in_an_unlocked_one() -> None:
         td["locked", "z"] = 1.0
 
 
+def test_a_scope_in_a_locked_container_leaves_the_lock_of_that_one() -> None:
+    td = make().lock_()
+    with inner(td, "n").locked():
+        assert inner(td, ("n", "m")).is_locked
+    td.unlock_()
+    assert not inner(td, "n").is_locked
+    assert not inner(td, ("n", "m")).is_locked
+
+
 @pytest.mark.parametrize("locked", [True, False])
 def test_scopes_restore_what_was_also_after_an_error(locked: bool) -> None:
     td = make()
@@ -78,3 +90,31 @@ def test_reading_and_results_need_no_lock() -> None:
     assert (td + 1)["n", "m", "c"] == 4
     assert td.to_dict()["a"] == 1
     torch.testing.assert_close(td.get(("n", "b")), torch.tensor(2.0))
+
+
+def of_files(path: Path) -> dict[str, TensorDict]:
+    """Return containers that files lock, by what locks them."""
+    make().save(path / "saved")
+    mapped = make().memmap(path / "mapped")
+    return {"its memory map": mapped, "`load()`": TensorDict.load(path / "saved")}
+
+
+def test_messages_name_what_locked_a_container_of_files(tmp_path: Path) -> None:
+    kinds = of_files(tmp_path)
+    kinds["its memory map"]["a"].fill_(2)
+    for td in (*kinds.values(), make().memmap_(tmp_path / "other")):
+        with pytest.raises(Locked, match=r"locked by (its memory map|`load\(\)`)\. .*clone"):
+            td["z"] = 1.0
+        free = td.clone(recurse=False)
+        free["z"] = 1.0
+        assert free["a"] is td["a"]
+
+
+def test_scopes_keep_what_locked_a_container(tmp_path: Path) -> None:
+    for reason, td in of_files(tmp_path).items():
+        with td.unlocked():
+            td["z"] = 1.0
+        with td.unlock_():
+            del td["z"]
+        with pytest.raises(Locked, match=re.escape(f"locked by {reason}.")):
+            td["z"] = 1.0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, DeviceLike
 
 LOCKED_BY_USER: Final = "`lock_()`"
+LOCKED_BY_ARENA: Final = "its memory map"
+LOCKED_BY_LOADING: Final = "`load()`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
 _POOL_LIMIT: Final = 4096
 _Size: Final = torch.Size  # under its own name: see `_combine.stacking`

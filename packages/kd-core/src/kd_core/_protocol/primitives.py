@@ -264,12 +264,18 @@ def level_at(container: AbstractContainer, path: tuple[str, ...]) -> AbstractCon
     return node
 
 
-def lock(container: W) -> W:
-    """Lock a container for its user, and all below it; return it."""
+def lock(container: W, reason: str = LOCKED_BY_USER) -> W:
+    """Lock a container, and all below it; return it. Messages name the reason."""
+    return container if container._desc.lock is not None else relock(container, reason)
+
+
+def relock(container: W, reason: str | None) -> W:
+    """Restore the lock that a container had: its reason, or `None`; return the container."""
     desc = container._desc
-    if desc.lock is None:
-        container._describe(desc.with_lock(LOCKED_BY_USER, desc.held))
-        container._hold_below(1)
+    if desc.lock != reason:
+        container._describe(desc.with_lock(reason, desc.held))
+        if desc.lock is None or reason is None:
+            container._hold_below(-1 if reason is None else 1)
     return container
 
 
@@ -285,10 +291,7 @@ def unlock(container: W) -> W:
             "cannot unlock a container that is locked with the one that encloses it. Unlock "
             "the outer one, or use `clone(recurse=False)`, which is not locked."
         )
-    if desc.lock is not None:
-        container._describe(desc._unlocked)
-        container._hold_below(-1)
-    return container
+    return relock(container, None)
 
 
 def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object) -> list[Write]:

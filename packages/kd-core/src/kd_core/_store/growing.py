@@ -15,7 +15,7 @@ from kd_core._errors import InvalidValue, KeyCollision, batch_does_not_fit
 from kd_core._keys import format_key
 from kd_core._nodes import registry
 from kd_core._protocol.composite import unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, lowest_level, unlock
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, lowest_level, relock, unlock
 from kd_core._store import files
 from kd_core._store.arena import check_open, fill, load, map_segment
 from kd_core._store.commit import writing
@@ -136,9 +136,9 @@ def _insert(node: Json, keys: Keys, leaf: Json, path: Path) -> None:
 
 
 def _set(td: AbstractContainer, keys: Keys, value: object) -> None:
-    """Set an entry of a container that is locked by its user."""
-    locked = td._desc.lock is not None
-    if locked:
+    """Set an entry of a container whose own lock, if any, is kept."""
+    reason = td._desc.lock
+    if reason is not None:
         unlock(td)
     try:
         level = td
@@ -148,5 +148,4 @@ def _set(td: AbstractContainer, keys: Keys, value: object) -> None:
             level = cast("AbstractContainer", level._entries[key])
         level._set_entry(keys[-1], cast("Tensor", value))
     finally:
-        if locked:
-            lock(td)
+        relock(td, reason)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from kd_core._batch.descriptor import LOCKED_BY_LOADING
 from kd_core._protocol.primitives import AbstractContainer, lock
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Saving(AbstractContainer):
         found = load(path, verify, keys)
         if device is not None:
             found = found.to(device)  # type: ignore[attr-defined]  # of a concern
-        return cast("Self", lock(found))
+        return cast("Self", lock(found, LOCKED_BY_LOADING))
 
     @classmethod
     def from_consolidated(cls, filename: PathLike) -> Self:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kd_core._ops.scopes.undoing import WAS_LOCKED, WAS_UNLOCKED, note
-from kd_core._protocol.primitives import AbstractContainer, lock, unlock
+from kd_core._ops.scopes.undoing import note_lock
+from kd_core._protocol.primitives import AbstractContainer, lock, relock, unlock
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,15 +18,15 @@ L = TypeVar("L", bound="Locking")
 class LockScope(Generic[L]):
     """Sets the lock of a container on entry and restores it on exit."""
 
-    __slots__ = ("_container", "_lock", "_was_locked")
+    __slots__ = ("_container", "_lock", "_reason")
 
     def __init__(self, container: L, lock: bool) -> None:
         self._container, self._lock = container, lock
-        self._was_locked = container.is_locked
+        self._reason = container._desc.lock
 
     def __enter__(self) -> L:
-        self._was_locked = self._container.is_locked
-        return self._set(self._lock)
+        self._reason = self._container._desc.lock
+        return self._container.lock_() if self._lock else self._container.unlock_()
 
     def __exit__(
         self,
@@ -34,10 +34,7 @@ class LockScope(Generic[L]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._set(self._was_locked)
-
-    def _set(self, lock: bool) -> L:
-        return self._container.lock_() if lock else self._container.unlock_()
+        relock(self._container, self._reason)
 
 
 class Locking(AbstractContainer):
@@ -66,7 +63,7 @@ class Locking(AbstractContainer):
             ...
             kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
         """
-        note(self, WAS_UNLOCKED if self._desc.lock is None else WAS_LOCKED)
+        note_lock(self, self._desc.lock)
         return lock(self)
 
     def unlock_(self) -> Self:
@@ -77,9 +74,9 @@ class Locking(AbstractContainer):
         Raises:
             Locked: if an enclosing container is locked.
         """
-        was = WAS_UNLOCKED if self._desc.lock is None else WAS_LOCKED
+        reason = self._desc.lock
         unlock(self)
-        note(self, was)
+        note_lock(self, reason)
         return self
 
     def locked(self) -> LockScope[Self]:

@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._batch.shapes import numel
 from kd_core._errors import InvalidArgument
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, lock, map_by, unlock
+from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlock
 
 if TYPE_CHECKING:
     from kd_core._batch.caching import Plan
@@ -179,13 +179,13 @@ class Relocked:
 
     Args:
         source: the container.
-        was_locked: whether it was locked before.
+        reason: what locked it before, or `None`.
     """
 
-    __slots__ = ("was_locked",)
+    __slots__ = ("reason",)
 
-    def __init__(self, source: AbstractContainer, was_locked: bool) -> None:
-        self.was_locked = was_locked
+    def __init__(self, source: AbstractContainer, reason: str | None) -> None:
+        self.reason = reason
 
     def path(self, path: Path) -> Path:
         return path
@@ -194,8 +194,12 @@ class Relocked:
         return entry
 
     def restore(self, td: AbstractContainer) -> None:
-        (lock if self.was_locked else unlock)(td)
+        unlock(td) if self.reason is None else relock(td, self.reason)
 
 
-WAS_LOCKED: Final[Origin[bool]] = None, Relocked, True
-WAS_UNLOCKED: Final[Origin[bool]] = None, Relocked, False
+_WAS_UNLOCKED: Final[Origin[str | None]] = None, Relocked, None
+
+
+def note_lock(td: AbstractContainer, reason: str | None) -> None:
+    """Store on a container what locked it before its lock was changed."""
+    note(td, _WAS_UNLOCKED if reason is None else (None, Relocked, reason))

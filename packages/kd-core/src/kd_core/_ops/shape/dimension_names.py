@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kd_core._batch.names import checked_names, with_names
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol.primitives import AbstractContainer, relock
 
 if TYPE_CHECKING:
     from kd_core._batch.names import Names
@@ -42,4 +42,4 @@ def named(td: W, names: Sequence[str | None] | None) -> W:
     checked = check_names(names, td._desc.batch)
     new = td._shallow()
     set_names(new, checked)
-    return new if td._desc.lock is None else lock(new)
+    return relock(new, td._desc.lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from kd_core._batch.descriptor import LOCKED_BY_ARENA
 from kd_core._ops.values.replacing import take_leaves
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
 from kd_core._store.places import place_of, record_root, root_of
@@ -48,7 +49,7 @@ class MemoryMaps(AbstractContainer):
         """
         from kd_core._store.forms import create_arena
 
-        return cast("Self", lock(create_arena(self, path)))
+        return cast("Self", lock(create_arena(self, path), LOCKED_BY_ARENA))
 
     def memmap_(self, path: PathLike) -> Self:
         """Write the container to an arena, and replace its leaves by those in it; return self.
@@ -70,7 +71,7 @@ class MemoryMaps(AbstractContainer):
         made = create_arena(self, path)
         take_leaves(self, made)
         record_root(self, cast(str, root_of(made)))
-        return lock(self)
+        return lock(self, LOCKED_BY_ARENA)
 
     def memmap_like(self, path: PathLike) -> Self:
         """Create an arena for a container of this structure, whose leaves are zeros.
@@ -101,7 +102,7 @@ class MemoryMaps(AbstractContainer):
         """
         from kd_core._store.forms import create_arena
 
-        return cast("Self", lock(create_arena(self, path, filled=False)))
+        return cast("Self", lock(create_arena(self, path, filled=False), LOCKED_BY_ARENA))
 
     @classmethod
     def load_memmap(cls, path: PathLike) -> Self:
@@ -116,7 +117,7 @@ class MemoryMaps(AbstractContainer):
         """
         from kd_core._store.forms import load_arena
 
-        return cast("Self", lock(load_arena(path)))
+        return cast("Self", lock(load_arena(path), LOCKED_BY_ARENA))
 
     def load_memmap_(self, path: PathLike) -> Self:
         """Write the values of an arena into entries that exist, in place; return self.
