@@ -61,7 +61,7 @@ def write(descriptor: int, data: bytes | memoryview, start: int | None = None) -
 
 
 def truncate(descriptor: int, size: int) -> None:
-    """Cut a file behind some bytes."""
+    """Remove what a file holds behind some bytes."""
     os.ftruncate(descriptor, size)
 
 
