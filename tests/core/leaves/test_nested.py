@@ -261,3 +261,23 @@ def test_a_plain_leaf_beside_a_ragged_one_becomes_ragged(many: int, deep: bool) 
         assert leaf.tolist() == [2 * row * length for row, length in enumerate(LENGTHS)]
         with pytest.raises(InvalidValue, match="is ragged"):
             found.sum(0)
+
+
+def test_joined_leaves_that_share_offsets_can_still_be_combined() -> None:
+    first = jagged()
+    td = TensorDict({"a": first, "b": first * 2}, [4])
+    for parts in ([td, td], [td[1:], td, td[:0]]):
+        joined = cat(parts)
+        expected = [3 * row for part in parts for row in part["a"].unbind()]
+        for total, row in zip((joined["a"] + joined["b"]).unbind(), expected, strict=True):
+            assert torch.equal(total, row)
+
+
+def test_rows_with_gaps_beside_rows_without() -> None:
+    values, offsets = torch.arange(6.0), torch.tensor([0, 3, 6])
+    whole = torch.nested.nested_tensor_from_jagged(values, offsets)
+    cut = torch.nested.nested_tensor_from_jagged(values, offsets, lengths=torch.tensor([1, 2]))
+    td = TensorDict({"whole": whole, "cut": cut}, [2])
+    for made in (td[[0, 1]], cat([td, td])[:2]):
+        assert [row.tolist() for row in made["whole"].unbind()] == [[0, 1, 2], [3, 4, 5]]
+        assert [row.tolist() for row in made["cut"].unbind()] == [[0], [3, 4]]

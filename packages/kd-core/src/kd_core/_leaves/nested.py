@@ -8,9 +8,10 @@ Knows `torch.nested`; must not know containers.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,29 +83,59 @@ def _taken(leaf: Tensor, rows: Tensor) -> Tensor:
             f"batch_size {tuple(rows.shape)}. Use `to_lazystack()`, or `to_padded_tensor()` first."
         )
     lengths, starts = row_lengths(leaf)[rows], _offsets(leaf)[:-1][rows]
-    offsets = _shared_offsets(leaf, rows, lengths)
+    offsets = _shared_offsets([leaf], rows, lengths, _TAKEN)
     first = torch.repeat_interleave(starts - offsets[:-1], lengths)
     where = first + torch.arange(first.shape[0], device=first.device)
     dim = _ragged_dim(leaf)
     return _jagged(_values(leaf).index_select(dim, where), offsets, dim)
 
 
-_LAST: Final[list[tuple[weakref.ref[Tensor], Tensor, Tensor]]] = []
-
-
-def _shared_offsets(leaf: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the offsets of rows; the same tensor for leaves that shared theirs.
+class _Made(NamedTuple):
+    """Offsets that were made for a leaf, or for leaves that were joined.
 
     torch combines nested tensors only if they share the tensor of offsets. So the last one is kept,
     for the next leaf of the same operation.
     """
-    old = _offsets(leaf)
-    for source, numbers, offsets in _LAST:
-        if source() is old and numbers.shape == rows.shape and torch.equal(numbers, rows):
-            return offsets
-    made = _ends(lengths)
-    _LAST[:] = [(weakref.ref(old), rows, made)]
-    return made
+
+    sources: list[weakref.ref[Tensor]]
+    rows: Tensor
+    offsets: Tensor
+
+
+_TAKEN: Final[list[_Made]] = []
+_JOINED: Final[list[_Made]] = []
+
+
+def _shared_offsets(
+    leaves: Sequence[Tensor], rows: Tensor, lengths: Tensor, last: list[_Made]
+) -> Tensor:
+    """Return offsets for some lengths; the same tensor for leaves that shared theirs.
+
+    Args:
+        leaves: the leaves whose rows they are.
+        rows: the numbers of the rows.
+        lengths: the length of each.
+        last: what was made last by the same operation.
+    """
+    sources = [part for leaf in leaves for part in _parts(leaf)]
+    for made in last:
+        known = [source() for source in made.sources]
+        if (
+            len(known) == len(sources)
+            and all(map(operator.is_, known, sources))
+            and made.rows.shape == rows.shape
+            and torch.equal(made.rows, rows)
+        ):
+            return made.offsets
+    offsets = _ends(lengths)
+    last[:] = [_Made([weakref.ref(source) for source in sources], rows, offsets)]
+    return offsets
+
+
+def _parts(leaf: Tensor) -> list[Tensor]:
+    """Return the tensors that say where rows start and end."""
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    return [_offsets(leaf)] if lengths is None else [_offsets(leaf), lengths]
 
 
 def is_ragged(leaf: Tensor) -> bool:
@@ -180,9 +211,10 @@ def _without_gaps(leaf: Tensor) -> Tensor:
 def joined_rows(leaves: Sequence[Tensor]) -> Tensor:
     """Concatenate nested tensors of the jagged layout along their rows."""
     dim = _ragged_dim(leaves[0])
-    every = [_taken(leaf, _numbers(leaf)) for leaf in leaves]  # without gaps between rows
-    lengths = torch.cat([row_lengths(leaf) for leaf in every])
-    return _jagged(torch.cat([_values(leaf) for leaf in every], dim), _ends(lengths), dim)
+    values = torch.cat([_values(_without_gaps(leaf)) for leaf in leaves], dim)
+    lengths = [row_lengths(leaf) for leaf in leaves]
+    counts = torch.tensor([len(each) for each in lengths])
+    return _jagged(values, _shared_offsets(leaves, counts, torch.cat(lengths), _JOINED), dim)
 
 
 def _offsets(leaf: Tensor) -> Tensor:
