@@ -139,3 +139,31 @@ def test_values_of_the_whole_batch_stay_so(tmp_path: Path) -> None:
     td.append_to(tmp_path)
     td.append_to(tmp_path)
     assert TensorDict.load(tmp_path)["unit"] == "m"
+
+
+def test_what_is_under_many_keys_is_joined_once(tmp_path: Path) -> None:
+    sizes = [torch.arange(3.0), torch.arange(2.0)]
+    plain, ragged = torch.ones(2, 3), torch.nested.nested_tensor(sizes, layout=torch.jagged)
+    entries = {"a": plain, "b": plain, "n": {"a": plain}, "own": torch.zeros(2)}
+    part = TensorDict({**entries, "r": ragged, "s": ragged, "double": ragged * 2}, [2])
+    for _ in range(3):
+        part.append_to(tmp_path)
+    assert store.inspect(tmp_path).leaves == 3 * 5
+    for _ in range(2):
+        loaded = TensorDict.load(tmp_path, verify="full")
+        assert loaded["a"] is loaded["b"] is loaded["n", "a"]
+        assert loaded["r"] is loaded["s"]
+        assert loaded["a"].tolist() == [[1] * 3] * 6
+        total = loaded["r"] + loaded["double"]  # torch adds what shares its offsets
+        assert [row.sum().item() for row in total.unbind()] == [9, 3] * 3
+        store.compact(tmp_path)
+    assert store.inspect(tmp_path).leaves == 5
+
+
+def test_rows_under_many_keys_take_the_memory_of_one(tmp_path: Path) -> None:
+    leaf = torch.ones(1000, 100)
+    part = TensorDict({f"k{number}": leaf for number in range(50)}, [1000])
+    for _ in range(2):
+        part.append_to(tmp_path)
+    loaded = TensorDict.load(tmp_path)
+    assert len({value.data_ptr() for value in loaded.values()}) == 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
@@ -73,4 +74,26 @@ def _concatenating(ndim: int, dim: int) -> Join:
     return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape, _members_joined)
 
 
+def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
+    how = _concatenating(parts[0]._desc.ndim, 0)
+    once = how._replace(call=_once(how.call), rows=_once(how.rows))
+    joined = _members_joined(parts, once)
+    return combined(parts, once, None) if joined is None else cast(TensorDictBase, joined)
+
+
+def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that joins the same tensors along the same dimension only once."""
+    known: dict[tuple[int, ...], tuple[list[Tensor], Tensor]] = {}
+
+    def joined(leaves: Sequence[Tensor], *dim: int) -> Tensor:
+        same = (*map(id, leaves), *dim)
+        if same not in known:
+            known[same] = list(leaves), fn(leaves, *dim)  # which keeps their `id`
+        return known[same][1]
+
+    return joined
+
+
 registry.register("cat", cat)
+registry.register("cat_rows", _cat_rows)

@@ -70,6 +70,7 @@ class Join(NamedTuple):
             returns `None` if the shapes do not fit.
         members: a function that joins lazy stacks by their members; it returns `None` if their
             entries must be joined instead.
+        rows: a function that joins nested tensors of the jagged layout.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Join(NamedTuple):
     call: Callable[..., Tensor]
     shape: ShapeFn
     members: Callable[[Sequence[object], Join], Composite | None] | None = None
+    rows: Callable[[Sequence[Tensor]], Tensor] = joined_rows
 
 
 def stacked_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
@@ -223,7 +225,7 @@ def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
             f"`{how.name}` cannot join the entries {format_key(path)}: a nested tensor of the "
             "jagged layout has one batch dimension. Use `lazy_stack`, or `cat`."
         )
-    return joined_rows(leaves)
+    return how.rows(leaves)
 
 
 def _columns(how: Join, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:

@@ -45,6 +45,10 @@ stack: Callable[..., Node]
 cat: Callable[..., Node]
 """Concatenate containers along a dimension; set by `_combine.concatenating`."""
 
+cat_rows: Callable[..., Node]
+"""Concatenate containers along the first dimension; a tensor under several keys of all stays one;
+set by `_combine.concatenating`."""
+
 lazy_stack: Callable[..., Node]
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""
 

@@ -157,6 +157,7 @@ class Decoder:
         self._readers = readers
         self._places = places
         self._known: dict[tuple[int, str], Tensor] = {}
+        self._ragged: dict[tuple[int, ...], Tensor] = {}
         self._ends: dict[tuple[int, int], int] = {}
         """Where rows end, by the ids of their offsets and lengths, which `_known` keeps alive."""
 
@@ -210,7 +211,7 @@ class Decoder:
         rows = sum(part._desc.batch[0] for part in parts)
         if rows > _LARGEST:
             raise _invalid("number of rows", rows)
-        return _as_container(torch.cat(cast("list[Tensor]", parts)))
+        return _as_container(registry.cat_rows(parts))
 
     def _stack(
         self, members: list[object], dim: int, name: str | None, wanted: Wanted, path: Path
@@ -291,10 +292,12 @@ class Decoder:
                     self._ends[rows] = _end_of(offsets, lengths)
                 if not 1 <= dim <= values.ndim or self._ends[rows] > values.shape[dim - 1]:
                     raise _invalid("jagged tensor", tuple(values.shape))
-                made: Tensor = torch.nested.nested_tensor_from_jagged(
-                    values, offsets, lengths, jagged_dim=dim
-                )
-                return made
+                ragged = id(values), *rows, dim
+                if ragged not in self._ragged:
+                    self._ragged[ragged] = torch.nested.nested_tensor_from_jagged(
+                        values, offsets, lengths, jagged_dim=dim
+                    )
+                return self._ragged[ragged]
         raise _invalid("jagged", value)
 
     def _descriptor_of(self, level: Mapping[Any, object]) -> Descriptor:

@@ -65,6 +65,7 @@ class Encoder:
         self._segment = segment
         self._named = named
         self._known: dict[int, str] = {}
+        self._ragged: dict[int, tuple[Tensor, Json]] = {}
         self._kinds: dict[tuple[torch.dtype, torch.Size], Spec] = {}
 
     def node_of(self, td: AbstractContainer, path: Path = ()) -> Json:
@@ -119,13 +120,18 @@ class Encoder:
         return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}
 
     def _jagged(self, leaf: Tensor, path: Path) -> Json:
+        known = self._ragged.get(id(leaf))
+        if known is not None:
+            return known[1]
         if leaf.layout is not torch.jagged:
             raise _not_dense(leaf, path)
         lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
         parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
         nodes = [None if part is None else self.add(part, path) for part in parts]
         self.rows += [self._known[id(part)] for part in parts[1:] if part is not None]
-        return {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
+        node: Json = {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
+        self._ragged[id(leaf)] = leaf, node
+        return node
 
     def add(self, leaf: Tensor, path: Path) -> Json:
         """Return the node of a tensor, which is written with the others.

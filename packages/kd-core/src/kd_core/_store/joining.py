@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ class Joiner:
     def __init__(self, decoder: Decoder, encoder: Encoder) -> None:
         self._decoder = decoder
         self._encoder = encoder
-        self._joined: dict[tuple[int, ...], Tensor] = {}
+        self._joined: dict[tuple[object, ...], Tensor] = {}
 
     def node_of(self, nodes: list[Json], path: Path = ()) -> Json:
         """Return the node of rows, joined along their first dimension; of one node a copy."""
@@ -59,10 +60,13 @@ class Joiner:
         leaves = [self._decoder.leaf_of(node) for node in nodes]
         if len(leaves) == 1:
             return leaves[0]
-        known = tuple(map(id, leaves))  # what is under two keys stays one
-        if known not in self._joined:
-            self._joined[known] = _cat(leaves)
-        return self._joined[known]
+        return self._once(("tensor", *map(id, leaves)), lambda: _cat(leaves))
+
+    def _once(self, what: tuple[object, ...], join: Callable[[], Tensor]) -> Tensor:
+        """Return what is joined; what is under two keys stays one."""
+        if what not in self._joined:
+            self._joined[what] = join()
+        return self._joined[what]
 
     def _rows(self, values: list[Any], path: Path) -> Json:
         blobs = [self._decoder.leaf_of(value["values"]) for value in values]
@@ -77,16 +81,12 @@ class Joiner:
         *parts, dim = values[0]
         if len(values) == 1:
             return [None if part is None else self.node_of([part], path) for part in parts] + [dim]
-        filled: list[Tensor] = []
-        ends: list[Tensor] = []
-        start = 0
-        for value in values:
-            data, offsets = (self._decoder.leaf_of(part) for part in value[:2])
-            first, last = int(offsets[0]), int(offsets[-1])
-            filled.append(data.narrow(dim - 1, first, last - first))
-            ends.append(offsets[bool(ends) :] - first + start)
-            start += last - first
-        joined = torch.cat(filled, dim - 1), torch.cat(ends)
+        data, offsets = ([self._decoder.leaf_of(value[at]) for value in values] for at in (0, 1))
+        bounds = tuple(map(id, offsets))
+        joined = [
+            self._once((dim, *map(id, data), *bounds), lambda: _cat_filled(data, offsets, dim - 1)),
+            self._once(("offsets", *bounds), lambda: _cat_offsets(offsets)),
+        ]
         return [*(self._encoder.add(part, path) for part in joined), None, dim]
 
 
@@ -95,6 +95,22 @@ def _batch_of(values: list[Any]) -> Json:
         return {key: values[0][key] for key in ("batch", "names", "device") if key in values[0]}
     rest = values[0]["batch"][1:]
     return {**_batch_of(values[:1]), "batch": [sum(v["batch"][0] for v in values), *rest]}
+
+
+def _cat_filled(data: list[Tensor], offsets: list[Tensor], dim: int) -> Tensor:
+    """Return the values of the rows of jagged tensors, without those in front and behind."""
+    parts = zip(data, offsets, strict=True)
+    return torch.cat(
+        [part.narrow(dim, int(ends[0]), int(ends[-1] - ends[0])) for part, ends in parts], dim
+    )
+
+
+def _cat_offsets(offsets: list[Tensor]) -> Tensor:
+    joined, end = [offsets[0][:1] * 0], 0
+    for ends in offsets:
+        joined.append(ends[1:] - ends[0] + end)
+        end += int(ends[-1] - ends[0])
+    return torch.cat(joined)
 
 
 def _cat(leaves: list[Tensor]) -> Tensor:
