@@ -33,6 +33,9 @@ def _enter_scratch(namespace: dict[str, Any]) -> None:
 def _leave_scratch(namespace: dict[str, Any]) -> None:
     os.chdir(namespace["_home"])
     namespace["_scratch"].cleanup()
+    # pytest keeps pages, and a container of files in one would stay mapped.
+    for name in [name for name in namespace if not name.startswith("_")]:  # others are dynamo's
+        del namespace[name]
 
 
 # Settings of Sphinx, which only the docs lane installs.

@@ -32,6 +32,10 @@ class Sample(TensorClass):
     label: Tensor
 
 
+class Frozen(TensorClass, frozen=True):
+    image: Tensor
+
+
 def td() -> TensorDict:
     nested = {"obs": torch.zeros(3, 2), "word": ["a", "b", "c"], "unit": "m"}
     return TensorDict({"reward": torch.zeros(3), "next": nested}, [3])
@@ -120,6 +124,19 @@ CALLS: dict[str, Callable[[], object]] = {
     "nothing to undo": lambda: td().__enter__(),
     "rows of different wrappers": lambda: NonTensorStack(MetaData("a", [2]), MetaData("b", [3])),
     "an entry of another class": lambda: td().nested("reward", TensorDict),
+    "a number in a batch": lambda: td().set("step", 1.0),
+    "a missing key to write below another": lambda: td().update_({"next": {"obz": 1.0}}),
+    "keys in a list": lambda: td()[["reward", "next"]],  # type: ignore[list-item]  # refused
+    "keys in a list to select": lambda: td().select(["reward"]),  # type: ignore[arg-type]  # refused
+    "a key beside a row": lambda: td()[0, "reward"],  # type: ignore[index]  # refused
+    "a dtype by name": lambda: td().to("float32"),
+    "mappings to stack": lambda: stack([{"a": 1}]),  # type: ignore[type-var]  # refused
+    "a generator to stack": lambda: cat(each for each in [td()]),  # type: ignore[arg-type]  # refused
+    "a mapping as operand": lambda: td() + {"reward": 1},  # type: ignore[operator]  # refused
+    "a separator of another type": lambda: td().flatten_keys(1),  # type: ignore[arg-type]  # refused
+    "parameters of what is no module": lambda: TensorDict.from_module(td()),  # type: ignore[call-overload]  # refused
+    "a mean of integers": lambda: one(torch.arange(3)).mean(),
+    "a field of a frozen class": lambda: setattr(Frozen(torch.zeros(2)), "image", 1),
     "a function of torch that is not offered": lambda: torch.linalg.inv(td()),
 }
 

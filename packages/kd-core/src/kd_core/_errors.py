@@ -27,7 +27,11 @@ working. A message says what was expected, what was given, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+FROZEN: Final = "its frozen class"
+"""What locks an instance of a frozen tensor class."""
 
 
 class KdError(Exception):
@@ -133,6 +137,11 @@ def wrong_type(what: str, expected: str, got: object, remedy: str = "") -> Inval
     return InvalidArgument(f"{text} {remedy}".rstrip())
 
 
+def wrap_mapping(value: object) -> str:
+    """Return the remedy for a value that must be a container, if it is a mapping."""
+    return "Wrap a mapping with `TensorDict` first." if isinstance(value, Mapping) else ""
+
+
 def batch_does_not_fit(key: str, batch: tuple[int, ...], shape: Iterable[int]) -> ShapeMismatch:
     """Build the error for an entry whose shape does not start with the batch size."""
     shape = tuple(shape)
@@ -142,6 +151,11 @@ def batch_does_not_fit(key: str, batch: tuple[int, ...], shape: Iterable[int]) -
             break
         common += 1
     remedy = f"Pass `batch_size={batch[:common]}`, or reshape {key}."
+    if not shape:
+        remedy = (
+            "Pass `batch_size=()` or a value for each row, or wrap it in `NonTensorData` to store "
+            "one for all."
+        )
     return ShapeMismatch(
         f"batch_size {batch} does not fit entry {key}: its shape must start with {batch}, got "
         f"{shape}. {remedy}"
@@ -150,6 +164,11 @@ def batch_does_not_fit(key: str, batch: tuple[int, ...], shape: Iterable[int]) -
 
 def locked(action: str, reason: str) -> Locked:
     """Build the error for a structural change of a locked container."""
+    if reason == FROZEN:
+        return Locked(
+            f"cannot {action}: the class is frozen. Write values in place (`set_`, `update_`), or "
+            "make a new instance with `__replace__`."
+        )
     return Locked(
         f"cannot {action}: the container is locked by {reason}. Write values in place (`set_`, "
         "`update_`, `td[idx] = ...`), or for a container that can change call "

@@ -40,6 +40,7 @@ def path_of(key: NestedKey) -> Path:
         raise InvalidKey(
             f"a key must be a string or a tuple of strings, got {key!r} of type "
             f"`{type(key).__name__}`."
+            + (" Pass several keys one by one, as `*keys`." if isinstance(key, list) else "")
         )
     if not key:
         raise InvalidKey("a key must have at least one part, got an empty tuple.")

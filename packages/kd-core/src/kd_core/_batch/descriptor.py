@@ -253,8 +253,11 @@ def device_of(device: DeviceLike) -> torch.device:
         try:
             found = torch.device(device)
         except (RuntimeError, TypeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InvalidArgument(f"{device!r} is not a valid device: {reason}.") from None
+            reason = str(error).partition("\n")[0].rstrip(".")
+            text = f"{device!r} is not a valid device: {reason}."
+            if isinstance(getattr(torch, str(device), None), torch.dtype):
+                text = f"{device!r} is not a valid device. Pass the dtype as `torch.{device}`."
+            raise InvalidArgument(text) from None
         if str(found) == "cuda" and torch.cuda.is_available():
             found = torch.device("cuda", torch.cuda.current_device())
     return found

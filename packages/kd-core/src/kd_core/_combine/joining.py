@@ -38,6 +38,7 @@ from kd_core._errors import (
     ShapeMismatch,
     different_keys,
     listed,
+    wrap_mapping,
     wrong_type,
 )
 from kd_core._keys import format_key
@@ -110,11 +111,15 @@ def first_of(containers: object, name: str) -> TensorDictBase:
         InvalidValue: if the sequence is empty.
     """
     if not isinstance(containers, (list, tuple)):
-        raise wrong_type(f"the input of `{name}`", "a list or tuple of containers", containers)
+        remedy = "Put what it yields in a list." if isinstance(containers, Iterator) else ""
+        raise wrong_type(
+            f"the input of `{name}`", "a list or tuple of containers", containers, remedy
+        )
     for each in containers:
         if not isinstance(each, TensorDictBase):
             number = next(i for i, one in enumerate(containers) if one is each)
-            raise wrong_type(f"input {number} of `{name}`", "a container", each)
+            what = f"input {number} of `{name}`"
+            raise wrong_type(what, "a container", each, wrap_mapping(each))
     if not containers:
         raise InvalidValue(f"`{name}` expected at least one container, got none.")
     return cast("TensorDictBase", containers[0])

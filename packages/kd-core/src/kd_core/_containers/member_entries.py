@@ -112,7 +112,7 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
         try:
             return torch.stack(leaves, stack._dim)
         except RuntimeError as error:
-            raise ragged(key, leaves, stack._dim, error) from None
+            raise ragged(key, leaves, error) from None
     if all(isinstance(entry, AbstractContainer) for entry in found):
         return _stacked_nodes(stack, cast("list[AbstractContainer]", found))
     if any(isinstance(entry, (Tensor, AbstractContainer)) for entry in found):
@@ -142,13 +142,13 @@ def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
     return cast("Entry", nested)
 
 
-def ragged(key: str, leaves: list[Tensor], dim: int, error: Exception | str = "") -> KdError:
+def ragged(key: str, leaves: list[Tensor], error: Exception | str = "") -> KdError:
     """Build the error for an entry that cannot be stacked."""
     shapes = {shape_text(leaf.shape): None for leaf in leaves}
     if len(shapes) == 1:
         return InvalidValue(f"entry {format_key(key)} cannot be stacked: {error}")
     return ShapeMismatch(
         f"entry {format_key(key)} is ragged: its shapes among the {len(leaves)} members are "
-        f"{', '.join(shapes)}. Read it from each member, as in `[member[{key!r}] for member in "
-        f"td.unbind({dim})]`, or pad the members to one shape."
+        f"{', '.join(shapes)}. Read it with `get({key!r}, as_list=True)`, `as_padded_tensor=True` "
+        "or `as_nested_tensor=True`, or pad the members to one shape."
     )

@@ -11,7 +11,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int
 from kd_core._containers.member_storage import MemberStorage, describe_stack
-from kd_core._errors import ShapeMismatch, shape_text, wrong_type
+from kd_core._errors import ShapeMismatch, shape_text, wrap_mapping, wrong_type
 from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
@@ -102,12 +102,8 @@ def check_member(
         ShapeMismatch: if its batch size differs from that of the first member.
     """
     if not isinstance(member, TensorDictBase):
-        raise wrong_type(
-            f"member {position} of a lazy stack",
-            "a container",
-            member,
-            "Wrap a mapping with `TensorDict` first.",
-        )
+        what = f"member {position} of a lazy stack"
+        raise wrong_type(what, "a container", member, wrap_mapping(member))
     if isinstance(member, MemberStorage) or (holder is not None and member._below()):
         refuse_cycle(f"member {position}", member, holder, ())
     if member._desc is not first._desc and member._desc.batch != first._desc.batch:

@@ -53,7 +53,7 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
         return [source] * len(leaves)
     shapes = {leaf.shape for leaf in leaves}
     if len(shapes) > 1:
-        raise ragged(key, leaves, stack._dim)
+        raise ragged(key, leaves)
     if len({id(member) for member in stack._members}) < len(leaves):
         raise held_twice(f"write rows to {format_key(path)}")
     shape = list(shapes.pop())

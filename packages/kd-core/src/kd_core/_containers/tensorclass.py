@@ -25,11 +25,12 @@ from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.field_options import checked_options, converted, converts
 from kd_core._containers.tensordict import fill
-from kd_core._errors import InvalidArgument, InvalidValue, Locked, UnknownField, listed
+from kd_core._errors import FROZEN, InvalidArgument, InvalidValue, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming.left_out import explain_attribute
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
+from kd_core._protocol.primitives import lock
 
 if TYPE_CHECKING:
     from typing import Self
@@ -211,7 +212,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             if after is not None:
                 after(self)
             if "frozen" in cls._options:
-                self.lock_()
+                lock(self, FROZEN)
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):

@@ -243,6 +243,7 @@ class TensorDict(Dense):
             >>> with params.clone().to_module(net):
             ...     out = net(torch.ones(1, 2))
         """
+        module_state.check_module(module)
         td = cls.__new__(cls)
         if use_state_dict:
             td._entries = module_state.state_entries(module)

@@ -321,11 +321,21 @@ def walk_error(path: tuple[str, ...], depth: int, leaf: object) -> Exception:
     return walks_through_leaf(format_key(path), format_key(path[:depth]), kind)
 
 
-def missing_key(path: tuple[str, ...], depth: int, level: Entries, top: Entries) -> KeyNotFound:
-    """Build the error for a path whose part at `depth` is missing."""
+def missing_key(
+    path: tuple[str, ...], depth: int, level: Entries, top: Entries, above: tuple[str, ...] = ()
+) -> KeyNotFound:
+    """Build the error for a path whose part at `depth` is missing.
+
+    Args:
+        path: the whole path.
+        depth: the number of parts that were found.
+        level: the entries where the next part is missing.
+        top: the entries whose paths may have been meant.
+        above: the path of `top`.
+    """
     where = f" below {format_key(path[:depth])}" if depth else ""
     text = f"key {format_key(path)} not found; available keys{where}: {listed(level)}."
-    near = nearest_key(path, _paths(top, ()))
+    near = nearest_key(path, _paths(top, above))
     if near is not None:
         text += f" Did you mean {format_key(near)}?"
     return KeyNotFound(text)

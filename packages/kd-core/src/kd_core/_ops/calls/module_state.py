@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from torch import nn
 
 from kd_core._batch.descriptor import describe
-from kd_core._errors import MissingDependency
+from kd_core._errors import MissingDependency, wrong_type
 from kd_core._keys import plain_str
 from kd_core._leaves.loops import entries_of
 from kd_core._nodes import registry
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kd_core._nodes.entry import Entries, Entry, Node
+
+
+def check_module(module: object) -> None:
+    """Check that a value is a module.
+
+    Raises:
+        InvalidArgument: if it is not.
+    """
+    if not isinstance(module, nn.Module):
+        raise wrong_type("`module`", "an `nn.Module`", module)
 
 
 def module_entries(

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch, wrong_type
 from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
@@ -250,7 +250,7 @@ class Structure(AbstractContainer):
             ['a.b']
         """
         flat: dict[str, Entry] = {}
-        separator = plain_str(separator)
+        separator = _checked_separator(separator)
         _flatten_into(self._entries, separator, "", flat, is_leaf)
         result = self._like(flat, self._desc._unlocked)
         if inplace:
@@ -266,7 +266,7 @@ class Structure(AbstractContainer):
         """
         if not separator:
             raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
-        desc, separator = self._desc._unlocked, plain_str(separator)
+        desc, separator = self._desc._unlocked, _checked_separator(separator)
         result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         if inplace:
             return self._replace_entries(result, "unflatten keys in place")
@@ -400,6 +400,12 @@ def _unflattened(
         nested = _unflattened(inner, separator, prefix + name + separator, desc)
         level[name] = registry.make_dense(nested, desc)
     return level
+
+
+def _checked_separator(separator: object) -> str:
+    if not isinstance(separator, str):
+        raise wrong_type("`separator`", "a string", separator)
+    return plain_str(separator)
 
 
 def _flatten_into(

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from kd_core._errors import wrong_type
 from kd_core._keys import Path, format_key
-from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
+from kd_core._leaves.loops import kinds_by_key, missing_key, same_data, unwrapped
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
@@ -168,7 +168,10 @@ def stage_writes(
         taken, below = _narrowed(how.only, key)
         if not taken:
             continue
-        current = kinds[key] if key in kinds else level._read((key,))
+        if key not in kinds:
+            entries = level._entries
+            raise missing_key((*path, key), len(path), entries, entries, path)
+        current = kinds[key]
         if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
             inner = source_items(value, "update_")
             stage_writes(current, inner, (*path, key), how.below(below), stage)

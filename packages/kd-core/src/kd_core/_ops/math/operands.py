@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.shapes import check_lines_up
-from kd_core._errors import ShapeMismatch, wrong_type
+from kd_core._errors import ShapeMismatch, wrap_mapping, wrong_type
 from kd_core._ops.math.alignment import beside_members, keeps_batch
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -51,8 +51,8 @@ def as_operand(value: object) -> Tensor | complex:
     if _is_array(value):
         tensor = torch.as_tensor(value)
         return tensor if tensor.ndim else cast(complex, tensor.item())
-    remedy = "Wrap a mapping with `TensorDict` first."
-    raise wrong_type("the other operand", "a number, a tensor or a container", value, remedy)
+    what = "a number, a tensor or a container"
+    raise wrong_type("the other operand", what, value, wrap_mapping(value))
 
 
 def is_plain(operand: object) -> bool:

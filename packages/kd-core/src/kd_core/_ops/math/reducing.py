@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._batch.computing import EVERYTHING, SAME_SHAPE, Reduced
 from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
-from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._leaves.loops import all_plain
 from kd_core._leaves.nested import flat_values, is_ragged, reduced_rows
 from kd_core._ops.entries.renaming import renamed
-from kd_core._protocol.primitives import AbstractContainer, name_in
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
     from kd_core._ops.entries.renaming import KeyFn
@@ -57,6 +58,14 @@ def reduced(
         return _under_names(td, fn, dim, keepdim, reduce, name)
     if reduce:
         return _together(td, fn, dim, keepdim)
+    try:
+        return _each(td, fn, dim, keepdim)
+    except RuntimeError as error:
+        _explain(td, fn, error)
+        raise
+
+
+def _each(td: W, fn: _Reduce, dim: Dim, keepdim: bool) -> W:
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
@@ -71,6 +80,20 @@ def reduced(
     dims = batch_dims_of(td, dim)
     along = along_batch(td, lambda leaf: fn(leaf, dims, keepdim=keepdim))
     return td._map_each(along, without(dims, keepdim))
+
+
+def _explain(td: AbstractContainer, fn: _Reduce, error: RuntimeError) -> None:
+    """Raise the error that names the leaf that torch does not reduce."""
+    if isinstance(error, KdError) or is_compiling():
+        return
+    for leaf in leaves_of(td):
+        try:
+            fn(leaf)
+        except RuntimeError:
+            raise InvalidValue(
+                f"{name_in(td, leaf)} of {leaf.dtype} cannot be reduced: {str(error).rstrip('.')}. "
+                "Cast it first, as `float()` does, or `select` other keys."
+            ) from error
 
 
 def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:

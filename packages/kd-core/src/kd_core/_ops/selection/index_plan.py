@@ -168,9 +168,14 @@ def _index_tensor(item: object) -> Tensor:
 
 
 def _no_index(item: object) -> InvalidArgument:
+    remedy = ""
+    if isinstance(item, str):
+        remedy = f" Read the entry first for rows of it, as in `td[{item!r}][0]`."
+    elif isinstance(item, list) and item and isinstance(item[0], str):
+        remedy = f" Use `select({', '.join(map(repr, item))})` for several keys."
     return InvalidArgument(
         f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
-        f"tensor, `None` or `...`, got a `{type(item).__name__}`."
+        f"tensor, `None` or `...`, got a `{type(item).__name__}`.{remedy}"
     )
 
 
