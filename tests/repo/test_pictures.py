@@ -2,10 +2,17 @@
 
 import pytest
 from tests.repo.tree import ROOT
-from tools.draw_guide import FOLDER, PICTURES
+from tools import draw_engines, draw_guide
+
+DRAWN = {
+    name: (tool.__name__, draw)
+    for tool in (draw_guide, draw_engines)
+    for name, draw in tool.PICTURES.items()
+}
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_as_it_is_drawn(name: str) -> None:
-    stored = (ROOT / FOLDER / name).read_text(encoding="utf-8")
-    assert stored == PICTURES[name](), f"run `python tools/draw_guide.py` to draw `{name}` again"
+    tool, draw = DRAWN[name]
+    stored = (ROOT / draw_guide.FOLDER / name).read_text(encoding="utf-8")
+    assert stored == draw(), f"run `python -m {tool}` to draw `{name}` again"
