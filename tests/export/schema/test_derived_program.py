@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import kd_export
 from kd_export import NotExportable
@@ -85,3 +86,47 @@ def test_what_no_runner_does_is_said(
     for use in (kd_export.inspect, lambda path: kd_export.open(path, trusted=True)):
         with pytest.raises(NotExportable, match=rf"the program {message}.*torch.export.load"):
             use(path)
+
+
+class Either(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 + y.sum() if x.shape[0] * y.shape[0] <= 500 else x * 3 + y.sum()
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = self.linear(x) + y
+        return result
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_for_some_sizes_is_refused(tmp_path: Path, strict: bool) -> None:
+    path = tmp_path / "theirs.pt2"
+    rows = Dim("a", min=1), Dim("b", min=1)
+    shapes = tuple({0: row} for row in rows)
+    example = torch.randn(3, 2), torch.randn(4, 2)
+    program = torch.export.export(Either(), example, dynamic_shapes=shapes, strict=strict)
+    torch.export.save(program, path)
+    assert [entry.shape[1] for entry in kd_export.inspect(path).inputs] == [2, 2]
+    with pytest.raises(NotExportable, match=r"only where `.*size\(\)\[0\].* <= 500`"):
+        kd_export.open(path, trusted=True)
+    with pytest.raises(NotExportable, match=r"Run it by torch alone"):
+        kd_export.convert(path, tmp_path / "ours.onnx", trusted=True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_sizes_that_are_equal_are_one_axis(tmp_path: Path, strict: bool) -> None:
+    path = tmp_path / "theirs.pt2"
+    rows = {0: Dim.AUTO}
+    both = Both()
+    program = torch.export.export(both, (X, X + 1), dynamic_shapes=(rows, rows), strict=strict)
+    assert program._guards_code
+    torch.export.save(program, path)
+    session = kd_export.open(path, trusted=True)
+    torch.testing.assert_close(session.run({"x": X, "y": X})["add"], both(X, X))
+    with pytest.raises(kd_export.ShapeMismatch):
+        session.run({"x": X, "y": X[:1].repeat(3, 1)})

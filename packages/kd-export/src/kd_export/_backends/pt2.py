@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from kd_export._errors import ExportError, UntrustedArtifact, first_line
+from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, first_line, printable
 from kd_export._running.silence import silenced
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.derived_program import derived_program
 from kd_export._schema.schema import Entry, Schema, check_fit
 from kd_export._schema.shapes import fixed
-from kd_export._schema.trust import disarm
+from kd_export._schema.trust import conditions_of, disarm
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,8 @@ class Pt2Backend:
 
         from kd_export._running.torch_runner import run_program
 
+        if schema.derived:
+            _refuse_conditions(file)
         archive, operators = disarm(file, own_operators())
         check_registered(operators)
         try:
@@ -99,6 +101,20 @@ class Pt2Backend:
 
 
 backend = Pt2Backend()
+
+
+def _refuse_conditions(file: BinaryIO) -> None:
+    """Refuse a program that holds for some of its sizes only, which torch tests by code in it."""
+    conditions = conditions_of(file)
+    if conditions:
+        first = printable(conditions[0][:200])
+        raise NotExportable(
+            f"the program is what its module does only where `{first}`, which torch tests by code "
+            "in the file. That code is never run here.",
+            expected="a program for all sizes in its ranges",
+            got=tuple(conditions),
+            hint="Run it by torch alone, or export the module with ranges in which this holds.",
+        )
 
 
 def own_operators() -> set[str]:

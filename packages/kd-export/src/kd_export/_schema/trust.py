@@ -38,6 +38,9 @@ _TENSORS = re.compile(r"data/weights/weight_\d{1,9}|data/constants/tensor_\d{1,9
 _KNOWN = re.compile(
     "|".join((*map(re.escape, (_MODEL, *_CONFIGS, _SAMPLES)), _TENSORS.pattern, FORMAT_FILES))
 )
+_SIZE = r"L(\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]"
+_EQUAL = re.compile(rf"{_SIZE} == {_SIZE}")
+"""Sizes that are one axis of the schema."""
 _LARGEST_JSON = 1 << 25
 _LARGEST_FORMAT_FILE = 1 << 10
 _LARGEST_SPREAD = 1 << 26
@@ -83,6 +86,24 @@ def read_program(file: BinaryIO) -> Json:
         if _MODEL not in files:
             raise foreign(".pt2")
         return cast("Json", check_program(_json(source, files[_MODEL])))
+
+
+def conditions_of(file: BinaryIO) -> list[str]:
+    """List the conditions on sizes in a program that torch wrote, but for sizes that are equal.
+
+    They are Python code, which torch runs before each call. Nothing here runs it: what the program
+    gives where such a condition does not hold is not what the module would have given.
+
+    Raises:
+        ExportError: The file is not a whole archive, or holds no program.
+    """
+    with open_zip(file) as source:
+        files = members(source, _KNOWN)
+        if _MODEL not in files:
+            raise foreign(".pt2")
+        program = _json(source, files[_MODEL])
+    guards = program.get("guards_code", []) if isinstance(program, dict) else []
+    return [str(guard) for guard in guards if not _EQUAL.fullmatch(str(guard))]
 
 
 def _write_anew(file: BinaryIO, result: BinaryIO, custom: Collection[str]) -> list[str]:
