@@ -286,7 +286,7 @@ def _rows_taken(container: W, rows: Tensor) -> W:
 class _Rows:
     """The target of an indexed write: a view of each leaf, or an index into it."""
 
-    __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "where")
+    __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "numbers", "where")
 
     def __init__(self, index: object, batch: Batch) -> None:
         index = None if index is True else index  # torch copies then, and converts the dtype
@@ -299,6 +299,8 @@ class _Rows:
         else:
             self.where = None if gives_views(index) else plain_index(index, batch)
         self.index = for_nested(index, batch)
+        self.numbers = index if index.__class__ is Tensor and batch and is_eager() else None
+        """Row numbers that `resolve` has not compared with the batch size, or a mask."""
         self.direct: list[Write] = []
         """Writes into members of a stack, which have resolved their rows already."""
 
@@ -347,6 +349,8 @@ class _Rows:
         """Write what was recorded."""
         for each in () if is_compiling() else self.direct:
             check_write(*each)
+        if self.numbers is not None and self.numbers.dtype is torch.int64:
+            _check_range(self.numbers, self.batch)
         if self.where is None:
             write_all(writes)
         else:
@@ -360,6 +364,19 @@ class _Rows:
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
         target[self.where] = source
+
+
+def _check_range(rows: Tensor, batch: Batch) -> None:
+    """Compare row numbers with the batch size: torch writes those before one out of range."""
+    if not rows.is_cpu or not rows.numel():
+        return
+    for bound in torch.aminmax(rows):
+        number = int(bound)
+        if not -batch[0] <= number < batch[0]:
+            error = IndexError(
+                f"index {number} is out of bounds for dimension 0 with size {batch[0]}"
+            )
+            raise beyond(batch, error)
 
 
 def _copied(target: AbstractContainer, index: object, source: AbstractContainer) -> bool:
