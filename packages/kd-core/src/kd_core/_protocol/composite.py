@@ -111,14 +111,14 @@ def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
 
 def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
     """Restore the entries of a level, in their order."""
-    now = level._entries
-    old, wanted = list(now), list(entries)
+    old, wanted = list(level._entries), list(entries)
     same = 0
     while same < min(len(old), len(wanted)) and old[same] == wanted[same]:
         same += 1
     for key in old[same:]:
         if not level._keeps(key):
             level._del_entry(key)
+    now = level._entries  # read here: a kind may compute it, and entries are gone by now
     for key, entry in entries.items():
         if now.get(key) is not entry:
             level._set_entry(key, entry)
