@@ -298,11 +298,17 @@ def _stage(
             f"the state of {format_key(path) if path else 'a container'}", "a mapping", state
         )
     members = _member_states(td, state, path)
+    content = _content(state)
     if members is not None:
+        if strict and content:
+            raise KeySetMismatch(
+                f"the state dict of members holds {listed(content)} beside them. Remove it, or "
+                "pass `strict=False`."
+            )
         for member, each in members:
             _stage(member, each, strict, path, writes)
         return
-    content, entries = _content(state), kinds_by_key(td._entries)
+    entries = kinds_by_key(td._entries)
     if strict and content.keys() != entries.keys():
         raise KeySetMismatch(
             f"the state dict lacks {listed(key for key in entries if key not in content)}, and the "
