@@ -82,7 +82,9 @@ def test_what_is_not_a_tensor_is_refused(
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "none.onnx"
     path.write_bytes(data)
-    with pytest.raises(ExportError, match=r"no kd-export schema|not a whole ONNX|not a tensor"):
+    with pytest.raises(
+        ExportError, match=r"is empty|no kd-export schema|not a whole ONNX|not a tensor"
+    ):
         kd_export.inspect(path)
 
 

@@ -134,6 +134,16 @@ def brief(value: object) -> str:
     return _BRIEF.repr(value)
 
 
+def kind_of(value: object) -> str:
+    """Name the type of a value, with the article that fits.
+
+    >>> kind_of(3), kind_of([]), kind_of(None)
+    ('an int', 'a list', 'None')
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of what an error says, or its class.
 

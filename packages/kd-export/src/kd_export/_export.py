@@ -198,8 +198,17 @@ def diagnose(
         return Diagnosis((Finding("export", str(error), error),))
     program = KeyedProgram(*parts)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [_tried(program, Path(folder) / f"model{suffix}", suffix) for suffix in targets]
+        rows = [
+            _tried(program, Path(folder) / f"model{suffix}", suffix)
+            for suffix in _suffixes(targets)
+        ]
     return Diagnosis(tuple(rows), program.diagnostics)
+
+
+def _suffixes(targets: Sequence[str]) -> list[str]:
+    """Return targets with their dot, which may be left out; one need not be in a list."""
+    listed = [targets] if isinstance(targets, str) else targets
+    return [f".{target.removeprefix('.')}" for target in listed]
 
 
 def _tried(program: KeyedProgram, path: Path, suffix: str) -> Finding:

@@ -60,6 +60,9 @@ _CODES: tuple[tuple[type[ExportError], int], ...] = (
 )
 
 
+_OPTIONS = {"`trusted=True`": "`--trusted`", "`sha256=`": "`--sha256`", "`sha256`": "`--sha256`"}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
@@ -75,9 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with bar_of(_STAGES.get(options.name, 1)):
             command: int = options.command(options)
     except ExportError as error:
-        print(f"kd-export: {error}", file=sys.stderr)
+        print(f"kd-export: {_in_words(str(error))}", file=sys.stderr)
         return next((code for kind, code in _CODES if isinstance(error, kind)), USAGE)
     return command
+
+
+def _in_words(message: str) -> str:
+    """Name options of the command line in place of arguments of Python."""
+    for argument, option in _OPTIONS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,7 +191,10 @@ def _more(
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected sizes such as `1,64`, got `{text}`")
+    return tuple(map(int, parts))
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -320,7 +333,10 @@ def _doctor(options: argparse.Namespace) -> int:
     print()
     _print_table("", ("package", "version"), installed)
     if lacking:
-        print(f"kd-export: not usable: {', '.join(map(printable, lacking))}", file=sys.stderr)
+        suffixes = [row.suffix for row in found]
+        known = "" if set(lacking) <= set(suffixes) else f"; known formats: {', '.join(suffixes)}"
+        text = f"kd-export: not usable: {', '.join(map(printable, lacking))}{known}"
+        print(text, file=sys.stderr)
     return MISSING if lacking else OK
 
 

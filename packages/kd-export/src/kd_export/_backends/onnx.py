@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._errors import DtypeMismatch, ExportError
+from kd_export._errors import DtypeMismatch, ExportError, kind_of
 from kd_export._running.backend import Direct, Runner, require
 from kd_export._schema.beside import contents, mapped
 from kd_export._schema.derived_onnx import derived_onnx
@@ -152,8 +152,7 @@ class ArrayRunner:
             value = _numpy_of(value, entry)
         if not isinstance(value, np.ndarray | np.generic):
             raise DtypeMismatch(
-                f"expected an array {entry.describe()} for `{entry.wire}`, got a "
-                f"{type(value).__name__}.",
+                f"expected an array {entry.describe()} for `{entry.wire}`, got {kind_of(value)}.",
                 key=entry.key,
                 expected=entry.dtype,
                 got=type(value).__name__,

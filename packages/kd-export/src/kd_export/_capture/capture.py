@@ -32,7 +32,7 @@ from kd_export._capture.example import bounds, prepare, read_example
 from kd_export._capture.explaining import check_dynamic, explained, input_values
 from kd_export._capture.fixups import mend
 from kd_export._capture.initial import resolve_initial
-from kd_export._capture.reference import Reference, frozen_modes
+from kd_export._capture.reference import Reference, checked_mode, frozen_modes
 from kd_export._capture.relations import doubts, settle
 from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._capture.steps import steps_of
@@ -41,7 +41,7 @@ from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
 from kd_export._running.silence import silenced
 from kd_export._running.torch_runner import digest_of, held_by
-from kd_export._schema.schema import Entry, Schema, check_json
+from kd_export._schema.schema import Entry, Schema, check_metadata
 from kd_export._schema.state import First, resolve_state
 from kd_export._schema.state import Name as Next
 from kd_export._schema.wire import wire_key
@@ -80,8 +80,7 @@ def capture(
     tuple[Mapping[str, int], ...],
 ]:
     """Return what a `KeyedProgram` is made of; ``shared`` is explained by `prepare`."""
-    stored = check_json(dict(metadata or {}))
-    assert isinstance(stored, dict)
+    stored, mode = check_metadata(metadata), checked_mode(mode)
     frozen, reads, writes = prepare(module, inputs, outputs, shared=shared)
     tensors = read_example(example, reads)
     in_keys = list(tensors)

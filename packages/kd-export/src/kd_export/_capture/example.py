@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from kd_core import KdError, TensorDictBase, is_tensor_collection
 from kd_export._capture.signature import Example, Word, leaves
-from kd_export._errors import DtypeMismatch, Key, KeyMismatch, NotExportable, nearest, quoted
+from kd_export._errors import (
+    DtypeMismatch,
+    Key,
+    KeyMismatch,
+    NotExportable,
+    kind_of,
+    nearest,
+    quoted,
+)
 from kd_export._running.torch_runner import build_tensor
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import Schema, Vector
@@ -34,6 +42,13 @@ def prepare(
         outputs: The keys to be outputs; by default all.
         shared: Whether parameters keep their memory: the copy must not outlive the call.
     """
+    if isinstance(module, type):
+        raise NotExportable(
+            f"expected a keyed module, got the class `{module.__name__}`.",
+            expected="a keyed module",
+            got=module.__name__,
+            hint="Pass an instance of it.",
+        )
     if not hasattr(module, "in_keys") or not hasattr(module, "out_keys"):
         raise NotExportable(
             f"`{type(module).__name__}` has no `in_keys` and `out_keys`.",
@@ -41,6 +56,8 @@ def prepare(
             got=type(module).__name__,
             hint="Wrap it: `TensorDictModule(module, in_keys=[...], out_keys=[...])`.",
         )
+    for name, asked in (("inputs", inputs), ("outputs", outputs)):
+        _check_list(name, asked)
     select = getattr(module, "select_subsequence", None)
     if (inputs is not None or outputs is not None) and select is not None:
         wanted_in = _holding(inputs, _keys(module, "in_keys"))
@@ -61,6 +78,21 @@ def prepare(
             hint="Let it hold parameters and buffers only, no results of a graph or open handles.",
         ) from error
     return frozen, chosen_in, list(dict.fromkeys(chosen_out))
+
+
+def _check_list(name: str, asked: object) -> None:
+    """Check that an argument names keys, one or more of them, or none by being left out."""
+    if asked is not None and (
+        isinstance(asked, str) or not isinstance(asked, Sequence) or not asked
+    ):
+        raise KeyMismatch(
+            f"expected a list of keys for `{name}`, got {asked!r}.",
+            expected="a list of keys",
+            got=asked,
+            hint=f"Pass a list, such as `{name}=['{asked}']`."
+            if isinstance(asked, str)
+            else f"Pass a list, or leave `{name}` out for all.",
+        )
 
 
 def _copies(module: nn.Module) -> dict[int, object]:
@@ -161,9 +193,10 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
                 entries[wire_key(key[0]) if key not in in_keys and len(key) == 1 else key] = value
     else:
         raise DtypeMismatch(
-            f"expected a container or a mapping of tensors, got a {type(example).__name__}.",
+            f"expected a container or a mapping of tensors, got {kind_of(example)}.",
             expected="a container or a mapping of tensors",
             got=type(example).__name__,
+            hint=f"Pass a dict with {quoted(map(wire_name, in_keys))}.",
         )
     found: dict[Key, object] = {}
     for key in in_keys:
@@ -227,18 +260,22 @@ def read_vectors(vectors: Sequence[Example[Word]], schema: Schema) -> list[list[
 
 def _tensor(key: Key, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        several = isinstance(value, list | tuple) or dataclasses.is_dataclass(value)
         raise DtypeMismatch(
-            f"expected a tensor for `{wire_name(key)}` of the example, got a "
-            f"{type(value).__name__}.",
+            f"expected a tensor for `{wire_name(key)}` of the example, got {kind_of(value)}.",
             key=key,
             expected="Tensor",
             got=type(value).__name__,
-            hint="Give each of its tensors under a key of its own, or in a nested dict."
-            if several
-            else "Only tensors can be inputs of a file; set other values in the module.",
+            hint=_tensor_hint(value),
         )
     return value.detach().cpu().contiguous()
+
+
+def _tensor_hint(value: object) -> str:
+    if hasattr(value, "__array__"):
+        return "Convert it with `torch.as_tensor`."
+    if isinstance(value, list | tuple) or dataclasses.is_dataclass(value):
+        return "Give each of its tensors under a key of its own, or in a nested dict."
+    return "Only tensors can be inputs of a file; set other values in the module."
 
 
 def bounds(tensor: Tensor) -> tuple[Number, Number]:

@@ -14,9 +14,32 @@ from torch import Tensor, nn
 
 from kd_export._capture.example import prepare
 from kd_export._capture.signature import FlatModule
+from kd_export._errors import ExportError, nearest, quoted
 from kd_export._schema.schema import Schema
 from kd_nn import SupportsInteraction
 from kd_nn.distributions import values_unchecked
+
+MODES = ("deterministic", "mode", "mean", "median", "random")
+
+
+def checked_mode(mode: str | None) -> str | None:
+    """Return a mode as the schema writes it.
+
+    Raises:
+        ExportError: It is none of the modes.
+    """
+    if mode is None:
+        return None
+    name = str(mode).lower()
+    if name in MODES:
+        return name
+    close = nearest(name, MODES)
+    raise ExportError(
+        f"{mode!r} is not a valid mode; available modes: {quoted(MODES)}.",
+        expected=MODES,
+        got=mode,
+        hint="Pass one of them." if close is None else f"Did you mean `{close}`?",
+    )
 
 
 @contextlib.contextmanager

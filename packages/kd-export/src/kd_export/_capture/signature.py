@@ -14,7 +14,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
-from kd_export._errors import DtypeMismatch, Key, KeyMismatch, quoted
+from kd_export._errors import DtypeMismatch, Key, KeyMismatch, kind_of, quoted
 from kd_export._schema.schema import Schema
 from kd_export._schema.wire import argument_names, as_key, wire_name
 
@@ -117,7 +117,7 @@ def _tensor(value: object, key: Key) -> Tensor:
     if isinstance(value, Tensor):
         return value
     raise DtypeMismatch(
-        f"expected a tensor for the output `{wire_name(key)}`, got a {type(value).__name__}.",
+        f"expected a tensor for the output `{wire_name(key)}`, got {kind_of(value)}.",
         key=key,
         expected="Tensor",
         got=type(value).__name__,

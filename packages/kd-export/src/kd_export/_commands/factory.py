@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kd_export._errors import ExportError, brief, nearest
+from kd_export._errors import ExportError, brief, kind_of, nearest, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,8 +42,25 @@ def made(place: str) -> Made:
     try:
         parts = found() if callable(found) else found
     except Exception as error:
-        raise ExportError(f"`{place}` fails: {type(error).__name__}: {error}") from error
+        raise ExportError(
+            f"`{place}` fails: {_told(error)}", got=type(error).__name__, hint=_place(error)
+        ) from error
     return _checked(place, parts)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).rstrip('.')}."
+
+
+def _place(error: Exception) -> str | None:
+    """Name the line of the user's that raised an error."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"It is raised at `{last.line}` ({Path(last.filename).name}:{last.lineno})."
+
+
+def _meant(unknown: Iterable[object]) -> str:
+    close = [nearest(str(name), OPTIONS) for name in unknown]
+    return "".join(f" Did you mean `{name}`?" for name in close if name is not None)
 
 
 def _attribute(path: str, name: str) -> object:
@@ -53,7 +71,7 @@ def _attribute(path: str, name: str) -> object:
         found: object = importlib.import_module(path)
     except Exception as error:
         raise ExportError(
-            f"`{path}` cannot be imported: {type(error).__name__}: {error}",
+            f"`{path}` cannot be imported: {_told(error)}",
             got=path,
             hint="Run the command in the folder that holds it, or install its package.",
         ) from error
@@ -72,9 +90,10 @@ def _attribute(path: str, name: str) -> object:
 def _checked(place: str, parts: object) -> Made:
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 3):
         raise ExportError(
-            f"expected `{place}` to return {_FORM}, got a {type(parts).__name__}.",
+            f"expected `{place}` to return {_FORM}, got {kind_of(parts)}.",
             expected=_FORM,
             got=brief(parts),
+            hint="Let it return both, as in `return policy, {'obs': obs}`.",
         )
     module, example, *rest = parts
     options = dict(rest[0]) if rest and isinstance(rest[0], Mapping) else {}
@@ -84,6 +103,6 @@ def _checked(place: str, parts: object) -> Made:
             f"`{place}` returns options that `export` does not take: {brief(rest[0])}.",
             expected=OPTIONS,
             got=brief(rest[0]),
-            hint=f"It takes {', '.join(f'`{name}`' for name in OPTIONS)}.",
+            hint=f"It takes {quoted(OPTIONS)}.{_meant(unknown)}",
         )
     return module, example, options

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from kd_export._errors import BackendMissing, quoted
+from kd_export._errors import BackendMissing, nearest, quoted
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.vectors import Drawn
@@ -150,11 +150,14 @@ def backend_for(path: Path) -> Backend:
     known = backends()
     fitting = sorted((s for s in known if path.name.endswith(s)), key=len)
     if not fitting:
+        close = nearest("".join(path.suffixes) or path.name, known)
         raise BackendMissing(
             f"no backend found for `{path.name}`; available suffixes: {quoted(sorted(known))}.",
             expected=tuple(sorted(known)),
             got=path.suffix,
-            hint="Name the file by its format, or register a backend with `register_backend`.",
+            hint="Name the file by its format, or register a backend with `register_backend`."
+            if close is None
+            else f"Did you mean `{close}`?",
         )
     entry = _known.get(fitting[-1], known[fitting[-1]])
     if not isinstance(entry, str):

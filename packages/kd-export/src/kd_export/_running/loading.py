@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kd_export._errors import UntrustedArtifact, VerifyError
+from kd_export._errors import ExportError, UntrustedArtifact, VerifyError, brief, printable
 from kd_export._running.backend import Backend, backend_for
 from kd_export._running.session import Session
 from kd_export._schema.differences import (
@@ -93,7 +95,7 @@ def inspect(path: str | Path) -> Schema:
     path = Path(path)
     backend = backend_for(path)
     with open_regular(path) as file:
-        return backend.read_schema(file)
+        return _read_schema(backend, file, path)
 
 
 def diff(one: str | Path, other: str | Path, *, interface: bool = False) -> Differences:
@@ -133,9 +135,31 @@ def diff(one: str | Path, other: str | Path, *, interface: bool = False) -> Diff
 
 def load(backend: Backend, file: BinaryIO, path: Path) -> Session:
     """Build a session from an open file that the caller trusts, or that executes nothing."""
-    schema = backend.read_schema(file)
+    schema = _read_schema(backend, file, path)
     file.seek(0)
-    return Session(schema, backend.load(file, schema, path))
+    with _naming(path):
+        return Session(schema, backend.load(file, schema, path))
+
+
+def _read_schema(backend: Backend, file: BinaryIO, path: Path) -> Schema:
+    if file.seek(0, os.SEEK_END) == 0:
+        raise ExportError(
+            f"`{path.name}` is empty.", got=0, hint="Copy it again, or export it again."
+        )
+    file.seek(0)
+    with _naming(path):
+        return backend.read_schema(file)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the name of the file to errors of its format, which know its content alone."""
+    try:
+        yield
+    except ExportError as error:
+        if path.name not in str(error):
+            error.args = (f"`{printable(path.name)}`: {error}",)
+        raise
 
 
 def check_weights(session: Session, backend: Backend, file: BinaryIO, path: Path) -> None:
@@ -178,6 +202,13 @@ def _vouched(
             )
         yield file
         return
+    if not re.fullmatch("[0-9a-fA-F]{64}", str(sha256)):
+        raise UntrustedArtifact(
+            f"expected 64 hexadecimal digits for `sha256`, got {brief(sha256)}.",
+            expected="64 hexadecimal digits",
+            got=sha256,
+            hint=f"`kd-export inspect {path.name}` prints those of a file.",
+        )
     with tempfile.TemporaryFile() as copy:
         shutil.copyfileobj(file, copy)
         copy.seek(0)

@@ -18,6 +18,7 @@ from kd_export._errors import (
     Key,
     KeyMismatch,
     ProgramFailed,
+    kind_of,
     nearest,
     quoted,
 )
@@ -248,10 +249,11 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
         container = cast("TensorDictBase", x)
         held = {e.key: container.get(e.key) for e in inputs}
         held = {key: value for key, value in held.items() if value is not None}
-        return _in_order(held, inputs, map(wire_name, held)), _Container(container)
+        given = (wire_name(as_key(key)) for key in container.keys(True, True))
+        return _in_order(held, inputs, given), _Container(container)
     if not isinstance(x, Mapping):
         raise DtypeMismatch(
-            f"expected a mapping or a container of inputs, got a {type(x).__name__}.",
+            f"expected a mapping or a container of inputs, got {kind_of(x)}.",
             expected="a mapping or a container",
             got=type(x).__name__,
             hint=f"Pass a dict with {quoted(entry.wire for entry in inputs)}.",
@@ -280,9 +282,9 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
 def _in_order(
     entries: Mapping[Key, object], inputs: Sequence[Entry], given: Iterable[str]
 ) -> list[object]:
-    names = list(given)
     for entry in inputs:
         if entry.key not in entries:
+            names = list(given)
             close = nearest(entry.wire, names)
             raise KeyMismatch(
                 f"input `{entry.wire}` not found; got {quoted(names)}.",

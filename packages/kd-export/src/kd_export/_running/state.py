@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
 
-from kd_export._errors import DtypeMismatch, ShapeMismatch
+from kd_export._errors import DtypeMismatch, ShapeMismatch, kind_of
 from kd_export._running.backend import Runner
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import Entry, Schema
@@ -156,7 +156,7 @@ def _flags(mask: object) -> list[bool]:
     flags = [value for value in listed if isinstance(value, bool)]
     if not isinstance(values, Iterable) or len(flags) < len(listed):
         raise DtypeMismatch(
-            f"expected a mask of one bool for each row, got a {type(mask).__name__} of others.",
+            f"expected a mask of one bool for each row, got {kind_of(mask)} of others.",
             expected="bool (rows,)",
             got=type(mask).__name__,
             hint="Pass a one-dimensional bool array or tensor, such as `done.squeeze(-1)`.",

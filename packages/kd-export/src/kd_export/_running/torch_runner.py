@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from kd_export._errors import DtypeMismatch
+from kd_export._errors import DtypeMismatch, kind_of
 from kd_export._running.backend import Direct
 from kd_export._running.straight_line import StraightLine
 from kd_export._schema.json_values import Number
@@ -34,8 +34,7 @@ class TensorRunner:
         """Check that the value is a tensor of the dtype; make it contiguous."""
         if not isinstance(value, Tensor):
             raise DtypeMismatch(
-                f"expected a tensor {entry.describe()} for `{entry.wire}`, got a "
-                f"{type(value).__name__}.",
+                f"expected a tensor {entry.describe()} for `{entry.wire}`, got {kind_of(value)}.",
                 key=entry.key,
                 expected=entry.dtype,
                 got=type(value).__name__,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from kd_export._errors import ExportError
+from kd_export._errors import ExportError, nearest
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -34,7 +34,20 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         if isinstance(error, ExportError):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise ExportError(f"`{path}` cannot be read: {reason}.", got=str(path)) from error
+        raise ExportError(
+            f"`{path}` cannot be read: {reason}.", got=str(path), hint=_remedy(path)
+        ) from error
+
+
+def _remedy(path: Path) -> str:
+    try:
+        known = [file.stem for file in path.parent.glob(f"*{path.suffix}") if file.is_file()]
+    except (OSError, ValueError):
+        known = []
+    close = nearest(path.stem, known)
+    if close is None or close == path.stem:
+        return "Pass the path of a file on disk that you may read."
+    return f"Did you mean `{path.with_stem(close)}`?"
 
 
 def read_regular(path: Path) -> bytes:

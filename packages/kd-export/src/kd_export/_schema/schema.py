@@ -366,6 +366,24 @@ def check_fit(described: object, found: object) -> None:
         )
 
 
+def check_metadata(value: object) -> dict[str, Json]:
+    """Check that metadata is a mapping of exact JSON.
+
+    Raises:
+        ExportError: It is not.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise ExportError(
+            f"expected a dict for `metadata`, got {value!r}.",
+            expected="a dict",
+            got=value,
+            hint="Give each value a name: `metadata={'note': ...}`.",
+        )
+    stored = check_json(dict(value or {}))
+    assert isinstance(stored, dict)
+    return stored
+
+
 def check_json(value: object, where: str = "metadata") -> Json:
     """Check that a value is exact JSON: no NaN, no tuples, no objects, string keys only."""
     if value is None or isinstance(value, bool | int | str):

@@ -35,6 +35,17 @@ class Tolerance:
     rtol: float | None = None
     atol: float | None = None
 
+    def __post_init__(self) -> None:
+        """Check that both are numbers."""
+        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+            if value is not None and not isinstance(value, int | float):
+                raise ExportError(
+                    f"expected a number for `{name}`, got {value!r}.",
+                    expected="a number",
+                    got=value,
+                    hint="Pass a number, such as `1e-5`, or leave it out for one by dtype.",
+                )
+
     def of(self, entry: Entry) -> tuple[float, float]:
         """Return the relative and the absolute tolerance of an output."""
         return tolerance(entry.dtype, self.rtol, self.atol)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kd_export._errors import VerifyError
+from kd_export._errors import ExportError, VerifyError
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import RANDOM, Axis, Schema, Vector
 from kd_export._schema.shapes import axis_sizes
@@ -169,6 +169,7 @@ def trial_sizes(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str
     >>> list(trial_sizes(Schema((), (), {"a": Axis(), "b": Axis()}), (1, 2, 7)))
     [{'a': 1, 'b': 2}, {'a': 2, 'b': 7}, {'a': 7, 'b': 1}]
     """
+    check_sizes(batch_sizes)
     if not schema.axes:
         yield {}
         return
@@ -179,6 +180,22 @@ def trial_sizes(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str
             name: sizes[(turn + shift) % len(sizes)]
             for shift, (name, sizes) in enumerate(allowed.items())
         }
+
+
+def check_sizes(batch_sizes: object) -> None:
+    """Check the argument ``batch_sizes``.
+
+    Raises:
+        ExportError: It is not a list of sizes.
+    """
+    sizes = batch_sizes if isinstance(batch_sizes, Sequence) else "none"
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ExportError(
+            f"expected a list of non-negative sizes for `batch_sizes`, got {batch_sizes!r}.",
+            expected="sizes",
+            got=batch_sizes,
+            hint="Pass several sizes to try, such as `(1, 64)`.",
+        )
 
 
 def _axis_sizes(axis: Axis, batch_sizes: Sequence[int]) -> list[int]:
@@ -199,6 +216,8 @@ def chosen_vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequenc
     Raises:
         VerifyError: There is none of a size.
     """
+    if batch_sizes is not None:
+        check_sizes(batch_sizes)
     asked = (
         {}
         if batch_sizes is None
