@@ -88,6 +88,23 @@ def broadcast_in_place(rank: int) -> object:
 
 
 @program
+def broadcast_of_large_leaves(rank: int) -> object:
+    """The leaves of rank 1 are sent from where they are, those of rank 0 are copied before."""
+    found: list[object] = []
+    for src in (1, 0):
+        rows = torch.full((1 << 10, 3 << 9), float(rank))
+        entries = {"b": rows, "n": {"c": torch.full((3 << 19,), rank + 1j)}, "a": rows.clone()}
+        if rank == 0:
+            entries["b"] = rows.t().contiguous().t()
+        td = TensorDict(entries)
+        td.broadcast(src)
+        for leaf in (td["a"], td["b"], td["n", "c"]):
+            value = leaf.flatten()[0]
+            found.append([str(value.item()), bool((leaf == value).all())])
+    return found
+
+
+@program
 def broadcast_to_none_and_to_an_empty_container(rank: int) -> object:
     td = ragged(2) if rank == 2 else None
     made = distributed.broadcast(td, 2)

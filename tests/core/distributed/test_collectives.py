@@ -17,6 +17,12 @@ def test_broadcast_writes_in_place(results: Results) -> None:
     assert results["broadcast_in_place"] == [[True, True, told(plain(1))]] * RANKS
 
 
+def test_large_leaves_are_broadcast_one_by_one(results: Results) -> None:
+    values = ["1.0", "1.0", "(1+1j)", "0.0", "0.0", "1j"]
+    expected = [[value, True] for value in values]
+    assert results["broadcast_of_large_leaves"] == [expected] * RANKS
+
+
 def test_broadcast_makes_what_a_rank_lacks(results: Results) -> None:
     expected = [ROWS[2], ROWS[2], [3]]
     assert results["broadcast_to_none_and_to_an_empty_container"] == [expected] * RANKS

@@ -82,6 +82,20 @@ def test_a_large_one_takes_one_more_for_each_dtype(sent: list[str]) -> None:
     assert sent == ["all_gather", "reduce", "reduce"]
 
 
+def test_large_leaves_are_broadcast_from_where_they_are(sent: list[str]) -> None:
+    outlines._FREE.clear()
+    td = TensorDict({"a": torch.ones(1 << 20), "b": torch.ones(1 << 20), "step": torch.ones(())})
+    td.broadcast(0)
+    assert sent == ["all_gather", "broadcast"]  # less than 4 MiB on average
+    assert outlines._FREE
+    outlines._FREE.clear()
+    del td["step"]
+    sent.clear()
+    td.broadcast(0)
+    assert sent == ["all_gather"] + ["broadcast"] * 2
+    assert not outlines._FREE  # no copy was made
+
+
 def test_gathered_rows_take_one_message_for_each_dtype(sent: list[str]) -> None:
     rows = {"a": torch.ones(3, 2), "b": torch.ones(3), "c": torch.arange(3), "w": ["x", "y", "z"]}
     TensorDict(rows, [3]).all_gather()

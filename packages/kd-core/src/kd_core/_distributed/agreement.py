@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kd_core._distributed.differences import difference
 from kd_core._distributed.groups import Team
-from kd_core._distributed.outlines import Outline, Row, difference, digest_of
+from kd_core._distributed.outlines import Outline, Row, digest_of
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._store.canonical import canonical
 

@@ -104,27 +104,40 @@ def _write(mine: Outlined, content: Tensor) -> None:
 
 
 def _values(team: Team, mine: Outlined, src: int, is_root: bool) -> None:
-    """Broadcast the values of leaves that all ranks have."""
-    views = mine.views() if is_root else None
-    if views is not None:
-        _broadcast([octets_of(flat, team) for flat in views], team, src)
-        return
+    """Broadcast the values of leaves that all ranks have.
+
+    Large leaves travel one by one, from where they are. Others are one message for each dtype and
+    device, which is a copy if they do not follow one another.
+    """
+    is_large = mine.outline.is_large
+    if is_root:
+        found = mine.each() if is_large else mine.views()
+        if found is not None:
+            _broadcast([octets_of(flat, team) for flat in found], team, src)
+            return
     own = mine.packed() if is_root else mine.room()
-    messages = [octets_of(flat, team) for flat in own.flats]
+    flats = own.each() if is_large else own.flats
+    messages = [octets_of(flat, team) for flat in flats]
     _broadcast(messages, team, src)
     if is_root:
         mine.put_back(own)
         return
-    for flat, message in zip(own.flats, messages, strict=True):
+    for flat, message in zip(flats, messages, strict=True):
         if message.data_ptr() != flat.data_ptr():  # it was elsewhere for the group
             flat.copy_(message.view(flat.dtype))
     mine.write(own)
 
 
 def _broadcast(messages: Sequence[Tensor], team: Team, src: int) -> None:
-    for message in messages:
-        if message.numel():
-            dist.broadcast(message, src, group=team.group)
+    """Broadcast several messages, which are all on their way at once."""
+    works = [
+        dist.broadcast(message, src, group=team.group, async_op=True)
+        for message in messages
+        if message.numel()
+    ]
+    for work in works:
+        if work is not None:
+            work.wait()
 
 
 def _send(team: Team, form: Form, src: int) -> None:

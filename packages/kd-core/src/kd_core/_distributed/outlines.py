@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Parameter
 
-from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch
+from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.writes import check_write
 from kd_core._protocol.composite import Composite
@@ -49,6 +50,8 @@ class Bucket(NamedTuple):
     device: torch.device
     leaves: list[int]
     """Their positions in the order of the container."""
+    pick: Callable[[list[Tensor]], tuple[Tensor, ...]]
+    """Return them from all leaves."""
     numel: int
     is_flat: bool
     """Whether each leaf has one dimension."""
@@ -64,10 +67,11 @@ class Outline:
         plain: whether all entries are dense tensors, so that the rows say everything.
         digest: stands for `rows`.
         buckets: the messages.
+        is_large: whether each leaf is worth a message of its own: benchmarks/collectives.py.
         order: the positions of the rows in the order of the container.
     """
 
-    __slots__ = ("buckets", "digest", "order", "plain", "rows")
+    __slots__ = ("buckets", "digest", "is_large", "order", "plain", "rows")
 
     def __init__(self, rows: list[Row], devices: Sequence[torch.device] = ()) -> None:
         order = sorted(range(len(rows)), key=lambda position: rows[position].path)
@@ -83,6 +87,12 @@ class Outline:
             _bucket_of(leaves, rows, dtype, device)
             for (dtype, device), leaves in sorted(found.items(), key=lambda item: item[0][0])
         ]
+        nbytes = sum(bucket.numel * bucket.dtype.itemsize for bucket in self.buckets)
+        self.is_large = nbytes >= _LARGE_LEAF * len(rows) > 0
+
+
+_LARGE_LEAF: Final = 4 << 20
+"""Bytes: how many leaves have on average if each one is worth a message."""
 
 
 def _bucket_of(leaves: list[int], rows: list[Row], dtype: str, device: torch.device) -> Bucket:
@@ -90,7 +100,9 @@ def _bucket_of(leaves: list[int], rows: list[Row], dtype: str, device: torch.dev
     is_flat = all(len(shape) == 1 for shape in shapes)
     kind = getattr(torch, dtype)
     *starts, _ = accumulate((prod(shape) * kind.itemsize for shape in shapes), initial=0)
-    return Bucket(kind, device, leaves, sum(map(prod, shapes)), is_flat, starts)
+    first = leaves[0]
+    pick = itemgetter(*leaves) if len(leaves) > 1 else lambda every: (every[first],)
+    return Bucket(kind, device, leaves, pick, sum(map(prod, shapes)), is_flat, starts)
 
 
 def digest_of(*parts: object) -> bytes:
@@ -105,6 +117,10 @@ class Room(NamedTuple):
     """One flat tensor for each bucket."""
     parts: list[list[Tensor]]
     """Views of them in the shapes of the leaves."""
+
+    def each(self) -> list[Tensor]:
+        """Return a flat view for each leaf."""
+        return [part.view(-1) for parts in self.parts for part in parts]
 
     def nbytes(self) -> int:
         """Return the bytes of all values."""
@@ -149,6 +165,12 @@ class Outlined(NamedTuple):
             found.append(first.detach().as_strided((bucket.numel,), (1,)))
         return found
 
+    def each(self) -> list[Tensor] | None:
+        """Return a flat view of each leaf, in the order of the buckets, if there is one."""
+        if not self.is_whole:
+            return None
+        return [leaf.detach().view(-1) for members in self._members() for leaf in members]
+
     def nbytes(self) -> int:
         """Return the bytes of all values."""
         return sum(bucket.numel * bucket.dtype.itemsize for bucket in self.outline.buckets)
@@ -162,8 +184,11 @@ class Outlined(NamedTuple):
             torch.empty(row.numel, dtype=row.dtype, device=row.device)
             for row in self.outline.buckets
         ]
-        both = zip(flats, self._members(), strict=True)
-        return Room(flats, [list(torch._C._nn.unflatten_dense_tensors(*pair)) for pair in both])
+        parts = [
+            list(torch._C._nn.unflatten_dense_tensors(flat, list(members)))
+            for flat, members in zip(flats, self._members(), strict=True)
+        ]
+        return Room(flats, parts)
 
     def packed(self) -> Room:
         """Return copies of all leaves in flat tensors."""
@@ -200,9 +225,8 @@ class Outlined(NamedTuple):
             _FREE.clear()
         _FREE[self.outline] = room
 
-    def _members(self) -> list[list[Tensor]]:
-        take = self.leaves.__getitem__
-        return [list(map(take, bucket.leaves)) for bucket in self.outline.buckets]
+    def _members(self) -> list[tuple[Tensor, ...]]:
+        return [bucket.pick(self.leaves) for bucket in self.outline.buckets]
 
     def copy(self, other: Outlined) -> None:
         """Write the leaves of another container of the same plain outline into those of this."""
@@ -301,9 +325,12 @@ def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bo
         return all(_sign(part, keys, leaves) for part in td._members)
     entries = td._entries
     keys.append(tuple(entries))
-    if _DENSE.issuperset(map(type, entries.values())):
+    kinds = set(map(type, entries.values()))
+    if kinds <= _DENSE:
         leaves += entries.values()  # type: ignore[arg-type]  # tensors all
         keys.append(_END)
+        return True
+    if _DENSE.isdisjoint(kinds) and _sign_parts(list(entries.values()), kinds, keys, leaves):
         return True
     for key, value in entries.items():
         if type(value) in _DENSE:
@@ -318,7 +345,27 @@ def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bo
     return True
 
 
-_END: Final = "end"
+_END: Final = None
+
+
+def _sign_parts(
+    parts: list[Entry], kinds: set[type], keys: list[object], leaves: list[Tensor]
+) -> bool:
+    """Append the keys and leaves of containers at once, if they hold nothing but dense tensors.
+
+    This is the fast path of many layers with few parameters each: benchmarks/collectives.py.
+    """
+    if any(
+        not issubclass(kind, AbstractContainer) or issubclass(kind, Composite) for kind in kinds
+    ):
+        return False
+    entries = [part._entries for part in parts]  # type: ignore[union-attr]  # containers all
+    found = [*chain.from_iterable([each.values() for each in entries])]
+    if not _DENSE.issuperset(map(type, found)):
+        return False
+    keys += map(tuple, entries)
+    leaves += found
+    return True
 
 
 def rows_of(td: AbstractContainer, path: Path = (), *, members: bool = True) -> list[Row]:
@@ -368,43 +415,3 @@ def _check_dense(path: Path, leaf: Tensor) -> None:
             f"entry {format_key(path)} is on the meta device and does not have data. Fill it "
             "first, or `exclude` it."
         )
-
-
-def difference(call: str, told: Sequence[tuple[int, Sequence[Row]]]) -> KdError:
-    """Return the error that names the first entry in which outlines differ.
-
-    Args:
-        call: the call that needs equal outlines.
-        told: ranks and the rows of their outlines, which are not all equal.
-    """
-    (first, rows), *others = told
-    expected = {row.path: row for row in rows}
-    for rank, other in others:
-        found = {row.path: row for row in other}
-        for path in [*expected, *found]:
-            mine, theirs = expected.get(path), found.get(path)
-            if mine != theirs:
-                return _different(call, path, (first, mine), (rank, theirs))
-    raise AssertionError("the outlines are equal")
-
-
-def _different(
-    call: str, path: Path, mine: tuple[int, Row | None], theirs: tuple[int, Row | None]
-) -> KdError:
-    (first, row), (rank, other) = mine, theirs
-    key = f"entry {format_key(path)}"
-    if row is None or other is None:
-        has, lacks = (rank, first) if row is None else (first, rank)
-        return KeySetMismatch(
-            f"`{call}` needs the same keys on all ranks: {key} exists on rank {has}, but not on "
-            f"rank {lacks}. Add it, or `select` the shared keys."
-        )
-    if row.dtype != other.dtype:
-        return InvalidValue(
-            f"`{call}` needs the same dtypes on all ranks: {key} is {row.dtype} on rank {first}, "
-            f"but {other.dtype} on rank {rank}. Convert one of them."
-        )
-    return ShapeMismatch(
-        f"`{call}` needs the same shapes on all ranks: {key} has the shape {row.shape} on rank "
-        f"{first}, but {other.shape} on rank {rank}. Pad or index one of them."
-    )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._distributed.outlines import difference, outlined
+from kd_core._distributed.differences import difference
+from kd_core._distributed.outlines import outlined
 from kd_core._errors import FormatError, InvalidValue
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._wire.form import container_of
