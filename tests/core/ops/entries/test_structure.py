@@ -37,6 +37,22 @@ def test_update_replaces_a_container_by_a_leaf_and_back() -> None:
     assert set(td.keys(True, True)) == {"n", ("a", "x")}
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_update_goes_through_no_leaf(inplace: bool) -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"a": torch.ones(2)}}, [2])
+    sources: list[dict[NestedKey, object]] = [
+        {("a", "z"): torch.zeros(2)},
+        {("n", "a", "z"): torch.zeros(2)},
+        {"n": {("a", "z"): torch.zeros(2)}},
+        {"b": torch.zeros(2), ("a", "y", "z"): torch.zeros(2)},
+    ]
+    for source in sources:
+        with pytest.raises(KeyNotFound, match=r"it goes through .*, which is a tensor"):
+            td.update(source, inplace=inplace)
+    assert list(td.keys(True)) == ["a", "n", ("n", "a")]
+    assert td["a"].sum() == td["n", "a"].sum() == 2
+
+
 def test_update_in_place_keeps_the_storage_where_there_is_one() -> None:
     td = make()
     before = td["a"]

@@ -258,8 +258,8 @@ def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
         level = tree
         *above, last = path_of(key)
         for part in above:
-            inner = level.setdefault(part, _Branch())
-            if inner.__class__ is not _Branch:
+            inner = level.setdefault(part, Branch())
+            if inner.__class__ is not Branch:
                 raise is_both(key, part, "container")
             level = inner
         if last in level:
@@ -268,7 +268,7 @@ def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
     return tree
 
 
-class _Branch(dict[str, object]):
+class Branch(dict[str, object]):
     """A level that a tuple key creates, distinguished from a mapping of the user."""
 
 

@@ -13,12 +13,12 @@ from torch.compiler import is_compiling
 
 from kd_core._errors import wrong_type
 from kd_core._keys import Path, format_key
-from kd_core._leaves.loops import kinds_by_key, missing_key, same_data, unwrapped
+from kd_core._leaves.loops import kinds_by_key, missing_key, same_data, unwrapped, walk_error
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import spread_keys
+from kd_core._protocol.validation import Branch, spread_keys
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Data, Entry
@@ -107,6 +107,8 @@ def stage_update(
             inner = source_items(value, "update")
             in_stack |= stage_update(current, inner, (*path, key), how.below(only), stage)
             continue
+        if value.__class__ is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
+            raise walk_error((*path, key, next(iter(value))), len(path) + 1, current)
         if how.inplace and _can_be_written(level, current):
             stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
             continue
