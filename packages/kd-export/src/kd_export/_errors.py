@@ -23,9 +23,10 @@ message tells a person.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 Key = tuple[str, ...]
 
@@ -151,6 +152,24 @@ def first_line(error: BaseException) -> str:
     ('size 3', 'ValueError')
     """
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextlib.contextmanager
+def raised_as(kind: type[ExportError], message: str, hint: str | None = None) -> Iterator[None]:
+    """Raise what another library raises in a block as an error of ours; ours pass.
+
+    >>> with raised_as(NotExportable, "ONNX cannot express it", "Save it as `.pt2`."):
+    ...     raise ValueError("no such operator")
+    Traceback (most recent call last):
+    kd_export.NotExportable: ONNX cannot express it: no such operator. Save it as `.pt2`.
+    """
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:
+        reason = first_line(error).rstrip(".")
+        raise kind(f"{message}: {reason}.", got=type(error).__name__, hint=hint) from error
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -16,16 +16,16 @@ import io
 import re
 import shutil
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kd_export._errors import BackendMissing, ExportError, NotExportable, first_line
-from kd_export._running.backend import Runner
+from kd_export._errors import BackendMissing, ExportError, NotExportable, raised_as
+from kd_export._running.backend import Runner, picked
 from kd_export._running.loading import check_digest
+from kd_export._running.silence import muted
 from kd_export._schema.archive import (
     FORMAT_FILES,
     SCHEMA_FILE,
@@ -80,18 +80,17 @@ class AotiBackend:
         # The archive must not have the second suffix: torch compares the first.
         with tempfile.TemporaryDirectory() as folder:
             package = Path(folder) / "model.pt2"
-            try:
-                with warnings.catch_warnings(), torch.no_grad(), _quiet(), mended_layers():
-                    warnings.simplefilter("ignore")
-                    aoti_compile_and_package(
-                        program, package_path=str(package), inductor_configs=_options()
-                    )
-            except Exception as error:
-                raise NotExportable(
-                    f"AOTInductor cannot compile the program: {first_line(error)}",
-                    got=type(error).__name__,
-                    hint="Save it as `.pt2`. The error above this one has the compiler's words.",
-                ) from error
+            hint = "Save it as `.pt2`. The error above this one has the compiler's words."
+            with (
+                raised_as(NotExportable, "AOTInductor cannot compile the program", hint),
+                torch.no_grad(),
+                muted(),
+                contextlib.redirect_stderr(io.StringIO()),
+                mended_layers(),
+            ):
+                aoti_compile_and_package(
+                    program, package_path=str(package), inductor_configs=_options()
+                )
             copy_without_sources(package, path)
         with path.open("rb") as file:
             schema = replace(schema, weights=_digest(file))
@@ -108,15 +107,12 @@ class AotiBackend:
                 shutil.copyfileobj(file, copy, _CHUNK)
             with package.open("rb") as copy:
                 check_digest(_digest(copy), schema, path)
-            try:
+            hint = (
+                "It runs on the kind of machine, and with the torch "
+                f"({schema.versions.get('torch', 'unknown')}), that it was made with."
+            )
+            with raised_as(ExportError, "torch cannot load the compiled program", hint):
                 model = aoti_load_package(str(package))
-            except Exception as error:
-                raise ExportError(
-                    f"torch cannot load the compiled program: {first_line(error)}",
-                    got=type(error).__name__,
-                    hint="It runs on the kind of machine, and with the torch "
-                    f"({schema.versions.get('torch', 'unknown')}), that it was made with.",
-                ) from error
         return _runner(model, schema)
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
@@ -140,12 +136,7 @@ def _runner(model: Callable[..., object], schema: Schema) -> Runner:
             inputs = {e.name: array for e, array in zip(schema.inputs, arrays, strict=True)}
             results = model(**inputs)
             assert isinstance(results, dict)
-            by_name = {entry.name: results[entry.wire] for entry in schema.outputs}
-            return (
-                [by_name[entry.name] for entry in schema.outputs]
-                if names is None
-                else [by_name[name] for name in names]
-            )
+            return picked(schema, [results[entry.wire] for entry in schema.outputs], names)
 
     return AotiRunner()
 
@@ -156,13 +147,6 @@ def _options() -> dict[str, object]:
 
     known = hasattr(config.aot_inductor, "enable_line_tables")  # torch 2.10 has no such tables
     return {"aot_inductor.enable_line_tables": False} if known else {}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what inductor prints while it compiles."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 def copy_without_sources(package: Path, path: Path) -> None:

@@ -10,18 +10,17 @@ only where it is trusted.
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._errors import ExportError, NotExportable, first_line, quoted
-from kd_export._running.backend import Runner, require
+from kd_export._errors import ExportError, NotExportable, quoted, raised_as
+from kd_export._running.backend import Runner, picked, require
 from kd_export._running.loading import check_digest
+from kd_export._running.silence import muted
 from kd_export._schema.executorch_file import (
     SCHEMA_METHOD,
     check_methods,
@@ -86,19 +85,13 @@ class ExecuTorchBackend:
         """Lower the program to portable kernels, and add the schema as a method."""
         exir = cast("_Exir", _required("executorch.exir"))
         text = replace(schema, weights=_UNKNOWN_DIGEST).to_json()
-        try:
-            with _quiet():
-                lowered = exir.to_edge_transform_and_lower(
-                    _sliced(program),
-                    constant_methods={SCHEMA_METHOD: text},
-                    compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
-                ).to_executorch()
-        except Exception as error:
-            raise NotExportable(
-                f"ExecuTorch cannot express the program: {first_line(error)}",
-                got=type(error).__name__,
-                hint="Save it as `.pt2` or `.onnx`.",
-            ) from error
+        hint = "Save it as `.pt2` or `.onnx`."
+        with raised_as(NotExportable, "ExecuTorch cannot express the program", hint), _quiet():
+            lowered = exir.to_edge_transform_and_lower(
+                _sliced(program),
+                constant_methods={SCHEMA_METHOD: text},
+                compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
+            ).to_executorch()
         _check_kernels(lowered)
         path.write_bytes(lowered.buffer)
         with path.open("r+b") as file:
@@ -113,18 +106,13 @@ class ExecuTorchBackend:
         runtime = cast("_Module", _required("executorch.runtime"))
         file.seek(0)
         content = file.read()
-        try:
+        known = schema.versions.get(_EXTRA, "unknown")
+        hint = f"It was written by ExecuTorch {known}: install that version."
+        with raised_as(ExportError, "ExecuTorch cannot load the file", hint):
             loaded = runtime.Runtime.get().load_program(
                 content, verification=runtime.Verification.InternalConsistency
             )
             method = loaded.load_method(_METHOD)
-        except Exception as error:
-            raise ExportError(
-                f"ExecuTorch cannot load the file: {first_line(error)}",
-                got=type(error).__name__,
-                hint="It was written by ExecuTorch "
-                f"{schema.versions.get(_EXTRA, 'unknown')}: install that version.",
-            ) from error
         check_fit(_described(schema), _found(method.metadata, schema))
         return _runner(method, schema, content)
 
@@ -148,8 +136,7 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with muted():
             yield
     finally:
         logging.disable(level)
@@ -248,11 +235,7 @@ def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
         def __call__(
             self, arrays: Sequence[object], names: Sequence[str] | None = None
         ) -> Sequence[object]:
-            results = method.execute(list(arrays))
-            if names is None:
-                return results
-            by_name = {e.name: r for e, r in zip(schema.outputs, results, strict=True)}
-            return [by_name[name] for name in names]
+            return picked(schema, method.execute(list(arrays)), names)
 
     return ExecuTorchRunner()
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._errors import DtypeMismatch, ExportError, kind_of
+from kd_export._errors import DtypeMismatch, ExportError, kind_of, raised_as
 from kd_export._running.backend import Direct, Runner, require
 from kd_export._schema.beside import contents, mapped
 from kd_export._schema.derived_onnx import derived_onnx
@@ -125,17 +125,14 @@ backend = OnnxBackend()
 
 
 def _started(runtime: _Runtime, model: bytes, options: _Options) -> _Session:
-    try:
+    hint = "It may be damaged, or need a newer onnxruntime."
+    with raised_as(ExportError, "onnxruntime cannot load the file", hint):
         return runtime.InferenceSession(
             model,
             options,
             providers=runtime.get_available_providers(),
             enable_fallback=0,  # a second try with fewer providers prints the first error
         )
-    except Exception as error:
-        raise ExportError(
-            f"onnxruntime cannot load the file: {error}", got=type(error).__name__
-        ) from error
 
 
 class ArrayRunner:

@@ -7,11 +7,9 @@ files three times bigger, and its errors hide their cause.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -22,7 +20,7 @@ from torch.export import ExportedProgram
 from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
 from kd_export._running.recurrent import mended_layers
-from kd_export._running.silence import silenced
+from kd_export._running.silence import muted
 from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.onnx_file import PRODUCER
 from kd_export._schema.onnx_weights import LARGE
@@ -40,7 +38,7 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     """
     _refuse_complex(schema)
     try:
-        with _quiet(), torch.no_grad(), mended_layers():
+        with muted(*_NOISY), torch.no_grad(), mended_layers():
             # Without names: older versions take a name that a weight has too for that weight.
             result = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:
@@ -58,7 +56,7 @@ def write_model(model: ir.Model, path: Path, data: Path) -> None:
         if value.const_value is not None
     ]
     beside = data.name if max(sizes, default=0) >= LARGE else None
-    with _quiet():
+    with muted(*_NOISY):
         ir.save(model, path, external_data=beside, size_threshold_bytes=LARGE)
 
 
@@ -94,13 +92,6 @@ def _refuse_complex(schema: Schema) -> None:
                 got=entry.dtype,
                 hint="Let the module take and give `torch.view_as_real(x)`, or save it as `.pt2`.",
             )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the progress lines of the exporter and the warnings of its parts."""
-    with silenced(*_NOISY), contextlib.redirect_stdout(io.StringIO()):
-        yield
 
 
 def _tidy(model: ir.Model, schema: Schema) -> None:

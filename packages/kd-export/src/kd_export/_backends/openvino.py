@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._backends.onnx import backend as onnx
-from kd_export._errors import ExportError, NotExportable, first_line
-from kd_export._running.backend import Runner, require
+from kd_export._errors import ExportError, NotExportable, raised_as
+from kd_export._running.backend import Runner, picked, require
 from kd_export._schema.beside import mapped
 from kd_export._schema.openvino_file import (
     check_constants,
@@ -73,14 +73,9 @@ class OpenVinoBackend:
         with tempfile.TemporaryDirectory() as folder:
             source, data = Path(folder) / "model.onnx", Path(folder) / "model.onnx.data"
             write_model(translated(program, schema), source, data)
-            try:
+            hint = "Save it as `.onnx` or `.pt2`."
+            with raised_as(NotExportable, "OpenVINO cannot convert the program", hint):
                 model = runtime.convert_model(str(source), share_weights=False)
-            except Exception as error:
-                raise NotExportable(
-                    f"OpenVINO cannot convert the program: {first_line(error)}",
-                    got=type(error).__name__,
-                    hint="Save it as `.onnx` or `.pt2`.",
-                ) from error
         model.set_rt_info(schema.to_json(), ["kd_export"])
         runtime.save_model(model, str(path), compress_to_fp16=False)
         content = path.read_bytes()
@@ -93,16 +88,11 @@ class OpenVinoBackend:
         content, weights = read_model(file), _beside(path)
         check_constants(content, _weights_of(path).name, len(weights))
         core = runtime.Core()
-        try:
+        known = schema.versions.get("openvino", "unknown")
+        hint = f"The file may be damaged, or made by another version of OpenVINO ({known})."
+        with raised_as(ExportError, "OpenVINO cannot load the file", hint):
             model = core.read_model(content, weights)
             compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        except Exception as error:
-            raise ExportError(
-                f"OpenVINO cannot load the file: {first_line(error)}",
-                got=type(error).__name__,
-                hint="The file may be damaged, or made by another version of OpenVINO "
-                f"({schema.versions.get('openvino', 'unknown')}).",
-            ) from error
         parts = ((schema.inputs, compiled.inputs), (schema.outputs, compiled.outputs))
         check_fit(
             tuple((len(entries), *map(described, entries)) for entries, _ in parts),
@@ -125,18 +115,15 @@ class OpenVinoRunner(ArrayRunner):
         self.digest = digest
         self._request = compiled.create_infer_request()
         self._inputs = [entry.name for entry in schema.inputs]
-        self._outputs = [entry.name for entry in schema.outputs]
+        self._schema = schema
 
     def __call__(
         self, arrays: Sequence[object], names: Sequence[str] | None = None
     ) -> Sequence[object]:
         """Run on arrays in order; ``names`` picks among the outputs."""
         results = self._request.infer(dict(zip(self._inputs, arrays, strict=True)))
-        found = [results[position].copy() for position in range(len(self._outputs))]
-        if names is None:
-            return found
-        by_name = dict(zip(self._outputs, found, strict=True))
-        return [by_name[name] for name in names]
+        found = [results[position].copy() for position in range(len(self._schema.outputs))]
+        return picked(self._schema, found, names)
 
 
 def _weights_of(path: Path) -> Path:

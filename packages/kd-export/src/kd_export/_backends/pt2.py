@@ -15,7 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, first_line, printable
+from kd_export._errors import (
+    ExportError,
+    NotExportable,
+    UntrustedArtifact,
+    printable,
+    raised_as,
+)
 from kd_export._running.silence import silenced
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.derived_program import derived_program
@@ -77,21 +83,15 @@ class Pt2Backend:
             _refuse_conditions(file)
         archive, operators = disarm(file, own_operators())
         check_registered(operators)
-        try:
+        message = f"torch {torch.__version__} cannot load the file"
+        hint = f"It was written by torch {schema.versions.get('torch', 'unknown')}."
+        with raised_as(ExportError, message, hint):
             # torch warns of buffers that are not writable and of sizes that nobody reads.
             with silenced("torch._export.serde.serialize"), archive:
                 program = torch.export.load(archive)
             if not schema.derived:
                 check_fit(_described(schema), _borders(program))
             return run_program(program, schema)
-        except ExportError:
-            raise
-        except Exception as error:
-            raise ExportError(
-                f"torch {torch.__version__} cannot load the file: {first_line(error)}",
-                got=torch.__version__,
-                hint=f"It was written by torch {schema.versions.get('torch', 'unknown')}.",
-            ) from error
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Compute the digest of the weights that the runner holds."""

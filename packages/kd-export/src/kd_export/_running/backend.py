@@ -63,6 +63,16 @@ class Runner(Protocol):
         """Read numbers at positions of the flattened array."""
 
 
+def picked(
+    schema: Schema, results: Sequence[object], names: Sequence[str] | None
+) -> Sequence[object]:
+    """Return the results asked for by name, of all in the order of the schema."""
+    if names is None:
+        return results
+    by_name = {e.name: result for e, result in zip(schema.outputs, results, strict=True)}
+    return [by_name[name] for name in names]
+
+
 class Backend(Protocol):
     """One format.
 

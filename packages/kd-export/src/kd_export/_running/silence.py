@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -22,3 +23,10 @@ def silenced(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def muted(*names: str) -> Iterator[None]:
+    """Suppress, beside that, what is printed."""
+    with silenced(*names), contextlib.redirect_stdout(io.StringIO()):
+        yield
