@@ -112,5 +112,5 @@ def test_changed_and_cut_files_are_refused(path: Path, tmp_path: Path) -> None:
         kd_export.open(target, trusted=True)
     for size in (0, 6, 40, len(content) // 2):
         target.write_bytes(content[:size])
-        with pytest.raises(ExportError, match="not a whole ExecuTorch program"):
+        with pytest.raises(ExportError, match=r"is empty|not a whole ExecuTorch program"):
             kd_export.inspect(target)
