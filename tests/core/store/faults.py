@@ -20,7 +20,17 @@ CHANGING = (
     "link",
     "remove",
 )
-EVERY = (*CHANGING, "close", "lock", "opened", "opened_folder", "read", "names_in")
+EVERY = (
+    *CHANGING,
+    "close",
+    "lock",
+    "opened",
+    "opened_folder",
+    "read",
+    "names_in",
+    "has_name",
+    "place_of",
+)
 """The calls that can fail; those that change nothing, too."""
 
 

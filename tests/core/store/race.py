@@ -16,14 +16,15 @@ from typing import cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from kd_core import TensorDict, store
+from kd_core import MemoryMappedTensor, TensorDict, store
+from kd_core._store import files
 
 SECONDS = 1.0
 KILLS = 100
 ROWS = 400
 
 
-def forked(work: Callable[[], None]) -> int:
+def forked(work: Callable[[], object]) -> int:
     child = os.fork()
     if child:
         return child
@@ -125,11 +126,9 @@ def kill(path: Path, kills: int) -> None:
     assert step > kills // 20 + 3  # else all were killed before they wrote
     for _ in range(2):
         commit(path, 0)
-    names = [
-        each.name.partition("-")[0] for each in (path if path.is_dir() else path.parent).iterdir()
-    ]
+    names = starts_in(path if path.is_dir() else path.parent)
     expected = [".lock", "manifest.json", "seg", "seg"] if path.is_dir() else [path.name]
-    assert sorted(names) == expected, names
+    assert names == expected, names
     print("killed", kills, "reached", step)
 
 
@@ -163,6 +162,53 @@ def share(path: Path) -> None:
     print("shared", len(seen))
 
 
+def create_when_told(path: Path, pipe: int, told: int, tell: int) -> None:
+    """Create a mapped tensor; say so when it only lacks its name, which it gets when told."""
+    os.close(tell)  # so that it ends with the process that tells it
+    link = files.link
+
+    def wait(old: str, new: str, folder: int) -> None:
+        os.write(pipe, b".")
+        os.read(told, 1)
+        link(old, new, folder)
+
+    files.link = wait
+    MemoryMappedTensor.full((3,), 7.0, filename=path)
+
+
+def started(path: Path) -> tuple[int, int]:
+    """Start such a process; return it, and where it is told."""
+    said, pipe = os.pipe()
+    told, tell = os.pipe()
+    child = forked(partial(create_when_told, path, pipe, told, tell))
+    os.read(said, 1)
+    return child, tell
+
+
+def construct(folder: Path) -> None:
+    """Kill a process that creates a mapped tensor, beside one that lives."""
+    folder.mkdir()
+    killed, _ = started(folder / "killed")
+    living, tell = started(folder / "living")
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    assert starts_in(folder) == [".killed.tmp", ".living.tmp"]
+    for number in range(2):
+        next_one = forked(partial(MemoryMappedTensor.zeros, 3, filename=folder / f"{number}"))
+        assert not os.waitpid(next_one, 0)[1]
+    assert starts_in(folder) == [".living.tmp", "0", "1"]
+    os.write(tell, b".")
+    assert not os.waitpid(living, 0)[1]
+    assert starts_in(folder) == ["0", "1", "living"]
+    found = MemoryMappedTensor.from_filename(folder / "living", torch.float32, (3,))
+    assert found.tolist() == [7] * 3
+    print("constructed", 3)
+
+
+def starts_in(folder: Path) -> list[str]:
+    return sorted(each.name.partition("-")[0] for each in folder.iterdir())
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -170,3 +216,4 @@ if __name__ == "__main__":
     kill(folder / "directory" / "td.kd", KILLS)
     kill(folder / "file" / "td.safetensors", KILLS // 5)
     share(folder / "share.kd")
+    construct(folder / "constructed")

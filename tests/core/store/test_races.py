@@ -1,4 +1,4 @@
-"""Two writers, four readers, writers that are killed, and an arena that many processes fill."""
+"""Writers and readers at once, processes that are killed, and an arena that many of them fill."""
 
 import subprocess
 import sys
@@ -11,3 +11,4 @@ def test_processes_that_race_die_and_share_see_whole_stores(tmp_path: Path) -> N
     assert result.returncode == 0, result.stderr
     assert "killed" in result.stdout
     assert "shared" in result.stdout
+    assert "constructed" in result.stdout

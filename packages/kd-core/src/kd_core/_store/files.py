@@ -100,6 +100,17 @@ def close(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def has_name(descriptor: int) -> bool:
+    """Return whether an open file has a name in a directory."""
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def place_of(folder: int) -> tuple[int, int]:
+    """Return what tells an open directory from others."""
+    found = os.fstat(folder)
+    return found.st_dev, found.st_ino
+
+
 def lock(descriptor: int, *, wait: bool) -> None:
     """Lock an open file against other writers, until it is closed.
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, cast
 
 import torch
@@ -308,33 +306,36 @@ def _created(
 ) -> Tensor:
     """Create a file under a temporary name, map and fill it, and give it its name."""
     from kd_core._store import files  # requires POSIX
+    from kd_core._store.temporary import sweep_once, temporary  # as above
 
-    temporary = f".{path.name}.tmp-{token_hex(16)}"
     size = torch.Size(shape).numel() * dtype.itemsize
     with files.opened_folder(path.parent) as folder:
-        descriptor = files.create(temporary, folder)
-        try:
+        sweep_once(folder)
+        with temporary(path.name, folder) as (name, descriptor):
             if size:
                 files.allocate(descriptor, size)
             made = _mapped(descriptor, shape, dtype)
             if fill is not None:
                 fill(made)
             if existsok:
-                files.rename(temporary, path.name, folder)
+                files.rename(name, path.name, folder)
             else:
-                files.link(temporary, path.name, folder)
-        except FileExistsError as error:
-            raise FileExistsError(
-                error.errno,
-                "a file exists. Open it with `MemoryMappedTensor.from_filename`, or pass "
-                "`existsok=True` to `from_tensor` to replace it",
-                str(path),
-            ) from None
-        finally:
-            with suppress(OSError):
-                files.remove(temporary, folder)
-            files.close(descriptor)
+                _link(name, path, folder)
     return made
+
+
+def _link(name: str, path: Path, folder: int) -> None:
+    from kd_core._store import files  # requires POSIX
+
+    try:
+        files.link(name, path.name, folder)
+    except FileExistsError as error:
+        raise FileExistsError(
+            error.errno,
+            "a file exists. Open it with `MemoryMappedTensor.from_filename`, or pass "
+            "`existsok=True` to `from_tensor` to replace it",
+            str(path),
+        ) from None
 
 
 def _mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

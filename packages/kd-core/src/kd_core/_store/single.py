@@ -6,11 +6,8 @@ them. A file of another origin is read as a flat container.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kd_core._errors import FormatError, InvalidValue
@@ -33,6 +30,7 @@ from kd_core._store.segments import (
     written,
 )
 from kd_core._store.summary import StoreInfo, info_of
+from kd_core._store.temporary import sweep, temporary
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer
@@ -46,22 +44,12 @@ _LARGEST_HEADER: Final = 100_000_000
 def save(td: AbstractContainer, path: Path) -> None:
     """Write a container to one file, in place of what is there."""
     writing = _Writing(td, path)
-    prefix = f".{path.name}.tmp-"
     with files.opened_folder(path.parent) as folder:
-        _sweep(prefix, folder)
-        temporary = prefix + token_hex(16)
-        descriptor = files.create(temporary, folder)
-        try:
-            files.lock(descriptor, wait=True)  # see `_sweep`
+        sweep(folder, path.name)
+        with temporary(path.name, folder) as (name, descriptor):
             writing.fill(descriptor)
             files.sync(descriptor)
-            files.rename(temporary, path.name, folder)
-        except BaseException:
-            with suppress(OSError):
-                files.remove(temporary, folder)
-            raise
-        finally:
-            files.close(descriptor)
+            files.rename(name, path.name, folder)
         files.sync(folder)
 
 
@@ -103,18 +91,6 @@ class _Writing:
 def _likely_checksums(size: int) -> list[int]:
     """Return checksums with as many digits as those of random data have on average."""
     return [10**8 if block % 4 == 3 else 10**9 for block in range(-(-size // BLOCK))]
-
-
-def _sweep(prefix: str, folder: int) -> None:
-    """Remove the temporary files of writers that were killed; those that live hold a lock."""
-    for name in files.names_in(folder):
-        if name.startswith(prefix) and _RANDOM.fullmatch(name, len(prefix)):
-            with suppress(OSError), files.opened(name, folder) as file:
-                files.lock(file.descriptor, wait=False)
-                files.remove(name, folder)
-
-
-_RANDOM: Final = re.compile("[0-9a-f]{32}")
 
 
 class _Names:
