@@ -1,14 +1,32 @@
 """Writers and readers at once, processes that are killed, and an arena that many of them fill."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.repo.tree import ROOT
+
+
+def output_of(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_random_programs_of_killed_processes_leave_what_they_committed(tmp_path: Path) -> None:
+    assert "commits" in output_of("programs.py", str(tmp_path), "3")
+
 
 def test_processes_that_race_die_and_share_see_whole_stores(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("race.py")), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "killed" in result.stdout
-    assert "shared" in result.stdout
-    assert "constructed" in result.stdout
+    output = output_of("race.py", str(tmp_path))
+    for word in ("killed", "shared", "constructed"):
+        assert word in output

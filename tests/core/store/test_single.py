@@ -1,5 +1,6 @@
 """The single file form, and files of safetensors of other origins."""
 
+import errno
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.core.content import assert_same
+from tests.core.store.faults import calls, is_raised, names_in
 from tests.core.store.trees import trees
 
 from kd_core import (
@@ -22,6 +24,7 @@ from kd_core import (
     store,
     to_safetensors,
 )
+from kd_core._store import files
 
 
 @settings(max_examples=25, deadline=None)
@@ -88,6 +91,25 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     assert all(each.exists() for each in others)
 
 
+def test_a_sweep_between_creation_and_lock_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, swept = tmp_path / "td.safetensors", files.lock, list[str]()
+
+    def late(descriptor: int, *, wait: bool) -> None:
+        if not swept:
+            [left] = tmp_path.glob(".td.safetensors.tmp-*")
+            swept.append(left.name)
+            left.unlink()
+        lock(descriptor, wait=wait)
+
+    monkeypatch.setattr(files, "lock", late)
+    TensorDict({"a": 1.0}).save(path)
+    assert swept
+    assert TensorDict.load(path, verify="full")["a"] == 1
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize("content", [b"", b"\x08", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]"])
 def test_what_is_not_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "td.safetensors"
@@ -146,3 +168,23 @@ def test_a_header_that_moves_the_data_leaves_nothing_behind_it(
     monkeypatch.setattr("kd_core._store.single._likely_checksums", likely)
     assert passes_of(partial(td.save, path)) == 2
     assert path.read_bytes() == expected
+
+
+def test_a_failure_at_any_call_of_a_second_pass_keeps_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, old, new = tmp_path / "td.safetensors", TensorDict({"a": 1.0}), TensorDict({"b": 2.0})
+    old.save(path)
+    monkeypatch.setattr("kd_core._store.single._likely_checksums", Mock(return_value=[10**200]))
+    seen = list[str]()
+    for at in range(1, 20):
+        with calls(at, OSError(errno.EIO, "injected")) as made:
+            raised = is_raised(partial(new.save, path))
+        seen += made.names[at - 1 : at]
+        if "rename" in made.names[: at - 1]:
+            break
+        assert raised
+        assert_same(TensorDict.load(path, verify="full"), old)
+        assert names_in(tmp_path) == [path.name]
+    assert_same(TensorDict.load(path, verify="full"), new)
+    assert seen.count("truncate") == 1
