@@ -341,6 +341,15 @@ def agreement_in_a_large_group(rank: int) -> object:
 
 
 @program
+def a_rank_that_does_not_send(rank: int) -> object:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    td = TensorDict({"a": torch.zeros(2)})
+    found = [] if rank else error_of(lambda: td.recv(2, group=group))
+    dist.barrier()
+    return found
+
+
+@program
 def a_rank_that_does_not_answer(rank: int) -> object:
     timeout = datetime.timedelta(seconds=1)
     group = dist.new_group(timeout=timeout)
@@ -357,7 +366,7 @@ def a_rank_that_ends(rank: int) -> object:
     if rank == 2:
         return None
     call = td.all_reduce if rank else lambda: td.broadcast(2)
-    return [error_of(call)[0], sorted(set(td["a"].tolist()))]
+    return [*error_of(call), sorted(set(td["a"].tolist()))]
 
 
 if __name__ == "__main__":

@@ -146,9 +146,21 @@ def test_a_rank_that_does_not_answer_is_an_error_in_time(results: Results) -> No
         assert name == "CommunicationError"
         assert f"`all_reduce` failed on rank {rank} of 3, in call 2 on this group" in message
         assert "the last one that succeeded: call 1, `all_reduce`" in message
+        assert "No report from rank 1: check whether it ended, or did not" in message
         assert values == [2.0, 2.0]
 
 
 def test_a_rank_that_ends_is_an_error_and_nothing_is_written(results: Results) -> None:
     for rank in (0, 1):
-        assert results["a_rank_that_ends"][rank] == ["CommunicationError", [float(rank)]]
+        name, message, values = results["a_rank_that_ends"][rank]
+        assert name == "CommunicationError"
+        assert "No report from rank 2: check whether it ended, or did not" in message
+        assert values == [float(rank)]
+
+
+def test_the_rank_that_does_not_send_is_named(results: Results) -> None:
+    waiting, *others = results["a_rank_that_does_not_send"]
+    assert others == [[], []]
+    assert waiting[0] == "CommunicationError"
+    assert "`recv` failed on rank 0 of 3" in waiting[1]
+    assert "Check whether rank 2 ended, or did not answer within the timeout" in waiting[1]

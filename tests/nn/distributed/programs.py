@@ -5,6 +5,7 @@ Each program returns the cases in which losses or gradients differ by a bit.
 
 import copy
 import os
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -436,11 +437,10 @@ def gathered(leaf: Tensor) -> Tensor:
 
 @program
 def a_rank_killed_while_it_saves(rank: int) -> object:
-    class Writer(FileSystemWriter):
-        def write_data(self, plan: Any, planner: Any) -> Any:
-            if rank == 2:
-                os._exit(1)
-            return super().write_data(plan, planner)
+    def write_data(self: FileSystemWriter, plan: Any, planner: Any) -> Any:
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(self, plan, planner)
 
     def values(folder: str) -> object:
         td = TensorDict({"a": torch.zeros(2)})
@@ -448,12 +448,20 @@ def a_rank_killed_while_it_saves(rank: int) -> object:
         return td["a"].tolist()
 
     td = TensorDict({"a": torch.ones(2)})
-    save({"td": td}, checkpoint_id=PROGRAMS.folder / "step1")
+    distributed.save_checkpoint({"td": td}, PROGRAMS.folder / "step1")
     found: list[object] = []
     try:
-        save({"td": td + 1}, storage_writer=Writer(PROGRAMS.folder / "step2"))
-    except RuntimeError:
-        found.append("failed")
+        distributed.save_checkpoint({"td": td + 1}, PROGRAMS.folder / "step1")
+    except InvalidValue as error:
+        found.append(str(error))
+    dist.barrier()
+    write = FileSystemWriter.write_data
+    patched: Any = FileSystemWriter
+    patched.write_data = write_data  # in this process alone
+    try:
+        distributed.save_checkpoint({"td": td + 1}, PROGRAMS.folder / "step2")
+    except distributed.CommunicationError as error:
+        found.append(str(error))
     try:
         values("step2")
     except CheckpointException:

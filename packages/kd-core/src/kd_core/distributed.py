@@ -8,7 +8,7 @@ each dtype and device. Most functions are methods of containers, too. Import it 
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
@@ -362,6 +362,39 @@ def restore_order(td: T, order: Tensor) -> T:
         tensor([5, 7])
     """
     return cast("T", sharing.restore_order(td, order))
+
+
+def save_checkpoint(
+    state: Mapping[str, object],
+    checkpoint_id: str | os.PathLike[str],
+    *,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Save containers and other values by `torch.distributed.checkpoint.save`, in a new folder.
+
+    A checkpoint is whole once all ranks have written their parts. If a rank ends before, the others
+    raise an error that names the call, and earlier checkpoints stay as they were.
+
+    Args:
+        state: containers, state dicts and other values by names.
+        checkpoint_id: the folder, which all ranks see.
+        group: the process group; `None`: the default group, if there is one.
+
+    Raises:
+        InvalidValue: on all ranks, if the folder holds a checkpoint; nothing is written then.
+        CommunicationError: if another rank ended, or did not answer in time.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from kd_core import TensorDict, distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> folder = tempfile.mkdtemp()
+        >>> distributed.save_checkpoint({"td": TensorDict({"a": torch.ones(2)})}, folder)
+        >>> dist.destroy_process_group()
+    """
+    checkpoints.save_checkpoint(state, checkpoint_id, group)
 
 
 def load_checkpoint(

@@ -1,13 +1,16 @@
-"""`load_checkpoint`: what `torch.distributed.checkpoint` loads, into containers that it fits.
+"""Checkpoints of `torch.distributed.checkpoint`: saved beside others, loaded where they fit.
 
-torch writes into the leaves first, and calls `load_state_dict` of a container afterwards. So batch
-sizes and non-tensor data are read alone before, and all ranks agree that they fit.
+torch writes into the leaves first when it loads, and calls `load_state_dict` of a container
+afterwards. So batch sizes and non-tensor data are read alone before, and all ranks agree that they
+fit.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -16,11 +19,51 @@ from torch import Tensor, nn
 from kd_core._distributed.agreement import Proposal, agree
 from kd_core._distributed.groups import team_of
 from kd_core._distributed.outlines import outlined
-from kd_core._errors import KdError
+from kd_core._errors import InvalidValue, KdError
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from kd_core._distributed.groups import Team
+
+
+def save_checkpoint(
+    state: Mapping[str, object],
+    checkpoint_id: str | os.PathLike[str],
+    group: ProcessGroup | None,
+) -> None:
+    """Save a checkpoint in a folder that does not hold one."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    problem = None
+    if Path(checkpoint_id, ".metadata").exists():
+        problem = InvalidValue(
+            f"`{os.fspath(checkpoint_id)}` holds a checkpoint, which a failure would damage. Save "
+            "each checkpoint in a folder of its own."
+        )
+    with _calling("save_checkpoint", group) as team:
+        _agree(team, "save_checkpoint", problem)
+        save(dict(state), checkpoint_id=checkpoint_id, process_group=group)
+
+
+@contextmanager
+def _calling(name: str, group: ProcessGroup | None) -> Iterator[Team | None]:
+    """Name a call in errors of the backend, if there is a group."""
+    if not dist.is_initialized():
+        yield None
+        return
+    team = team_of(group)
+    with team.calling(name):
+        yield team
+
+
+def _agree(team: Team | None, name: str, problem: KdError | None) -> None:
+    """Raise the problem of a rank on all ranks."""
+    if team is not None:
+        agree(team, Proposal(name, None, problem=problem))
+    elif problem is not None:
+        raise problem
 
 
 def load_checkpoint(
@@ -37,15 +80,10 @@ def load_checkpoint(
         if isinstance(value, AbstractContainer) and not isinstance(value, nn.Module)
     }
     data = {key: _without_tensors(_state_of(td)) for key, td in containers.items()}
-    load(data, checkpoint_id=checkpoint_id, process_group=group)
-    problem = _problem(containers, data)
-    if dist.is_initialized():
-        team = team_of(group)
-        with team.calling("load_checkpoint"):
-            agree(team, Proposal("load_checkpoint", None, problem=problem))
-    elif problem is not None:
-        raise problem
-    load(state, checkpoint_id=checkpoint_id, process_group=group)
+    with _calling("load_checkpoint", group) as team:
+        load(data, checkpoint_id=checkpoint_id, process_group=group)
+        _agree(team, "load_checkpoint", _problem(containers, data))
+        load(state, checkpoint_id=checkpoint_id, process_group=group)
 
 
 def _state_of(td: AbstractContainer) -> object:

@@ -49,8 +49,8 @@ def isend(
     """Start to send a container to a rank."""
     team = team_of(group)
     peer = _other(team, rank_in(team, dst, group_dst, "dst"), "dst")
-    with team.calling(name):
-        return Handle(team, name, _posted(team, peer, form_of(td), tag), _nothing)
+    with team.calling(name, peer):
+        return Handle(team, name, _posted(team, peer, form_of(td), tag), _nothing, peer)
 
 
 def _nothing() -> None: ...
@@ -90,14 +90,14 @@ def irecv(
     """Start to receive the values of a container from a rank."""
     team = team_of(group)
     peer = _other(team, rank_in(team, src, group_src, "src"), "src")
-    with team.calling(name):
+    with team.calling(name, peer):
         start, works = _expected(team, peer, tag)
 
     def finish() -> None:
         made = _received(team, peer, start, tag)
         take(td, made, f"{name}(src={peer})", (team.rank, peer))
 
-    return Handle(team, name, works, finish)
+    return Handle(team, name, works, finish, peer)
 
 
 def _expected(team: Team, peer: int, tag: int) -> tuple[Tensor, list[Work]]:
@@ -155,7 +155,7 @@ def from_remote_init(
         return broadcast(None, src, group, device)
     team = team_of(group)
     peer = _other(team, rank_in(team, src, None, "src"), "src")
-    with team.calling("from_remote_init"):
+    with team.calling("from_remote_init", peer):
         return moved_to(_awaited(team, peer), device)
 
 

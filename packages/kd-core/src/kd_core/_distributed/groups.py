@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.distributed as dist
 
+from kd_core._distributed.faults import cause_of, check_of
 from kd_core._errors import CommunicationError, InvalidArgument, InvalidValue, KdError
 
 if TYPE_CHECKING:
@@ -54,19 +55,29 @@ class Team:
         return dist.get_global_rank(self.group, rank)
 
     @contextmanager
-    def calling(self, name: str) -> Iterator[None]:
-        """Name a call in errors of the backend."""
+    def calling(self, name: str, peer: int | None = None) -> Iterator[None]:
+        """Name a call in errors of the backend, and the ranks that are the cause.
+
+        Args:
+            name: the call.
+            peer: the only other rank that takes part; `None`: all do.
+        """
         self._calls += 1
         try:
             yield
         except KdError:
             raise
         except (RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            cause = (
+                cause_of(self.group, self.rank, self.size, name)
+                if peer is None
+                else check_of(f"rank {peer}", "answer")
+            )
             raise CommunicationError(
                 f"`{name}` failed on rank {self.rank} of {self.size}, in call {self._calls} on "
                 f"this group (the last one that succeeded: {self._last}): "
-                f"{str(error).partition(chr(10))[0]} Check whether another rank ended, or did not "
-                f"call `{name}` within the timeout of the group."
+                f"{reason.rstrip(' .')}. {cause}"
             ) from error
         self._last = f"call {self._calls}, `{name}`"
 

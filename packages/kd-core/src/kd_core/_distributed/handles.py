@@ -18,13 +18,19 @@ class Handle:
     be written to before.
     """
 
-    __slots__ = ("_finish", "_name", "_team", "_works")
+    __slots__ = ("_finish", "_name", "_peer", "_team", "_works")
 
     def __init__(
-        self, team: Team, name: str, works: Sequence[Work], finish: Callable[[], object]
+        self,
+        team: Team,
+        name: str,
+        works: Sequence[Work],
+        finish: Callable[[], object],
+        peer: int | None = None,
     ) -> None:
         self._team = team
         self._name = name
+        self._peer = peer
         self._works: Sequence[Work] | None = works
         self._finish = finish
 
@@ -41,7 +47,7 @@ class Handle:
         works, self._works = self._works, None
         if works is None:
             return
-        with self._team.calling(self._name):
+        with self._team.calling(self._name, self._peer):
             for work in works:
                 work.wait()
             self._finish()
