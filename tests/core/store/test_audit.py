@@ -2,12 +2,13 @@
 
 import ast
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,13 +25,19 @@ READING = {"builtins.id", "mmap.__new__", "open", "os.listdir"}
 WRITING = READING | {"ctypes.cdata", "fcntl.flock", "os.remove", "os.rename"}
 """The audit events of the calls of the store; what it writes is a buffer of ctypes."""
 
+CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+"""The flags with which a file is not opened to be read."""
+
 SEEN: list[tuple[str, object]] = []
+FLAGS: list[int] = []
 RECORDING: list[bool] = []
 
 
 def record(event: str, args: tuple[object, ...]) -> None:
     if RECORDING:
         SEEN.append((event, args[0] if args else None))
+        if event == "open":
+            FLAGS.append(cast(int, args[2]))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,6 +55,8 @@ def nothing_run(path: Path, allowed: Set[str] = READING) -> Iterator[None]:
     finally:
         RECORDING.clear()
         seen, SEEN[:] = list(SEEN), []
+        flags, FLAGS[:] = list(FLAGS), []
+    assert allowed is not READING or not any(each & CHANGING for each in flags)
     assert {event for event, _ in seen} <= allowed
     opened = {str(name) for event, name in seen if event == "open"}
     assert opened
