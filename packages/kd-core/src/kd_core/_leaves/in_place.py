@@ -18,6 +18,7 @@ from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import InvalidValue, ShapeMismatch, cannot_broadcast
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import (
+    PLAIN,
     dispatch_modes,
     dtype_of,
     is_cpu,
@@ -26,6 +27,7 @@ from kd_core._leaves.foreach import (
     needs_grad,
 )
 from kd_core._leaves.loops import finder
+from kd_core._leaves.wrapped import refused_write
 from kd_core._leaves.writes import overlap_refusal, refusal
 
 if TYPE_CHECKING:
@@ -122,6 +124,9 @@ def check_in_place(
             _check_states(entries, leaves, columns, refuse_overlap)
     if not _are_usual(leaves, columns) or (doubtful and not all(map(_is_strided, leaves))):
         _rehearse(entries, leaves, fn, columns)
+    refused = refused_write(fn, leaves, *columns)
+    if refused is not None:
+        raise _cannot_write(entries, leaves[refused.position], f"{refused.reason}.")
     return False
 
 
@@ -133,6 +138,8 @@ def _are_common(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
     """
     dtype = leaves[0].dtype
     if dtype not in _USUAL or dispatch_modes():  # a mode would see the questions as operations
+        return False
+    if not PLAIN.issuperset(map(type, leaves)):
         return False
     recording = torch.is_grad_enabled()
     try:
@@ -156,6 +163,8 @@ def _are_common_operands(
     if not isinstance(column[0], Tensor):
         return _is_usual_number(column[0])
     operands = cast("list[Tensor]", column)
+    if not PLAIN.issuperset(map(type, operands)):
+        return False
     for leaf, operand in zip(leaves, operands):  # noqa: B905  # asking for `strict` costs
         if operand.dtype is not dtype or (recording and operand.requires_grad):
             return False

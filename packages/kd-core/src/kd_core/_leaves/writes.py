@@ -28,6 +28,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array
 from kd_core._leaves.foreach import PLAIN, needs_grad, run_copies, shares_storage
 from kd_core._leaves.loops import same_data, unwrapped
+from kd_core._leaves.wrapped import are_unwrapped, refused_write
 from kd_core._nodes.entry import is_row_data
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
         for each in writes:
             if _is_doubtful(each[0], each[1], recording):
                 check_write(*each)
+        _check_wrapped(writes, write)
     for each in writes:
         target, source, _ = each
         try:
@@ -129,6 +131,14 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
             if not shares_storage(target, source):
                 raise
             write(target, source.clone())  # they share memory: copy the source first
+
+
+def _check_wrapped(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:
+    targets, sources = [each[0] for each in writes], [each[1] for each in writes]
+    refused = refused_write(write, targets, sources)
+    if refused is not None:
+        name = _name(writes[refused.position][2])
+        raise InvalidValue(f"entry {name} cannot be written in place: {refused.reason}.")
 
 
 def _copy(target: Tensor, source: Tensor) -> object:
@@ -156,6 +166,8 @@ def check_write(target: Tensor, source: Tensor, where: Where) -> None:
         InvalidValue: if it cannot; the message names the entry and the remedy.
     """
     reason = _copy_refusal(target, source)
+    if reason is None and not are_unwrapped(target, source):
+        reason = _tried_refusal(target, source)
     if reason is not None:
         raise InvalidValue(f"entry {_name(where)} cannot be written in place: {reason}")
 
@@ -166,12 +178,15 @@ def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
         return f"the value must have the layout {target.layout}, got {source.layout}."
     reason = refusal(target, source) or overlap_refusal(target)
     if reason is None and target.layout in _SPARSE:
-        return _sparse_refusal(target, source)
+        return _tried_refusal(target, source)
     return reason
 
 
-def _sparse_refusal(target: Tensor, source: Tensor) -> str | None:
-    """Return why torch refuses to copy one sparse tensor into another, by a try on a copy."""
+def _tried_refusal(target: Tensor, source: Tensor) -> str | None:
+    """Return why torch refuses to copy one tensor into another, by a try on a copy.
+
+    Sparse tensors and those that are made of others (`DTensor`) tell it only then.
+    """
     try:
         target.detach().clone().copy_(source.detach())
     except RuntimeError as error:
@@ -268,6 +283,8 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
             if not compiling and _copy_refusal(target, source) is not None:
                 return False
         singly = singly or not PLAIN.issuperset(map(type, (*targets, *sources)))
+        if singly and not compiling and refused_write(_copy, targets, sources) is not None:
+            return False
     try:
         run_copies(targets, sources, singly)
     except RuntimeError:  # they share memory: the slow path writes all again
@@ -281,7 +298,7 @@ def _are_common(targets: list[Tensor], sources: list[Tensor]) -> bool:
     Each attribute that is read shows in the benchmarks, "update_": only inference tensors have no
     version, and only tensors with data of their own, which are dense, have an address.
     """
-    if is_compiling() or has_torch_function(targets) or has_torch_function(sources):
+    if is_compiling() or has_torch_function(sources) or not PLAIN.issuperset(map(type, targets)):
         return False
     recording = torch.is_grad_enabled()
     try:
