@@ -1,12 +1,15 @@
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.export.models import Do, Keyed, case
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import kd_export
-from kd_core import TensorDict
+from kd_core import TensorDict, TensorDictBase, lazy_stack
 from kd_export import (
     DtypeMismatch,
     ExportError,
@@ -15,6 +18,7 @@ from kd_export import (
     ShapeMismatch,
     UntrustedArtifact,
 )
+from kd_nn import TensorDictModule
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +194,63 @@ def test_keys_may_be_words_that_the_runner_uses(tmp_path: Path) -> None:
     kd_export.save(module, tmp_path / "m.pt2", example)
     session = kd_export.open(tmp_path / "m.pt2", trusted=True)
     assert session.run(example)["y"].sum() == 36
+
+
+ARRANGED = [
+    {"in": {"x": X}},
+    {"in.x": X},
+    {("in", "x"): X},
+    {"in": {"x": X.double()}},
+    {"in": {"x": X[:, :2]}},
+    {"in": {"x": X.t().contiguous().t()}},
+    {"in": {"x": X[:0]}},
+    {"in": {"x": X, "y": X}},
+    {"in": {"x": X}, "y": X},
+    {"in": {"y": X}},
+    {"in": {"x": {"x": X}}},
+    {"in": {"x": None}},
+    {"in": {}},
+    {"in": X},
+    {"x": {"in": X}},
+    {},
+    OrderedDict({"in": OrderedDict({"x": X})}),
+    TensorDict({"in": {"x": X}}, [4]),
+    TensorDict({"in": {"x": X}, "y": X}, [4]),
+    TensorDict({"in": {"x": X}}, []).lock_(),
+    TensorDict({"in": {"x": X.double()}}, [4]),
+    TensorDict({"in": {"y": X}}, [4]),
+    TensorDict({"in": X}, [4]),
+    TensorDict({}, [4]),
+    lazy_stack([TensorDict({"in": {"x": row}}) for row in X]),
+]
+
+
+@pytest.mark.parametrize("x", ARRANGED, ids=range(len(ARRANGED)))
+def test_the_quick_way_gives_what_the_checks_give(nested: Session, x: object) -> None:
+    found, expected = outcome(nested.run, x), outcome(lambda x: nested._checked(x, None), x)
+    assert found == expected
+
+
+def test_a_key_with_a_dot_is_not_the_name_of_a_nested_one(tmp_path: Path) -> None:
+    module = TensorDictModule(lambda x, y: x + y, in_keys=["a.b", ("c", "d")], out_keys=["o.p"])
+    kd_export.save(module, tmp_path / "m.pt2", {"a.b": X, "c": {"d": X}})
+    session = kd_export.open(tmp_path / "m.pt2", trusted=True)
+    for x in (
+        {"a.b": X, "c": {"d": X}},
+        {"a%2Eb": X, "c.d": X},
+        {"a.b": X, "c.d": X},
+        {"a": {"b": X}, "c": {"d": X}},
+        TensorDict({"a.b": X, "c": {"d": X}}, [4]),
+    ):
+        assert outcome(session.run, x) == outcome(lambda x: session._checked(x, None), x)
+
+
+def outcome(call: Callable[[object], object], x: object) -> object:
+    """Return what a call gives as plain data, or how it fails."""
+    try:
+        found = call(x)
+    except ExportError as error:
+        return type(error), str(error)
+    if isinstance(found, TensorDictBase):
+        found = (found.batch_size, found.is_locked, found.to_dict())
+    return tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else leaf, found)

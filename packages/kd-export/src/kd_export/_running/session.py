@@ -8,7 +8,6 @@ onnxruntime.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -22,6 +21,7 @@ from kd_export._errors import (
     nearest,
     quoted,
 )
+from kd_export._running.arranged import Arranged, as_container, written_like
 from kd_export._running.backend import Runner
 from kd_export._running.state import Carried
 from kd_export._schema.schema import Entry, Schema, find_entry
@@ -61,6 +61,7 @@ class Session:
         self.schema = schema
         self.runner = runner
         self._direct = runner.direct
+        self._arranged = None if runner.direct is None else Arranged(schema, runner.direct)
         self._carried = Carried(schema, runner)
 
     def __repr__(self) -> str:
@@ -88,11 +89,18 @@ class Session:
             ExportError: The program fails, also as a `RuntimeError`; an index may be out of range.
         """
         direct = self._direct
+        if direct is not None and outputs is None:
+            result: object | None = None
+            try:
+                if x.__class__ is dict:
+                    result = direct(cast("dict[str, object]", x))
+                if result is None and self._arranged is not None:
+                    result = self._arranged.run(x)
+            except Exception:  # the checks tell why, or the program fails once more
+                result = None
+            if result is not None:
+                return cast(Inputs, result)
         try:
-            if direct is not None and outputs is None and x.__class__ is dict:
-                result = direct(cast("dict[str, object]", x))
-                if result is not None:
-                    return cast(Inputs, result)
             return self._checked(x, outputs)
         except ExportError:
             raise
@@ -235,18 +243,13 @@ class _Container:
         self._like = like
 
     def write(self, found: Mapping[Key, object]) -> object:
-        result = self._like.empty()
-        for key, value in found.items():
-            result.set(key, value)
-        return result
+        return written_like(self._like, found)
 
 
 def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
     """Read the inputs in order, and how they were arranged."""
-    # A container can only be one of kd_core's if kd_core has been imported.
-    core = sys.modules.get("kd_core")
-    if core is not None and core.is_tensor_collection(x):
-        container = cast("TensorDictBase", x)
+    container = as_container(x)
+    if container is not None:
         held = {e.key: container.get(e.key) for e in inputs}
         held = {key: value for key, value in held.items() if value is not None}
         given = (wire_name(as_key(key)) for key in container.keys(True, True))
