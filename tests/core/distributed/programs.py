@@ -116,8 +116,9 @@ def broadcast_to_none_and_to_an_empty_container(rank: int) -> object:
 @program
 def broadcast_of_data_in_place(rank: int) -> object:
     td = TensorDict({"a": torch.full((2,), rank), "w": [f"{rank}", "x"]}, [2])
+    td["b"] = torch.nn.Parameter(torch.full((2,), float(rank)))
     td.broadcast(1)
-    return [td["a"].tolist(), td["w"]]
+    return [td["a"].tolist(), td["w"], td["b"].tolist()]
 
 
 @program
@@ -314,6 +315,7 @@ def calls_that_do_not_agree(rank: int) -> object:
         lambda: distributed.broadcast(alike if rank else None, 0),
         sparse.all_reduce,
         lambda: ragged(0).broadcast(0),
+        lambda: TensorDict({"a": torch.zeros(1).expand(2), "unit": "m"}).broadcast(0),
     ]
     found = [error_of(call) for call in calls]
     alike.all_reduce()  # the group is as it was

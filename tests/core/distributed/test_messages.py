@@ -63,6 +63,24 @@ def test_leaves_of_one_dimension_are_packed_as_others() -> None:
     assert made == {"torch.float32": [0, 2, 4, 1, 1, 1, 1], "torch.complex64": [-1j]}
 
 
+def test_conjugated_leaves_are_written(sent: list[str]) -> None:
+    for shape in [(2,), (2, 2)]:
+        leaves = {key: torch.full(shape, 1 + 2j).conj() for key in "ab"}
+        td = TensorDict({**leaves, "c": torch.full(shape, 1j).conj().imag})
+        td.all_reduce()
+        assert td["a"].tolist() == torch.full(shape, 1 - 2j).tolist()
+        assert td["c"].tolist() == torch.full(shape, -1.0).tolist()
+        td.broadcast(0)
+    assert sent == ["all_gather"] * 4
+
+
+def test_containers_without_leaves_are_exchanged(sent: list[str]) -> None:
+    for td in (TensorDict(), TensorDict({"n": {}, "unit": "m"}), TensorDict({"a": torch.ones(0)})):
+        td.all_reduce()
+        td.broadcast(0)
+        assert [part.keys() == td.keys() for part in td.all_gather()] == [True]
+
+
 def test_room_is_kept_for_the_next_call_up_to_a_limit(sent: list[str]) -> None:
     outlines._FREE.clear()
     for numel in (20_000, 30_000, 30_000, 5 << 20):

@@ -101,4 +101,4 @@ def test_values_are_copied_once_to_be_sent_and_once_to_be_written(
     rows = TensorDict({f"a{at:02}": row for at, row in enumerate(whole)})
     with Copies() as copies:
         counted(512, rows.all_reduce, monkeypatch)
-    assert copies.found == ["aten::_foreach_copy_"] * 2
+    assert copies.found == ["aten::copy_"] * 2

@@ -259,3 +259,13 @@ class Payload:
 
     def __reduce__(self) -> tuple[object, ...]:
         return pytest.fail, ("a header was unpickled",)
+
+
+def test_buffers_of_odd_strides_are_bytes_too() -> None:
+    """One element, or none, may have any stride."""
+    for flat in (torch.arange(2.0)[::2], torch.arange(2.0)[:0].as_strided((0,), (2,))):
+        (buffer,) = TensorDict({"a": flat}).to_buffers()[1]
+        assert buffer.view(torch.uint8).numel() == flat.nbytes
+    leaf = torch.ones(0, 2)[:, 1]
+    (buffer,) = TensorDict({"a": leaf}).to_buffers()[1]
+    assert buffer.view(torch.uint8).numel() == 0

@@ -7,7 +7,7 @@ of torch compares all leaves with those that it was made of: benchmarks/collecti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import prod
 from operator import itemgetter
@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
+from kd_core._leaves.foreach import run_copies
 from kd_core._leaves.writes import check_write
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
@@ -169,7 +170,8 @@ class Outlined(NamedTuple):
         """Return a flat view of each leaf, in the order of the buckets, if there is one."""
         if not self.is_whole:
             return None
-        return [leaf.detach().view(-1) for members in self._members() for leaf in members]
+        leaves = [leaf.detach() for members in self._members() for leaf in members]
+        return [leaf.as_strided((leaf.numel(),), (1,)) for leaf in leaves]  # any stride of one
 
     def nbytes(self) -> int:
         """Return the bytes of all values."""
@@ -195,13 +197,13 @@ class Outlined(NamedTuple):
         room, views = self.room(), self.views()
         with torch.no_grad():
             if views is not None:
-                torch._foreach_copy_(room.flats, views)
+                run_copies(room.flats, views, False)
                 return room
             for position, members in enumerate(self._members()):
                 if self.outline.buckets[position].is_flat:  # benchmarks/collectives.py
                     torch.cat(members, out=room.flats[position])
                 else:
-                    torch._foreach_copy_(room.parts[position], members)
+                    run_copies(room.parts[position], list(members), False)
         return room
 
     def write(self, room: Room) -> None:
@@ -209,10 +211,10 @@ class Outlined(NamedTuple):
         views = self.views()
         with torch.no_grad():
             if views is not None:
-                torch._foreach_copy_(views, room.flats)
+                run_copies(views, room.flats, False)
             else:
                 for parts, members in zip(room.parts, self._members(), strict=True):
-                    torch._foreach_copy_(members, parts)
+                    run_copies(list(members), parts, False)
         self.put_back(room)
 
     def put_back(self, room: Room) -> None:
@@ -233,7 +235,7 @@ class Outlined(NamedTuple):
         targets = [self.leaves[position] for position in self.outline.order]
         sources = [other.leaves[position] for position in other.outline.order]
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
+            run_copies(targets, sources, False)
 
     def check_writable(self) -> None:
         """Check that values can be written into each leaf.
@@ -248,10 +250,10 @@ class Outlined(NamedTuple):
                         f"entry {format_key(row.path)} is {row.dtype}, and cannot be written in "
                         "place. Receive a new container: pass `None`, or call `from_remote_init`."
                     )
-        if self.is_whole or not self.outline.plain:
+        if self.is_whole:
             return
         with torch.no_grad():
-            for path, leaf in zip(_paths_of(self.td), self.leaves, strict=True):
+            for path, leaf in _dense_of(self.td):
                 check_write(leaf, leaf, path)
 
 
@@ -395,8 +397,17 @@ def _row_of(value: Entry, path: Path) -> Row:
     return Row(path, dtype, tuple(value.shape))
 
 
-def _paths_of(td: AbstractContainer) -> list[Path]:
-    return [row.path for row in rows_of(td)]
+def _dense_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the dense tensors of a container with their paths."""
+    if isinstance(td, Composite):
+        for at, part in enumerate(td._members):
+            yield from _dense_of(part, (*path, f"[{at}]"))
+        return
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            yield from _dense_of(value, (*path, key))
+        elif isinstance(value, Tensor) and type(value) in _DENSE:
+            yield (*path, key), value
 
 
 def _check_dense(path: Path, leaf: Tensor) -> None:

@@ -85,7 +85,8 @@ def take(
     if mine.outline.plain:
         mine.copy(other)
     else:
-        target.update_(made)  # type: ignore[attr-defined]  # of a concern
+        with torch.no_grad():
+            target.update_(made)  # type: ignore[attr-defined]  # of a concern
 
 
 def fill(target: AbstractContainer, made: AbstractContainer) -> None:

@@ -149,11 +149,29 @@ def run_(
     leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None, alike: bool
 ) -> None:
     """Apply a function that writes into each leaf."""
-    if kernel is not None and use_foreach(leaves, alike):
-        kernel(leaves)
+    if kernel is not None and use_foreach(leaves, alike) and wrote(kernel, leaves):
         return
     for leaf in leaves:
         fn(leaf)
+
+
+def wrote(kernel: Kernel, leaves: list[Tensor], *operands: object) -> bool:
+    """Call a kernel that writes into leaves; return `False`, with nothing written, if it cannot.
+
+    torch refuses tensors that are conjugated or negated when they are read, before it writes.
+    """
+    try:
+        kernel(leaves, *operands)
+    except RuntimeError:
+        lists = [leaves, *[each for each in operands if isinstance(each, list)]]
+        if not any(map(_has_lazy_bits, lists)):
+            raise
+        return False
+    return True
+
+
+def _has_lazy_bits(leaves: list[Tensor]) -> bool:
+    return any(leaf.is_conj() or leaf.is_neg() for leaf in leaves)
 
 
 def run_with_(
@@ -164,8 +182,12 @@ def run_with_(
     alike: bool,
 ) -> None:
     """Apply a function that writes into each leaf, of it and one number or 0-dim tensor."""
-    if kernel is not None and not isinstance(operand, Tensor) and use_foreach(leaves, alike):
-        kernel(leaves, operand)
+    if (
+        kernel is not None
+        and not isinstance(operand, Tensor)
+        and use_foreach(leaves, alike)
+        and wrote(kernel, leaves, operand)
+    ):
         return
     for leaf in leaves:
         fn(leaf, operand)
@@ -197,6 +219,8 @@ def run_up_to_overlap(
     try:
         kernel(mine, theirs, *others)
     except RuntimeError:
+        if _has_lazy_bits(mine) or _has_lazy_bits(theirs):
+            return 0
         for position, (leaf, operand) in enumerate(zip(mine, theirs, strict=True)):
             if overlaps_in_part(leaf, operand):
                 return position
@@ -260,11 +284,11 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
         singly: copy one by one, as gradients and tensor subclasses require: `_foreach_copy_` has
             no derivative.
     """
-    if singly or len(targets) == 1 or is_compiling() or _vmap_level() is not None:
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
-    elif targets:
-        torch._foreach_copy_(targets, sources)
+    singly = singly or len(targets) < 2 or is_compiling() or _vmap_level() is not None
+    if not singly and wrote(torch._foreach_copy_, targets, sources):
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def run_exact(

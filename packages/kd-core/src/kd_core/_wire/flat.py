@@ -16,7 +16,9 @@ def flat_of(leaves: list[Tensor]) -> Tensor:
         flat = view_of(leaves)
         if flat is None:
             flat = torch._C._nn.flatten_dense_tensors(leaves)
-        return flat.resolve_conj().resolve_neg().detach()
+        flat = flat.resolve_conj().resolve_neg().detach()
+        # One element or none may have any stride, with which torch does not view it as bytes.
+        return flat.as_strided(flat.shape, (1,))
 
 
 def view_of(leaves: list[Tensor]) -> Tensor | None:

@@ -28,6 +28,7 @@ from kd_core._leaves.foreach import (
     run_pairs_,
     run_with,
     run_with_,
+    wrote,
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves
@@ -160,8 +161,8 @@ def _write_number(
         run_with_(leaves, number, fn, kernel, alike)
     elif len(leaves) < CONSTANT_FROM or exact is None or (not alike and are_mixed(leaves)):
         run_with_(leaves, constant, fn, None, alike)
-    else:
-        exact(leaves, constant)
+    elif not wrote(exact, leaves, constant):
+        run_with_(leaves, number, fn, None, alike)
     return td
 
 
