@@ -1,6 +1,7 @@
 """Errors of a capture name the user's own modules and the argument that works."""
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -196,7 +197,7 @@ class OtherArguments(Conditional):
 LIMITS = [
     (PerEntry, "Expected pred to be bool or single-element tensor"),
     (OtherDtype, "expected same dtype but got torch.float32 and torch.float64"),
-    (OtherArguments, "failed to bind arguments"),
+    (OtherArguments, "failed to bind arguments|ObservedTypeError"),  # as torch 2.10 says
 ]
 
 
@@ -208,5 +209,5 @@ def test_what_cond_refuses_is_said_with_the_line(
         export(Keyed(kind(), ["x"], ["y"]), {"x": torch.ones(2, 3)})
     line = "`y: Tensor = torch.cond(self.holds(x), self.then, self.other, (x,))` (`forward`, "
     assert str(raised.value).startswith(f"`{kind.__name__}` (`net`) cannot be captured at {line}")
-    assert reason in str(raised.value)
+    assert re.search(reason, str(raised.value))
     assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]

@@ -118,7 +118,9 @@ def in_scope(x: Tensor) -> Tensor:
 def test_a_write_to_what_a_branch_is_given_is_refused(
     function: Callable[[Tensor], Tensor], name: str
 ) -> None:
-    with pytest.raises(NotExportable, match=f"a function inside {name}.*Compute a new tensor"):
+    ours = f"a function inside {name}.*Compute a new tensor"
+    # torch 2.10 does not capture such a branch.
+    with pytest.raises(NotExportable, match=f"{ours}|Encountered input mutation during"):
         export(function)
 
 
