@@ -197,7 +197,10 @@ class OtherArguments(Conditional):
 LIMITS = [
     (PerEntry, "Expected pred to be bool or single-element tensor"),
     (OtherDtype, "expected same dtype but got torch.float32 and torch.float64"),
-    (OtherArguments, "failed to bind arguments|ObservedTypeError"),  # as torch 2.10 says
+    (
+        OtherArguments,
+        "failed to bind arguments|ObservedTypeError|missing required",
+    ),  # of each torch
 ]
 
 
