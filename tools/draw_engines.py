@@ -9,7 +9,7 @@ the containers in this file.
 from collections.abc import Sequence
 
 import torch
-from tools.draw_guide import FOLDER, ROW, Picture
+from tools.picture import ROW, Picture, write
 
 from kd_core import TensorDict, TensorDictBase, stack
 
@@ -154,5 +154,4 @@ PICTURES = {
 
 
 if __name__ == "__main__":
-    for name, draw in PICTURES.items():
-        (FOLDER / name).write_text(draw(), encoding="utf-8")
+    write(PICTURES)

@@ -3,6 +3,7 @@
 import pytest
 from tests.repo.tree import ROOT
 from tools import draw_engines, draw_guide
+from tools.picture import FOLDER
 
 DRAWN = {
     name: (tool.__name__, draw)
@@ -14,5 +15,5 @@ DRAWN = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_as_it_is_drawn(name: str) -> None:
     tool, draw = DRAWN[name]
-    stored = (ROOT / draw_guide.FOLDER / name).read_text(encoding="utf-8")
+    stored = (ROOT / FOLDER / name).read_text(encoding="utf-8")
     assert stored == draw(), f"run `python -m {tool}` to draw `{name}` again"
