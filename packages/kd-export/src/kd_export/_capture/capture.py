@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from typing import NamedTuple
 
 import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
 import torch
@@ -41,7 +42,8 @@ from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
 from kd_export._running.silence import silenced
 from kd_export._running.torch_runner import digest_of, held_by
-from kd_export._schema.schema import Entry, Schema, check_metadata
+from kd_export._schema.arguments import check_metadata
+from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.state import First, resolve_state
 from kd_export._schema.state import Name as Next
 from kd_export._schema.wire import wire_key
@@ -55,6 +57,17 @@ _NOISY = (
     "torch._guards",
     "torch.export._trace",
 )
+
+
+class Captured(NamedTuple):
+    """What a `KeyedProgram` is made of, in its order."""
+
+    schema: Schema
+    program: ExportedProgram
+    diagnostics: tuple[str, ...]
+    reference: Reference
+    example: tuple[Tensor, ...]
+    doubtful: tuple[Mapping[str, int], ...]
 
 
 @stage("capture the module")
@@ -71,15 +84,8 @@ def capture(
     strict: bool,
     metadata: Mapping[str, object] | None = None,
     shared: bool = False,
-) -> tuple[
-    Schema,
-    ExportedProgram,
-    tuple[str, ...],
-    Reference,
-    tuple[Tensor, ...],
-    tuple[Mapping[str, int], ...],
-]:
-    """Return what a `KeyedProgram` is made of; ``shared`` is explained by `prepare`."""
+) -> Captured:
+    """Capture a module; ``shared`` is explained by `prepare`."""
     stored, mode = check_metadata(metadata), checked_mode(mode)
     frozen, reads, writes = prepare(module, inputs, outputs, shared=shared)
     tensors = read_example(example, reads)
@@ -115,7 +121,7 @@ def capture(
     sample = tensors if outside else given
     doubtful = tuple(doubt.broken_at for doubt in found if doubt.broken_at)
     reference = Reference(flat, mode)
-    return schema, program, tuple(notes), reference, tuple(sample.values()), doubtful
+    return Captured(schema, program, tuple(notes), reference, tuple(sample.values()), doubtful)
 
 
 def _batch_dims(example: Example[Word]) -> int:
@@ -155,16 +161,17 @@ def _trace(
         raise
     except Exception as error:
         failure = explained(error, flat, shapes)
-        unshown = isinstance(failure, Specialized)
-        if strict and not unshown:
+        sizes = isinstance(failure, Specialized)
+        if strict and not sizes:
             raise failure from error
         try:
-            program = _captured(flat, tensors, shapes, strict or not unshown, shared, defer=unshown)
+            again = strict if sizes else True
+            program = _captured(flat, tensors, shapes, again, shared, defer=sizes)
         except ExportError as clearer:
             raise clearer from error
         except Exception:
             raise failure from error
-        if unshown and not settle(program, _axis_names(program, flat, shapes), shapes.axes):
+        if sizes and not settle(program, _axis_names(program, flat, shapes), shapes.axes):
             raise failure from error
     check_dynamic(program, flat, shapes)
     _own_names(program)

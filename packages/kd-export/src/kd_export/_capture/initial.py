@@ -10,9 +10,10 @@ from torch import Tensor
 
 from kd_export._errors import DtypeMismatch, ExportError, KeyMismatch, ShapeMismatch, quoted
 from kd_export._running.torch_runner import numbers_of
+from kd_export._schema.arguments import check_mapping
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import Entry, Schema, find_entry
-from kd_export._schema.state import First, check_mapping
+from kd_export._schema.state import First
 from kd_export._schema.vectors import MOST_STORED, concrete
 
 
@@ -27,7 +28,7 @@ def resolve_initial(
         DtypeMismatch: A value is of another dtype than the state.
     """
     found: dict[str, tuple[Number, ...]] = {}
-    check_mapping("initial", initial, "{'h': 0.0}")
+    check_mapping("initial", initial, "{'h': 0.0}", KeyMismatch)
     for word, value in (initial or {}).items():
         entry = find_entry(schema.inputs, word, "input")
         if entry.wire not in schema.state or entry.wire in found:

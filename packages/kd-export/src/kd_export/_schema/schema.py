@@ -366,41 +366,6 @@ def check_fit(described: object, found: object) -> None:
         )
 
 
-def check_metadata(value: object) -> dict[str, Json]:
-    """Check that metadata is a mapping of exact JSON.
-
-    Raises:
-        ExportError: It is not.
-    """
-    if value is not None and not isinstance(value, Mapping):
-        raise ExportError(
-            f"expected a dict for `metadata`, got {value!r}.",
-            expected="a dict",
-            got=value,
-            hint="Give each value a name: `metadata={'note': ...}`.",
-        )
-    stored = check_json(dict(value or {}))
-    assert isinstance(stored, dict)
-    return stored
-
-
-def check_json(value: object, where: str = "metadata") -> Json:
-    """Check that a value is exact JSON: no NaN, no tuples, no objects, string keys only."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, list):
-        return [check_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        return {name: check_json(item, f"{where}[{name!r}]") for name, item in value.items()}
-    raise ExportError(
-        f"`{where}` is {value!r}, which JSON cannot hold exactly.",
-        got=value,
-        hint="Use None, bool, int, finite float, str, lists of these, or dicts with string keys.",
-    )
-
-
 def _entry_data(entry: Entry) -> Json:
     data: dict[str, Json] = {
         "key": list(entry.key),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from kd_export._errors import DtypeMismatch, ExportError, KeyMismatch, ShapeMismatch, quoted
+from kd_export._schema.arguments import check_mapping
 from kd_export._schema.schema import Entry, Schema, find_entry
 
 Name = TypeVar("Name")
@@ -22,7 +23,7 @@ def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[s
         DtypeMismatch: The next value has another dtype.
     """
     pairs: dict[str, str] = {}
-    check_mapping("state", state, "{'h': ('next', 'h')}")
+    check_mapping("state", state, "{'h': ('next', 'h')}", KeyMismatch)
     for word, next_word in (state or {}).items():
         entry = find_entry(schema.inputs, word, "input")
         next_entry = find_entry(schema.outputs, next_word, "output")
@@ -42,21 +43,6 @@ def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[s
             hint="Leave one input out of `state`; its shape gives the size of the batch.",
         )
     return pairs
-
-
-def check_mapping(name: str, value: object, form: str) -> None:
-    """Check that an argument is a mapping, if it is given.
-
-    Raises:
-        KeyMismatch: It is not.
-    """
-    if value is not None and not isinstance(value, Mapping):
-        raise KeyMismatch(
-            f"expected a dict for `{name}`, got {value!r}.",
-            expected="a dict",
-            got=value,
-            hint=f"Pass one, such as `{name}={form}`.",
-        )
 
 
 def _check_fit(entry: Entry, next_entry: Entry) -> None:
