@@ -222,7 +222,7 @@ class Floor:
         return new
 
     def __add__(self, other: object) -> Floor:
-        if type(other) is Floor:
+        if isinstance(other, Floor):
             return self._zip(other, torch.add)
         return self._map(lambda leaf: leaf + other, self.batch_size)
 
