@@ -52,7 +52,6 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_a_checkpoint_is_loaded_as_a_whole(folder: Path) -> None:
     found = state(0.0)
     leaf = found["td"]["a"]

@@ -9,8 +9,6 @@ from kd_core import TensorDict
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-# torch 2.10 says so of its own code.
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_a_checkpoint_fills_a_container(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save

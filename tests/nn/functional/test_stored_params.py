@@ -107,8 +107,6 @@ def test_a_state_of_other_entries_is_refused(state: object) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-# torch 2.10 says so of its own code.
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_a_distributed_checkpoint_fills_parameters_in_place(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -36,6 +36,12 @@ def explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> Expo
             got=_reason(error),
             hint="Compute both ways and choose with `torch.where`, or use `torch.cond`.",
         )
+    if "Encountered input mutation during" in text:  # as torch 2.10 says it
+        return NotExportable(
+            f"{name} has a function inside an operator{place} that writes to what it is given.",
+            got="an operation in place",
+            hint="Compute a new tensor, such as `x + 1` in place of `x.add_(1)`.",
+        )
     return NotExportable(
         f"{name} cannot be captured{place}: {_reason(error).rstrip('.')}.",
         got=type(error).__name__,
