@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from tests.core.distributed.ranks import RANKS, Programs
 
-from kd_core import KdError, TensorDict, TensorDictBase, cat, distributed, lazy_stack
+from kd_core import KdError, Locked, TensorDict, TensorDictBase, cat, distributed, lazy_stack
 from kd_core._distributed import agreement
 
 PROGRAMS = Programs()
@@ -119,6 +119,25 @@ def broadcast_of_data_in_place(rank: int) -> object:
     td["b"] = torch.nn.Parameter(torch.full((2,), float(rank)))
     td.broadcast(1)
     return [td["a"].tolist(), td["w"], td["b"].tolist()]
+
+
+def named(name: str) -> TensorDict:
+    """Return a container with a name for the whole batch, and for that of a member."""
+    members = [TensorDict({"name": name, "rows": torch.ones(2)}, [2]) for _ in range(2)]
+    return TensorDict({"a": torch.ones(2), "name": name, "stack": lazy_stack(members)}, [2])
+
+
+@program
+def broadcast_of_data_for_a_whole_batch(rank: int) -> object:
+    td = named(f"{rank}")
+    td.broadcast(1)
+    found = [td["name"], *(member["name"] for member in td["stack"].unbind(0))]
+    locked = TensorDict({"a": torch.full((2,), rank), "name": f"{rank}"}, [2]).lock_()
+    try:
+        locked.broadcast(1)
+    except Locked as error:
+        return [found, str(error), locked["a"].tolist(), locked["name"]]
+    return [found, "", locked["a"].tolist(), locked["name"]]
 
 
 @program

@@ -29,6 +29,15 @@ def test_broadcast_makes_what_a_rank_lacks(results: Results) -> None:
     assert results["broadcast_of_data_in_place"] == [[[1, 1], ["1", "x"], [1.0, 1.0]]] * RANKS
 
 
+def test_broadcast_replaces_a_value_for_the_whole_batch(results: Results) -> None:
+    for rank, (names, refusal, leaf, name) in enumerate(
+        results["broadcast_of_data_for_a_whole_batch"]
+    ):
+        assert names == ["1"] * 3
+        assert ("another value of `name`" in refusal) is (rank != 1)
+        assert (leaf, name) == ([rank, rank], f"{rank}")  # nothing is written in part
+
+
 def test_all_reduce_reduces_and_leaves_data_as_it_is(results: Results) -> None:
     for rank, found in enumerate(results["all_reduce_of_few_and_of_many_bytes"]):
         assert found == [[value, value, f"{rank}"] for value in (6.0, 2.0, 3.0, 1.0, 6.0)] * 2

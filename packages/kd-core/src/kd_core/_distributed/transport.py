@@ -10,11 +10,17 @@ from torch import Tensor
 from kd_core._distributed.differences import difference
 from kd_core._distributed.outlines import outlined
 from kd_core._errors import FormatError, InvalidValue
+from kd_core._keys import format_key
+from kd_core._leaves.loops import same_data, unwrapped
+from kd_core._nodes.entry import is_row_data
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._wire.form import container_of
 from kd_core._wire.header import Header, header_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kd_core._distributed.groups import Team
     from kd_core._types import DeviceLike
 
@@ -68,6 +74,8 @@ def take(
 ) -> None:
     """Write a received container into one of the same schema.
 
+    Tensors and values of rows are written in place. A value for the whole batch replaces another.
+
     Args:
         target: the container to write into.
         made: the container that was received.
@@ -76,6 +84,7 @@ def take(
 
     Raises:
         KeySetMismatch: if the keys differ; likewise `ShapeMismatch`, and `InvalidValue` for dtypes.
+        Locked: if a value for the whole batch differs, and the container is locked.
     """
     mine, other = outlined(target), outlined(made)
     if mine.outline.digest != other.outline.digest:
@@ -84,9 +93,35 @@ def take(
     mine.check_writable()
     if mine.outline.plain:
         mine.copy(other)
-    else:
-        with torch.no_grad():
-            target.update_(made)  # type: ignore[attr-defined]  # of a concern
+        return
+    others = list(_other_data(target, made, ()))
+    for level, _, path in others:
+        level._check_unlocked(f"receive another value of {format_key(path)}")
+    entries = [source._entries[path[-1]] for _, source, path in others]
+    for level, source, path in others:
+        source._set_entry(path[-1], level._entries[path[-1]])
+    with torch.no_grad():
+        target.update_(made)  # type: ignore[attr-defined]  # of a concern
+    for (level, _, path), entry in zip(others, entries, strict=True):
+        level._set_entry(path[-1], entry)
+
+
+def _other_data(
+    target: AbstractContainer, made: AbstractContainer, path: tuple[str, ...]
+) -> Iterator[tuple[AbstractContainer, AbstractContainer, tuple[str, ...]]]:
+    """Yield where values for a whole batch differ: the containers that hold them, and the path."""
+    if isinstance(target, Composite) and isinstance(made, Composite):
+        for at, pair in enumerate(zip(target._members, made._members, strict=True)):
+            yield from _other_data(*pair, (*path, f"[{at}]"))
+        return
+    for key, value in target._entries.items():
+        other = made._entries.get(key)
+        if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
+            yield from _other_data(value, other, (*path, key))
+            continue
+        of_batch = not isinstance(value, Tensor) and not is_row_data(value)
+        if of_batch and not same_data(unwrapped(value), unwrapped(other)):
+            yield target, made, (*path, key)
 
 
 def fill(target: AbstractContainer, made: AbstractContainer) -> None:

@@ -27,7 +27,8 @@ class Processes(AbstractContainer):
         """Write the values of the container of one rank into those of all ranks.
 
         A container without entries takes the batch size and the entries of `src`. All others must
-        have its keys, dtypes and shapes, which is checked on all ranks before data moves.
+        have its keys, dtypes and shapes, which is checked on all ranks before data moves. Tensors
+        and values of rows are written in place; a value for the whole batch replaces another.
 
         Args:
             src: the rank in the default group whose values are taken.
@@ -41,6 +42,7 @@ class Processes(AbstractContainer):
             KeySetMismatch: on all ranks, if the keys differ between them.
             ShapeMismatch: on all ranks, if shapes differ.
             InvalidValue: on all ranks, if dtypes differ or a leaf cannot be written to.
+            Locked: if a value for the whole batch would be replaced in a locked container.
             CommunicationError: if another rank ended, or did not answer in time; no container has
                 been written to on this rank.
 
