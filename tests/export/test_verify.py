@@ -13,6 +13,7 @@ import kd_export
 from kd_export import ExportError, VerifyError
 from kd_export._schema.onnx_file import add_schema
 from kd_export._schema.vectors import draw
+from kd_nn import TensorDictModule
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,39 @@ def test_a_test_of_absurd_size_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_tolerance_can_be_given(path: Path) -> None:
     assert not kd_export.verify(path, atol=-1.0, rtol=0.0, trusted=True).ok
+
+
+class Near(nn.Module):
+    """Gives zeros that are off by an error, beside a constant."""
+
+    def __init__(self, beside: float, error: float = 0.0) -> None:
+        super().__init__()
+        self.row = nn.Buffer(torch.tensor([error, beside]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(x.shape[0], 2) + self.row
+
+
+@pytest.mark.parametrize(
+    ("beside", "error", "atol", "ok"),
+    [
+        (1.0, 0.9e-5, None, True),
+        (1.0, 2e-5, None, False),
+        (5.0, 4e-5, None, True),  # rounding errors are as large as in deep networks
+        (5.0, 4e-5, 1e-5, False),
+        (5.0, 6e-5, None, False),
+        (-torch.inf, 2e-5, None, False),
+        (torch.finfo().min, 0.9e-4, None, True),
+        (torch.finfo().min, 2e-4, None, False),  # a mask does not make all numbers equal
+    ],
+)
+def test_the_tolerance_grows_with_the_largest_number_within_bounds(
+    tmp_path: Path, beside: float, error: float, atol: float | None, ok: bool
+) -> None:
+    path, example = tmp_path / "near.pt2", {"x": torch.ones(2, 1)}
+    kd_export.save(TensorDictModule(Near(beside), ["x"], ["y"]), path, example)
+    off = TensorDictModule(Near(beside, error), ["x"], ["y"])
+    assert kd_export.verify(path, off, trusted=True, atol=atol).ok is ok
 
 
 def test_module_that_fails_at_a_size_is_explained(tmp_path: Path) -> None:

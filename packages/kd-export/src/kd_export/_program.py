@@ -115,7 +115,8 @@ class KeyedProgram:
             path: The target; its suffix names the format.
             batch_sizes: The sizes of the dynamic axes to try, as far as their range allows.
             rtol: The relative tolerance, by default one that suits the dtype.
-            atol: The absolute tolerance, by default one that suits the dtype.
+            atol: The absolute tolerance, by default one that suits the dtype and the largest number
+                of an output.
             vectors: Inputs to compare on in place of made ones, each in any form of an example.
                 The file holds them, up to 65,536 numbers each.
 

@@ -43,7 +43,8 @@ def verify(
         batch_sizes: The sizes of the dynamic axes to try, as far as their range allows; by
             default (1, 2, 3, 7), and without a reference all sizes that are stored.
         rtol: The relative tolerance, by default one that suits the dtype.
-        atol: The absolute tolerance, by default one that suits the dtype.
+        atol: The absolute tolerance, by default one that suits the dtype and the largest number
+            of an output.
         vectors: Inputs to compare on in place of made ones, each in any form of an example; they
             need a reference.
         trusted: As for `open`.

@@ -26,11 +26,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPARED_SHAPES = "(random: shapes compared)"
+MOST_SCALE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far numbers may differ; ``None`` is what suits the dtype."""
+    """How far numbers may differ; ``None`` is what suits the dtype.
+
+    By default the absolute tolerance grows with the largest number of an output, since rounding
+    errors do: up to `MOST_SCALE` times, however large a mask or an outlier is.
+    """
 
     rtol: float | None = None
     atol: float | None = None
@@ -46,9 +51,17 @@ class Tolerance:
                     hint="Pass a number, such as `1e-5`, or leave it out for one by dtype.",
                 )
 
-    def of(self, entry: Entry) -> tuple[float, float]:
-        """Return the relative and the absolute tolerance of an output."""
-        return tolerance(entry.dtype, self.rtol, self.atol)
+    def of(self, entry: Entry, largest: float) -> tuple[float, float]:
+        """Return the relative and the absolute tolerance of an output.
+
+        Args:
+            entry: The output.
+            largest: The largest magnitude of the numbers that are expected.
+        """
+        relative, absolute = tolerance(entry.dtype, self.rtol, self.atol)
+        if self.atol is None:
+            absolute *= min(max(largest, 1.0), MOST_SCALE)
+        return relative, absolute
 
 
 def compare_trials(
@@ -58,7 +71,7 @@ def compare_trials(
     for trial in trials:
         results = _results(session, trial.inputs, trial.sizes)
         for entry in session.schema.outputs:
-            yield _compare_whole(session, entry, results[entry.wire], trial, allowed.of(entry))
+            yield _compare_whole(session, entry, results[entry.wire], trial, allowed)
 
 
 def compare_vectors(
@@ -68,7 +81,7 @@ def compare_vectors(
     for vector in vectors:
         results = _results(session, inputs_of(session, vector), vector.sizes)
         for entry in session.schema.outputs:
-            yield _compare_stored(session, entry, results[entry.wire], vector, allowed.of(entry))
+            yield _compare_stored(session, entry, results[entry.wire], vector, allowed)
 
 
 def inputs_of(session: Session, vector: Vector) -> dict[str, object]:
@@ -91,7 +104,7 @@ def _results(
 
 
 def _compare_whole(
-    session: Session, entry: Entry, result: object, trial: Trial, tolerances: tuple[float, float]
+    session: Session, entry: Entry, result: object, trial: Trial, tolerated: Tolerance
 ) -> Comparison:
     got, expected, sizes = cast("Tensor", result), trial.expected[entry.wire], trial.sizes
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -99,13 +112,13 @@ def _compare_whole(
         return Comparison(entry.wire, sizes, math.inf, ok=False, note=note)
     if session.schema.mode == RANDOM:
         return Comparison(entry.wire, sizes, 0.0, ok=True, note=COMPARED_SHAPES)
-    rtol, atol = tolerances
     wide, truth = _widened(got), _widened(expected)
+    magnitudes = truth.abs().nan_to_num(0.0, 0.0)
+    rtol, atol = tolerated.of(entry, float(magnitudes.max()) if magnitudes.numel() else 0.0)
     same = (wide == truth) | (wide.isnan() & truth.isnan())
     distance = (wide - truth).abs().masked_fill(same, 0.0).nan_to_num(math.inf)
-    allowed = (truth.abs() * rtol + atol).nan_to_num(0.0, 0.0)
     largest = float(distance.max()) if distance.numel() else 0.0
-    ok = bool((distance <= allowed).all())
+    ok = bool((distance <= magnitudes * rtol + atol).all())
     return Comparison(entry.wire, sizes, largest, ok=ok, note=trial.note)
 
 
@@ -117,7 +130,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _compare_stored(
-    session: Session, entry: Entry, result: object, vector: Vector, tolerances: tuple[float, float]
+    session: Session, entry: Entry, result: object, vector: Vector, tolerated: Tolerance
 ) -> Comparison:
     shape = tuple(getattr(result, "shape", ()))
     dtype = str(getattr(result, "dtype", entry.dtype)).removeprefix("torch.")
@@ -133,7 +146,7 @@ def _compare_stored(
         return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=note)
     if random:
         return Comparison(entry.wire, vector.sizes, 0.0, ok=True, note=COMPARED_SHAPES)
-    relative, absolute = tolerances
+    relative, absolute = tolerated.of(entry, max(map(magnitude, expected), default=0.0))
     pairs = list(zip(session.runner.numbers(result, positions(count)), expected, strict=True))
     largest = max((distance(a, b) for a, b in pairs), default=0.0)
     ok = all(distance(a, b) <= absolute + relative * magnitude(b) for a, b in pairs)
