@@ -2,10 +2,12 @@
 
 It keeps the promises that raw does not. What is saved is there as a whole or not at all, and one
 writer works at a time: a file is written under another name, and renamed. Links are not followed,
-and what is opened is compared: digest, type, size and header. A file of tensors is one of
-safetensors. A saved file survives a crash, and damage is noticed: it is synced to the disk before
-it has its name, the folder after, and each tensor has a checksum. A mapped one changes, and
-promises neither. Knows torch and safetensors; must not know kd.
+and what is opened is compared: digest, type, size and header. A file names no other folder, and
+what it makes a reader allocate has a limit. A file of tensors is one of safetensors. A saved file
+survives a crash, and damage is noticed: it is synced to the disk before it has its name, the folder
+after, and each tensor has a checksum. A mapped one changes, and promises neither: it is locked, and
+which file a tensor is in is known as long as it is mapped, so that another process can map it too.
+Knows torch and safetensors; must not know kd.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import stat
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +30,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 MANIFEST = "manifest"
+VERSION = 1
+MOST_BYTES = 64 << 20
+NAME = re.compile(r"[0-9a-f]{32}")
+PLACES: dict[int, tuple[int, str, str, weakref.ref[mmap.mmap]]] = {}
+"""Which file is mapped at an address: its size, folder and name."""
+
 NAMES = {torch.float32: "F32"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 Rows = list[list[object]]
@@ -38,10 +48,12 @@ class Stored(Floor):
 
     def memmap(self, path: str) -> Stored:
         """Write all tensors into one file, and return those in it."""
+        if "__metadata__" in self.entries:
+            raise ValueError
         rows = [[key, NAMES[leaf.dtype], list(leaf.shape)] for key, leaf in self.entries.items()]
         header, _, size = layout_of(rows)
         name = os.urandom(16).hex()
-        manifest = [name, size, self.batch_size, rows]
+        manifest = [VERSION, name, size, self.batch_size, rows]
         body = json.dumps(manifest).encode()
         with opened(path, None, os.O_DIRECTORY) as folder:
             with opened(".lock", folder, os.O_RDWR | os.O_CREAT) as lock:
@@ -49,36 +61,53 @@ class Stored(Floor):
                 old = os.listdir(folder)
                 kept = {".lock", MANIFEST, name}
                 if MANIFEST in old:
-                    kept.add(manifest_of(folder)[0])
+                    kept.add(manifest_of(folder)[1])
                 octets = torch._C._nn.flatten_dense_tensors(list(self.entries.values()))
                 put(folder, name, header, octets_of(octets))
                 put(folder, MANIFEST, hashlib.sha256(body).digest(), body)
                 for each in old:
                     if each not in kept:
                         os.unlink(each, dir_fd=folder)
-            return Stored._mapped(folder, *manifest)
+            return Stored._mapped(folder, path, *manifest[1:])
 
     @classmethod
     def load_memmap(cls, path: str) -> Stored:
         """Map the file; a tensor is a view of it."""
         with opened(path, None, os.O_DIRECTORY) as folder:
-            return cls._mapped(folder, *manifest_of(folder))
+            version, *manifest = manifest_of(folder)
+            if version != VERSION:
+                raise ValueError
+            return cls._mapped(folder, path, *manifest)
 
     @classmethod
-    def _mapped(cls, folder: int, name: str, size: int, batch: object, rows: Rows) -> Stored:
+    def _mapped(
+        cls, folder: int, path: str, name: str, size: int, batch: object, rows: Rows
+    ) -> Stored:
+        if not NAME.fullmatch(name):
+            raise ValueError
         header, starts, end = layout_of(rows)
         with opened(name, folder, os.O_RDWR) as file:
             if not size == end == size_of(file) or os.pread(file, len(header), 0) != header:
                 raise ValueError
             data = mmap.mmap(file, size, access=mmap.ACCESS_WRITE)
+        record(data, os.path.realpath(path), name)
         entries = {}
         for (key, dtype, shape), start in zip(rows, starts, strict=True):
             count = torch.Size(shape).numel()
             leaf = torch.frombuffer(data, dtype=DTYPES[dtype], offset=start, count=count)
-            entries[key] = leaf.view(shape)
+            entries[key] = leaf.view(*shape)
         if len(entries) < len(rows):
             raise ValueError
-        return cls(entries, batch)
+        made = cls(entries, batch)
+        made.locked = True
+        return made
+
+
+def record(data: mmap.mmap, path: str, name: str) -> None:
+    """Record where a file is mapped, until no tensor refers to it."""
+    address = torch.frombuffer(data, dtype=torch.uint8).data_ptr()
+    gone = weakref.ref(data, lambda _: PLACES.pop(address))
+    PLACES[address] = len(data), path, name, gone
 
 
 def layout_of(rows: Rows) -> tuple[bytes, list[int], int]:
@@ -97,7 +126,7 @@ def layout_of(rows: Rows) -> tuple[bytes, list[int], int]:
 def manifest_of(folder: int) -> list:
     """Return what the manifest says."""
     with opened(MANIFEST, folder, os.O_RDONLY) as file:
-        data = os.pread(file, size_of(file), 0)
+        data = os.pread(file, min(size_of(file), MOST_BYTES), 0)
     if hashlib.sha256(data[32:]).digest() != data[:32]:
         raise ValueError
     return json.loads(data[32:])
@@ -106,7 +135,8 @@ def manifest_of(folder: int) -> list:
 @contextmanager
 def opened(name: str, folder: int | None, flags: int) -> Iterator[int]:
     """Open a file that is not a link."""
-    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(name, flags, dir_fd=folder)
     try:
         yield descriptor
     finally:
