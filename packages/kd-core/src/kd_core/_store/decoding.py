@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import torch
@@ -106,17 +106,22 @@ def _add_specs(node: object, found: _Named, depth: int) -> None:
             for part in parts:
                 _add_specs(part, found, depth + 1)
         case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
-            for pair in entries:
-                inner = _pair_of(pair)[1]
-                row = _row_of(inner)
-                if row is None:
-                    _add_specs(inner, found, depth + 1)
-                else:
-                    _add_spec(row, found)
+            _add_specs_of_level(entries, found, depth)
         case "data", _:
             pass
         case _:
             raise _invalid(kind, value)
+
+
+def _add_specs_of_level(entries: list[object], found: _Named, depth: int) -> None:
+    for pair in entries:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise _invalid("entry", pair)
+        row = _row_of(pair[1])
+        if row is None:
+            _add_specs(pair[1], found, depth + 1)
+        else:
+            _add_spec(row, found)
 
 
 _MOST_NODES_DEEP: Final = 2 * MAX_DEPTH
@@ -197,7 +202,7 @@ class Decoder:
             case "class", [name, version, dict(level)]:
                 stored = class_named(name, version)
                 desc, entries = self._level(level, wanted, path)
-                if wanted is not None and len(entries) < len(_list_of(level.get("entries"))):
+                if wanted is not None and len(entries) < len(level["entries"]):
                     return _as_container(registry.make_dense(entries, desc))
                 state = read(level["state"]) if "state" in level else None
                 return _as_container(stored.build(entries, desc, state))
@@ -228,18 +233,17 @@ class Decoder:
         self, level: Mapping[Any, object], wanted: Wanted, path: Path
     ) -> tuple[Descriptor, dict[str, Entry]]:
         desc = self._descriptor_of(level)
-        entries: dict[str, Entry] = {}
-        pairs = [_pair_of(pair) for pair in _list_of(level.get("entries"))]
+        nodes = _nodes_of(level["entries"], path)
         if wanted is not None:
-            _check_there(wanted, [key for key, _ in pairs], path)
-        for key, node in pairs:
-            if key in entries:
-                raise FormatError(f"key {format_key((*path, key))} is given twice. {RESTORE}")
-            if wanted is not None:
-                if key in wanted:
-                    entries[key] = self._entry(node, wanted[key], desc, (*path, key))
-                continue
-            row = _row_of(node)
+            _check_there(wanted, nodes, path)
+            return desc, {
+                key: self._entry(node, wanted[key], desc, (*path, key))
+                for key, node in nodes.items()
+                if key in wanted
+            }
+        entries: dict[str, Entry] = {}
+        for key, node in nodes.items():
+            row = node.get("tensor")
             leaf = None if row is None else self._tensor(row)
             if leaf is None or not leaf_fits(leaf, desc):
                 entries[key] = self._entry(node, None, desc, (*path, key))
@@ -337,11 +341,12 @@ def _as_container(node: object) -> AbstractContainer:
 
 
 def _sizes_of(sizes: object) -> tuple[int, ...]:
-    found = tuple(_list_of(sizes))
-    for size in found:
+    if not isinstance(sizes, list):
+        raise _invalid("shape", sizes)
+    for size in sizes:
         if type(size) is not int or not 0 <= size <= _LARGEST:
             raise _invalid("shape", sizes)
-    return cast("tuple[int, ...]", found)
+    return tuple(sizes)
 
 
 def _list_of(value: object) -> list[object]:
@@ -350,10 +355,14 @@ def _list_of(value: object) -> list[object]:
     return value
 
 
-def _pair_of(pair: object) -> tuple[str, object]:
-    if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str):
-        return pair[0], pair[1]
-    raise _invalid("entry", pair)
+def _nodes_of(pairs: Any, path: Path) -> dict[str, Any]:
+    """Return the nodes of a level, whose pairs `specs_of` checked."""
+    nodes = dict(pairs)
+    if len(nodes) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise FormatError(f"key {format_key((*path, twice))} is given twice. {RESTORE}")
+    return nodes
 
 
 def _kind_of(node: object) -> tuple[str, object]:
@@ -397,7 +406,7 @@ def _end_of(offsets: Tensor, lengths: Tensor | None) -> int:
     return int(ends.max()) if len(ends) else 0
 
 
-def _check_there(wanted: dict[str, Wanted], keys: list[str], path: Path) -> None:
+def _check_there(wanted: dict[str, Wanted], keys: Collection[str], path: Path) -> None:
     for key in wanted:
         if key not in keys:
             where = format_key((*path, key))

@@ -23,7 +23,7 @@ SUFFIX: Final = ".safetensors"
 def save(td: AbstractContainer, path: str | Path) -> None:
     """Write a container to a path, in place of what is there."""
     place = Path(path)
-    if place.suffix == SUFFIX and not place.is_dir():
+    if _is_single(place):
         single.save(td, place)
     else:
         directory.save(td, place)
@@ -100,9 +100,13 @@ def _existing(path: str | Path, action: str) -> Path:
 
 def _directory(path: str | Path, action: str) -> Path:
     place = Path(path)
-    if place.suffix == SUFFIX and not place.is_dir():
+    if _is_single(place):
         raise InvalidValue(
             f"cannot {action} `{path}`: a name that ends in `{SUFFIX}` is a single file. Save to a "
             "directory."
         )
     return place
+
+
+def _is_single(path: Path) -> bool:
+    return str(path).endswith(SUFFIX) and not path.is_dir()
