@@ -1,5 +1,7 @@
 """All leaves in one storage."""
 
+import pickle
+
 import pytest
 import torch
 from tests.core.kinds import inner
@@ -39,6 +41,36 @@ def test_leaves_share_one_storage_of_their_own(td: TensorDict) -> None:
     assert not td.is_consolidated()
     one.zero_()
     assert td["top"].tolist() == [1, 1, 1]
+
+
+def test_leaves_that_have_no_address_are_told_apart() -> None:
+    apart = {"a": torch.zeros(2, device="meta"), "b": torch.zeros(2, device="meta")}
+    assert not TensorDict(apart).is_consolidated()
+    assert TensorDict(apart).consolidate().is_consolidated()
+
+
+def test_a_leaf_without_elements_does_not_count() -> None:
+    td = TensorDict({"none": torch.zeros(0), "a": torch.ones(2), "b": torch.ones(1)})
+    assert not td.is_consolidated()
+    assert td.consolidate().is_consolidated()
+
+
+@pytest.mark.parametrize("layout", ["jagged", "sparse"])
+def test_a_leaf_without_one_storage_is_not_consolidated(layout: str) -> None:
+    rows = [torch.ones(2), torch.ones(3)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    leaf = jagged if layout == "jagged" else torch.eye(2).to_sparse()
+    assert not TensorDict({"a": leaf}).is_consolidated()
+
+
+def test_what_is_removed_from_one_storage_is_not_written() -> None:
+    one = TensorDict({"large": torch.zeros(1000), "a": torch.ones(2), "b": torch.ones(1)})
+    one = one.consolidate()
+    del one["large"]
+    one.rename_key_("a", "c")
+    assert one.is_consolidated()
+    assert [buffer.nbytes for buffer in one.to_buffers()[1]] == [12]
+    assert len(pickle.dumps(one)) < 1000
 
 
 def test_a_replaced_leaf_is_elsewhere(td: TensorDict) -> None:

@@ -90,8 +90,15 @@ class Storage(AbstractContainer):
         return moved(made, place.device, non_blocking)
 
     def is_consolidated(self) -> bool:
-        """Return whether all leaves are in one storage; a leaf that was replaced is not."""
-        return len({leaf.untyped_storage().data_ptr() for leaf in leaves_of(self)}) == 1
+        """Return whether all leaves are in one storage; a leaf that was replaced is not.
+
+        Leaves without elements have nothing there; one that is sparse or nested is elsewhere.
+        """
+        leaves = leaves_of(self)
+        if not leaves or any(leaf.layout is not torch.strided for leaf in leaves):
+            return False
+        # The storages themselves: all addresses on the meta device are 0.
+        return len({leaf.untyped_storage()._cdata for leaf in leaves if leaf.numel()}) <= 1
 
 
 def _by_dtype(td: AbstractContainer, leaves: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
