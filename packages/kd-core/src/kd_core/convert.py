@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
-from kd_core._convert.peer import container_of, node_of
-from kd_core._convert.printed import container_of_text
 from kd_core._convert.schema import LeafSchema as LeafSchema
 
 if TYPE_CHECKING:
@@ -137,6 +135,8 @@ def parse_tensor_dict_string(s: str) -> TensorDictBase:
         >>> parse_tensor_dict_string(repr(td)).schema() == td.schema()
         True
     """
+    from kd_core._convert.printed import container_of_text
+
     return cast("TensorDictBase", container_of_text(s))
 
 
@@ -161,6 +161,8 @@ def from_tensordict_library(value: object) -> TensorDictBase:
         >>> if find_spec("tensordict"):
         ...     assert from_tensordict_library(to_tensordict_library(td))["a"] is td["a"]
     """
+    from kd_core._convert.peer import node_of
+
     return cast("TensorDictBase", node_of(value))
 
 
@@ -204,4 +206,6 @@ def to_tensordict_library(td: TensorDictBase) -> object:
     Raises:
         MissingDependency: if that package is not installed.
     """
+    from kd_core._convert.peer import container_of
+
     return container_of(td)
