@@ -71,6 +71,15 @@ HOSTILE: dict[str, object] = {
 }
 
 
+def test_a_key_is_given_once_beside_the_keys_that_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    TensorDict({"a": torch.arange(4).view(2, 2)}).save(path)
+    tree = level(["a", LEAF], ["b", LEAF], ["b", LEAF])
+    forged(path, body_of(path) | {"tree": tree})
+    with pytest.raises(FormatError, match="key `b` is given twice"):
+        TensorDict.load(path, keys=["a"])
+
+
 @pytest.mark.parametrize("tree", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_tree_is_refused(tree: object, tmp_path: Path) -> None:
     path = tmp_path / "td"
