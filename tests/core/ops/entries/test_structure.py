@@ -124,6 +124,21 @@ def test_select_of_a_missing_key_is_refused_or_ignored(keys: list[NestedKey]) ->
     make().select(*keys, strict=False)
 
 
+def test_select_names_the_first_key_that_is_missing() -> None:
+    with pytest.raises(KeyNotFound, match=r"key `\('n', 'x'\)` not found"):
+        make().select("a", ("n", "x"), "y")
+    with pytest.raises(KeyNotFound, match="key `y` not found"):
+        make().select("a", "y", ("n", "x"))
+
+
+def test_a_nested_key_beside_its_whole_container_must_be_there() -> None:
+    with pytest.raises(KeyNotFound, match=r"key `\('n', 'x'\)` not found"):
+        make().select("n", ("n", "x"))
+    with pytest.raises(KeyNotFound, match=r"key `\('n', 'x'\)` not found"):
+        make().select(("n", "x"), "n")
+    assert list(make().select(("n", "b"), "n").keys(True, True)) == [("n", "b"), ("n", "c")]
+
+
 def test_select_and_exclude_in_place_change_the_container() -> None:
     td = make()
     assert td.select("n", inplace=True) is td

@@ -29,6 +29,7 @@ from kd_core._errors import (
     shape_text,
 )
 from kd_core._keys import format_key, is_path, path_of, plain_str
+from kd_core._leaves.loops import has_entry
 from kd_core._leaves.writes import write_all
 from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
@@ -153,7 +154,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
 
     def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
         """Read rows of one entry; only batch dimensions are indexed."""
-        rows = self._selected((key,), self, ())[index]
+        rows = self.select(key)[index]
         return cast(Tensor, rows._read(path_of(key)))
 
     def where(
@@ -205,13 +206,10 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
             dense[key] = value if isinstance(value, Tensor) else value._map_each(Tensor.contiguous)
         return self._like(dense, self._desc.unlocked())
 
-    def _selected(
-        self, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: tuple[str, ...]
-    ) -> Self:
-        if top is not None:
-            for key in keys:
-                check_has(top, (*prefix, *path_of(key)))
-        return self._by_member(lambda member: member._selected(keys, None, prefix))
+    def _selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
+        if strict and not all(has_entry(self._entries, path_of(key)) for key in keys):
+            return None
+        return self._by_member(lambda member: member.select(*keys, strict=False))
 
     def _without(self, keys: Sequence[NestedKey]) -> Self:
         return self._by_member(lambda member: member._without(keys))

@@ -6,7 +6,7 @@ Every change is all or nothing: it is checked as a whole first, then committed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch, wrong_type
-from kd_core._keys import Path, format_key, is_prefix, path_of, plain_str
+from kd_core._keys import format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
 from kd_core._nodes import registry
@@ -30,7 +30,7 @@ from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.dimension_names import named
 from kd_core._ops.shape.rebatching import take_batch_size
 from kd_core._protocol.composite import unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, level_at
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep
 from kd_core._types import NO_DEFAULT
 
@@ -160,7 +160,11 @@ class Structure(AbstractContainer):
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
         """
-        kept = self._selected(keys, self if strict else None, ())
+        kept = self._selected(keys, strict)
+        if kept is None:
+            for key in keys:
+                check_has(self, path_of(key))
+            raise AssertionError("a key is missing")
         if as_tensordict and not inplace:
             return cast("Self", registry.make_dense(dict(kept._entries), kept._desc))
         return self._replace_entries(kept, "select in place") if inplace else kept
@@ -250,7 +254,8 @@ class Structure(AbstractContainer):
             ['a.b']
         """
         flat: dict[str, Entry] = {}
-        separator = _checked_separator(separator)
+        if separator.__class__ is not str:
+            separator = _checked_separator(separator)
         _flatten_into(self._entries, separator, "", flat, is_leaf)
         result = self._like(flat, self._desc._unlocked)
         if inplace:
@@ -266,7 +271,9 @@ class Structure(AbstractContainer):
         """
         if not separator:
             raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
-        desc, separator = self._desc._unlocked, _checked_separator(separator)
+        if separator.__class__ is not str:
+            separator = _checked_separator(separator)
+        desc = self._desc._unlocked
         result = self._like(_unflattened(self._entries, separator, "", desc), desc)
         if inplace:
             return self._replace_entries(result, "unflatten keys in place")
@@ -316,57 +323,64 @@ class Structure(AbstractContainer):
                 return False
         return True
 
-    def _selected(
-        self, keys: Sequence[NestedKey], top: AbstractContainer | None, prefix: Path
-    ) -> Self:
-        """Return the part of this level that some keys name; a missing one is an error of `top`."""
+    def _selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
+        """Return the part of this level that some keys name; `None` if `strict` and one is missing.
+
+        The caller raises the error, because it knows the whole path.
+        """
         kept: dict[str, Entry] = {}
         parts: dict[str, list[NestedKey]] = {}
         entries = self._entries
         for key in keys:
-            first, below = (key, None) if key.__class__ is str else _parted(key)
+            if key.__class__ is str:
+                first = key
+            else:
+                first, below = _parted(key)
+                if below:
+                    parts.setdefault(first, []).append(below)
+                    kept.setdefault(first, _PLACE)
+                    continue
             value = entries.get(first)
-            if value is None:
-                _demand(top, (*prefix, first, *(path_of(below) if below else ())))
-            elif not below:
+            if value is not None:
                 kept[first] = value
-                for part in parts.pop(first, ()):
-                    _demand(top, (*prefix, first, *path_of(part)))
-            elif first in parts:
-                parts[first].append(below)
-            elif first not in kept:
-                kept[first] = value  # holds its place until its part is known
-                parts[first] = [below]
-            else:
-                _demand(top, (*prefix, first, *path_of(below)))
-        for first, rest in parts.items():
-            value = kept[first]
-            if isinstance(value, Structure):
-                kept[first] = value._selected(rest, top, (*prefix, first))
-            else:
-                _demand(top, (*prefix, first, *path_of(rest[0])))
+            elif strict:
+                return None
+        for first, rest in parts.items() if parts else ():
+            value = entries.get(first)
+            part = value._selected(rest, strict) if isinstance(value, Structure) else None
+            if strict and part is None:
+                return None
+            if kept[first] is not _PLACE:
+                continue  # kept whole
+            if part is None:
                 del kept[first]
+            else:
+                kept[first] = part
         desc = self._desc
-        return self._like(_released(kept) if desc.frozen else kept, desc._unlocked)
+        if desc.frozen:
+            kept = _released(kept)
+        return self._like(kept, desc._unlocked)
 
     def _without(self, keys: Sequence[NestedKey]) -> Self:
         kept: dict[str, Entry] = {**self._entries}
         parts: dict[str, list[NestedKey]] = {}
         for key in keys:
             if key.__class__ is str:
-                kept.pop(key, None)
-                continue
-            first, below = _parted(key)
-            if not below:
-                kept.pop(first, None)
-            elif first in kept:
-                parts.setdefault(first, []).append(below)
-        for first, rest in parts.items():
+                first = key
+            else:
+                first, below = _parted(key)
+                if below:
+                    parts.setdefault(first, []).append(below)
+                    continue
+            kept.pop(first, None)
+        for first, rest in parts.items() if parts else ():
             value = kept.get(first)
             if isinstance(value, Structure):
                 kept[first] = value._without(rest)
         desc = self._desc
-        return self._like(_released(kept) if desc.frozen else kept, desc._unlocked)
+        if desc.frozen:
+            kept = _released(kept)
+        return self._like(kept, desc._unlocked)
 
     def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._check_unlocked(action)
@@ -376,6 +390,10 @@ class Structure(AbstractContainer):
         for key, value in entries.items():
             self._set_entry(key, value)
         return self
+
+
+_PLACE: Final = cast("Entry", None)
+"""Holds the place of a nested container until the part of it that is kept is known."""
 
 
 def _unflattened(
@@ -388,14 +406,14 @@ def _unflattened(
     below: dict[str, dict[str, Entry]] = {}
     for key, value in entries.items():
         name, found, rest = key.partition(separator)
-        if found and name in below:
+        if name in below and found:
             below[name][rest] = value
-            continue
-        if name in level:
+        elif name in level:
             raise is_both(prefix + key, prefix + name, "container" if found else "value")
-        level[name] = value  # holds the place of a container
-        if found:
-            below[name] = {rest: value}
+        else:
+            level[name] = value  # holds the place of a container
+            if found:
+                below[name] = {rest: value}
     for name, inner in below.items():
         nested = _unflattened(inner, separator, prefix + name + separator, desc)
         level[name] = registry.make_dense(nested, desc)
@@ -426,12 +444,6 @@ def _flatten_into(
             )
         else:
             flat[name] = value
-
-
-def _demand(top: AbstractContainer | None, path: tuple[NestedKey, ...]) -> None:
-    """Raise the error of a missing key, where one was asked for."""
-    if top is not None:
-        top._read(path_of(path))
 
 
 def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
