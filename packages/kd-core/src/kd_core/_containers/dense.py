@@ -59,7 +59,9 @@ class Dense(TensorDictBase):
         self._desc = desc
 
     def _set_entry(self, key: str, value: Entry) -> None:
-        if value.__class__ is not Tensor and (not isinstance(value, Tensor) or value.is_nested):
+        if value.__class__ is not Tensor and (
+            isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
+        ):
             self._nested = True
         if is_dynamo_compiling():
             overlay(self, {key: value})
@@ -81,11 +83,13 @@ class Dense(TensorDictBase):
         new = object.__new__(self.__class__)
         new._entries = entries
         new._desc = desc
-        for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
-            if value.__class__ is not Tensor and (not isinstance(value, Tensor) or value.is_nested):
-                new._nested = True
-                return new
         new._nested = False
+        for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
+            if value.__class__ is not Tensor and (
+                isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
+            ):
+                new._nested = True
+                break
         return new
 
     def _shallow(self) -> Self:
@@ -308,6 +312,8 @@ def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.devi
 def holds_nodes(entries: dict[str, Entry]) -> bool:
     """Return whether an entry is something other than a tensor, or a nested tensor."""
     for value in entries.values():
-        if value.__class__ is not Tensor and (not isinstance(value, Tensor) or value.is_nested):
+        if value.__class__ is not Tensor and (
+            isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
+        ):
             return True
     return False

@@ -24,16 +24,19 @@ def dict_of(
     """
     plain: dict[str, object] = {}
     for key, value in td._entries.items():
-        if value.__class__ is Tensor or isinstance(value, Tensor):
+        if value.__class__ is Tensor:
             plain[key] = value.tolist() if convert_tensors else value
-        elif not isinstance(value, AbstractContainer):
+        elif isinstance(value, AbstractContainer):
+            if tolist_first and value._desc.batch:
+                plain[key] = list_of(value, True, convert_tensors, tolist_first)
+            else:
+                plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first)
+        elif isinstance(value, Tensor):
+            plain[key] = value.tolist() if convert_tensors else value
+        else:
             item = value._item()
             if retain_none or item is not None:
                 plain[key] = item
-        elif tolist_first and value._desc.batch:
-            plain[key] = list_of(value, True, convert_tensors, tolist_first)
-        else:
-            plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first)
     return plain
 
 
