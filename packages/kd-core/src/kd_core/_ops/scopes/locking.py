@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kd_core._ops.scopes.undoing import note_lock
+from kd_core._ops.scopes.undoing import WAS_UNLOCKED, note, was_locked
 from kd_core._protocol.primitives import AbstractContainer, lock, relock, unlock
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Locking(AbstractContainer):
             ...
             kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
         """
-        note_lock(self, self._desc.lock)
+        reason = self._desc.lock
+        note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
         return lock(self)
 
     def unlock_(self) -> Self:
@@ -76,7 +77,7 @@ class Locking(AbstractContainer):
         """
         reason = self._desc.lock
         unlock(self)
-        note_lock(self, reason)
+        note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
         return self
 
     def locked(self) -> LockScope[Self]:

@@ -197,9 +197,10 @@ class Relocked:
         unlock(td) if self.reason is None else relock(td, self.reason)
 
 
-_WAS_UNLOCKED: Final[Origin[str | None]] = None, Relocked, None
+WAS_UNLOCKED: Final[Origin[str | None]] = None, Relocked, None
+"""The origin of a container that was not locked before its lock was changed."""
 
 
-def note_lock(td: AbstractContainer, reason: str | None) -> None:
-    """Store on a container what locked it before its lock was changed."""
-    note(td, _WAS_UNLOCKED if reason is None else (None, Relocked, reason))
+def was_locked(reason: str) -> Origin[str | None]:
+    """Return the origin of a container that was locked before its lock was changed."""
+    return None, Relocked, reason
