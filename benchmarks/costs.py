@@ -83,6 +83,11 @@ CHOICES = (
         "`kd_core._leaves.foreach`: 128 leaves, a constant",
     ),
     Choice("isinstance(x, Plain)", "isinstance(x, Sized)", "`kd_core._protocol`: no ABC"),
+    Choice(
+        "isinstance(source, Plain)",
+        "isinstance(source, Tensor)",
+        "`kd_core._containers.dense`: a nested container",
+    ),
     Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol.overrides`"),
     Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.inlining`"),
     Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.inlining`"),

@@ -3,8 +3,8 @@
 `Floor` is a container that keeps the promises that a row relies on, and no other: keys are strings,
 shapes start with the batch size, results have their batch size, a locked container keeps its keys,
 and a write in place changes all leaves or none. What it does not know, it refuses. It has no lazy
-stacks, no data but tensors, no names, no devices, no subclasses, no tracing, no `with`, and its
-errors say nothing. `floor_store` adds what rows of io need.
+stacks, no data but tensors, no names, no subclasses, no tracing, no `with`, and its errors say
+nothing. `floor_store` adds what rows of io need.
 
 A row with a floor has the goal of 1.1 times its floor. Knows torch; must not know kd.
 """
@@ -20,34 +20,73 @@ from torch import Tensor
 Leaf = Callable[[Tensor], Tensor]
 
 
+class View:
+    """A live view of all leaves: of keys (part 0), of leaves (part 1), or of both (`None`)."""
+
+    __slots__ = ("floor", "part")
+
+    def __init__(self, floor: Floor, part: int | None) -> None:
+        self.floor, self.part = floor, part
+
+    def __len__(self) -> int:
+        return self.floor._count()
+
+    def __iter__(self) -> Iterator[object]:
+        part = self.part
+        return self.floor._walk() if part is None else iter([i[part] for i in self.floor._walk()])
+
+
 class Floor:
-    """A dict of tensors and of other floors, all of one batch size."""
+    """A dict of tensors and of other floors, all of one batch size.
 
-    __slots__ = ("batch_size", "entries", "locked")
+    `locked` is twice the number of locked floors that enclose it, and one more if it is locked
+    itself: a floor inside a locked one cannot be unlocked alone.
+    """
 
-    def __init__(self, source: Mapping[str, object] | None = None, batch_size: object = ()) -> None:
+    __slots__ = ("batch_size", "device", "entries", "locked")
+
+    def __init__(
+        self,
+        source: Mapping[str, object] | None = None,
+        batch_size: object = (),
+        device: object = None,
+        **entries: object,
+    ) -> None:
         self.batch_size = batch = tuple(batch_size)
         for size in batch:
             if type(size) is not int:
                 raise TypeError
-        self.locked = False
+        self.device = None if device is None else torch.device(device)
+        self.locked = 0
         self.entries: dict[str, Tensor | Floor] = {}
+        if entries:
+            if source and not source.keys().isdisjoint(entries):
+                raise KeyError
+            source = {**source, **entries} if source else entries
         for key, value in source.items() if source else ():
             self.entries[key] = self._checked(key, value)
+
+    @classmethod
+    def from_dict(cls, source: Mapping[str, object], *, auto_batch_size: bool) -> Floor:
+        return cls(source, _common(source, None) or () if auto_batch_size else ())
 
     def _checked(self, key: str, value: object) -> Tensor | Floor:
         if type(key) is not str:
             raise TypeError
         if type(value) is dict:
-            return Floor(value, self.batch_size)
+            return Floor(value, self.batch_size, self.device)
         shape = value.shape if isinstance(value, Tensor) else value.batch_size
         if shape[: len(self.batch_size)] != self.batch_size:
             raise ValueError
+        if self.device is not None and value.device != self.device:
+            if type(value) is not Tensor:
+                raise ValueError
+            return value.to(self.device)
         return value
 
     def _like(self, entries: dict[str, Tensor | Floor], batch: tuple[int, ...]) -> Floor:
         new = object.__new__(Floor)
-        new.entries, new.batch_size, new.locked = entries, batch, False
+        new.entries, new.batch_size, new.device, new.locked = entries, batch, self.device, 0
         return new
 
     def _map(self, fn: Leaf, batch: tuple[int, ...]) -> Floor:
@@ -78,9 +117,12 @@ class Floor:
     def get(self, key: object, default: object = None) -> object:
         if type(key) is str:
             return self.entries.get(key, default)
-        first, *rest = key
-        inner = self.entries.get(first)
-        return inner.get(*rest) if type(inner) is Floor else default
+        found: object = self
+        for part in key:
+            if not isinstance(found, Floor) or part not in found.entries:
+                return default
+            found = found.entries[part]
+        return found
 
     def __getitem__(self, index: object) -> object:
         if type(index) is str:
@@ -103,6 +145,8 @@ class Floor:
         raise IndexError
 
     def __contains__(self, key: str) -> bool:
+        if type(key) is not str:
+            raise TypeError
         return key in self.entries
 
     def __setitem__(self, index: object, value: object) -> None:
@@ -140,36 +184,64 @@ class Floor:
             else:
                 yield (*path, key) if path else key, value
 
+    def _count(self) -> int:
+        count = len(self.entries)
+        for value in self.entries.values():
+            if type(value) is Floor:
+                count += value._count() - 1
+        return count
+
     def keys(self, nested: bool = False, leaves: bool = False) -> object:
-        return [key for key, _ in self._walk()] if nested else self.entries.keys()
+        if nested is not leaves:
+            raise ValueError
+        return View(self, 0) if nested else self.entries.keys()
 
     def values(self, nested: bool = False, leaves: bool = False) -> object:
-        return [value for _, value in self._walk()] if nested else self.entries.values()
+        if nested is not leaves:
+            raise ValueError
+        return View(self, 1) if nested else self.entries.values()
 
     def items(self, nested: bool = False, leaves: bool = False) -> object:
-        return self._walk() if nested else self.entries.items()
+        if nested is not leaves:
+            raise ValueError
+        return View(self, None) if nested else self.entries.items()
 
     # keys
 
     def select(self, *keys: object) -> Floor:
-        kept: dict[str, Tensor | Floor] = {}
+        kept: dict[str, Tensor | Floor | None] = {}
+        parts: dict[str, list[object]] = {}
         for key in keys:
             if type(key) is str:
                 kept[key] = self.entries[key]
             else:
-                first, last = key
-                kept[first] = self.entries[first].select(last)
-        return self._like(kept, self.batch_size)
+                first, below = key
+                kept.setdefault(first, None)
+                parts.setdefault(first, []).append(below)
+        for first, rest in parts.items():
+            part = self.entries[first].select(*rest)
+            if kept[first] is None:
+                kept[first] = part
+        return self._like(self._released(kept), self.batch_size)
 
     def exclude(self, *keys: object) -> Floor:
         kept = self.entries.copy()
+        parts: dict[str, list[object]] = {}
         for key in keys:
             if type(key) is str:
                 kept.pop(key, None)
             else:
-                first, last = key
-                kept[first] = kept[first].exclude(last)
-        return self._like(kept, self.batch_size)
+                first, below = key
+                parts.setdefault(first, []).append(below)
+        for first, rest in parts.items():
+            if type(kept.get(first)) is Floor:
+                kept[first] = kept[first].exclude(*rest)
+        return self._like(self._released(kept), self.batch_size)
+
+    def _released(self, kept: dict[str, Tensor | Floor]) -> dict[str, Tensor | Floor]:
+        if not self.locked:
+            return kept
+        return self._like(kept, ())._map(lambda leaf: leaf, self.batch_size).entries
 
     def flatten_keys(self, separator: str) -> Floor:
         flat: dict[str, Tensor | Floor] = {}
@@ -195,9 +267,12 @@ class Floor:
         return new
 
     def rename_key_(self, old: str, new: str) -> Floor:
-        if self.locked or type(new) is not str:
+        if self.locked or type(old) is not str or type(new) is not str:
             raise RuntimeError
-        self.entries[new] = self.entries.pop(old)
+        value = self.entries[old]
+        if old != new:
+            del self.entries[old]
+            self.entries[new] = value
         return self
 
     def to_dict(self) -> dict[str, object]:
@@ -277,17 +352,69 @@ class Floor:
     # lock
 
     def lock_(self) -> Floor:
-        return self._lock(True)
+        if not self.locked & 1:
+            self.locked += 1
+            self._hold_below(2)
+        return self
 
     def unlock_(self) -> Floor:
-        return self._lock(False)
+        if self.locked > 1:
+            raise RuntimeError
+        if self.locked:
+            self.locked = 0
+            self._hold_below(-2)
+        return self
 
-    def _lock(self, locked: bool) -> Floor:
-        self.locked = locked
+    def _hold_below(self, count: int) -> None:
         for value in self.entries.values():
             if type(value) is Floor:
-                value._lock(locked)
-        return self
+                value.locked += count
+                value._hold_below(count)
+
+    # combine
+
+    @classmethod
+    def __torch_function__(
+        cls, fn: object, types: object, args: tuple[object, ...], kwargs: object = None
+    ) -> object:
+        floors, dim = args
+        if kwargs or fn not in {torch.stack, torch.cat}:
+            return NotImplemented
+        size = len(floors) if fn is torch.stack else sum(each.batch_size[dim] for each in floors)
+        return floors[0]._joined(floors, fn, dim, size)
+
+    def _joined(self, floors: list[Floor], fn: object, dim: int, size: int) -> Floor:
+        old = self.batch_size
+        behind = dim + (fn is torch.cat)
+        if not 0 <= dim <= len(old) or type(dim) is not int:
+            raise IndexError
+        for each in floors:
+            batch = each.batch_size
+            if each.entries.keys() != self.entries.keys() or each.device != self.device:
+                raise KeyError
+            if batch[:dim] != old[:dim] or batch[behind:] != old[behind:]:
+                raise ValueError
+        joined = {}
+        for key, value in self.entries.items():
+            column = [each.entries[key] for each in floors]
+            if type(value) is Tensor:
+                joined[key] = fn(column, dim)
+            else:
+                joined[key] = value._joined(column, fn, dim, size)
+        return self._like(joined, (*old[:dim], size, *old[behind:]))
+
+
+def _common(source: Mapping[str, object], shared: tuple[int, ...] | None) -> object:
+    """Return the first dimensions that all tensors share; `None` if there is no tensor."""
+    for value in source.values():
+        if isinstance(value, dict):
+            shared = _common(value, shared)
+        elif shared is None:
+            shared = tuple(value.shape)
+        else:
+            while value.shape[: len(shared)] != shared:
+                shared = shared[:-1]
+    return shared
 
 
 ROWS: Final = {
@@ -299,6 +426,9 @@ ROWS: Final = {
         "16 leaves",
         "128 leaves",
         "nested, 3 leaves",
+        "3 leaves, device=",
+        "keyword leaves",
+        "from_dict, nested, auto batch",
     ),
     "access": (
         "td['a']",
@@ -335,6 +465,7 @@ ROWS: Final = {
         "td[0] = row",
         "td[:5] = rows",
     ),
+    "combine": ("stack 8", "cat 8", "stack 8 x 128 leaves"),
     "math": (
         "apply(v + 1), 3",
         "td + 1, 3",
@@ -349,7 +480,14 @@ ROWS: Final = {
         "update_, 16",
         "copy_, 16",
     ),
-    "lock": ("lock_ + unlock_", "locked td['b', 'c']", "locked apply, 16"),
+    "lock": (
+        "lock_ + unlock_",
+        "locked td['b', 'c']",
+        "locked list(items(True, True))",
+        "locked td + 1, 16",
+        "locked apply, 16",
+    ),
+    "scale": ("get(key): us per level", "apply(identity): us per level"),
     "io": (
         "memmap write, 16 x 256 KB",
         "memmap load, 16 x 256 KB",
