@@ -139,6 +139,18 @@ def test_a_gradient_scope_may_write_to_what_was_made_before_it() -> None:
     assert bool((program({"x": torch.ones(4, 3)})["y"] == 3).all())
 
 
+def test_what_nobody_needs_of_a_gradient_scope_is_gone() -> None:
+    def chosen(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            best = x.argmax(-1)
+        best.long().unsqueeze(-1)  # torch makes one node of `best` and this, and loses its user
+        return best
+
+    program = export(chosen)
+    assert "aten.unsqueeze.default" not in operators(program)
+    assert torch.equal(program(X)["y"], X["x"].argmax(-1))
+
+
 def test_random_numbers_of_a_branch_are_refused() -> None:
     with pytest.raises(NotExportable, match=r"draws random numbers .*randn_like"):
         export(branch(lambda x: x + torch.randn_like(x)))

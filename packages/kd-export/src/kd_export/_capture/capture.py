@@ -31,7 +31,7 @@ from kd_export._capture.dynamic_shapes import (
 )
 from kd_export._capture.example import bounds, prepare, read_example
 from kd_export._capture.explaining import check_dynamic, explained, input_values
-from kd_export._capture.fixups import mend
+from kd_export._capture.fixups import mend, restore_users
 from kd_export._capture.initial import resolve_initial
 from kd_export._capture.reference import Reference, checked_mode, frozen_modes
 from kd_export._capture.relations import doubts, settle
@@ -194,7 +194,7 @@ def _captured(
         if strict:  # dynamo cannot follow what a module caches on its first call
             with Unwritten(flat.module) if shared else contextlib.nullcontext():
                 flat.run([tensor.clone() for tensor in tensors.values()])
-        return torch.export.export(
+        program = torch.export.export(
             flat,
             (),
             kwargs,
@@ -202,6 +202,8 @@ def _captured(
             strict=strict,
             prefer_deferred_runtime_asserts_over_guards=defer,
         )
+    restore_users(program)
+    return program
 
 
 @contextlib.contextmanager

@@ -31,6 +31,23 @@ _SWITCHES = ("train", "training")
 _RATES = ("p", "dropout_p", "dropout")
 
 
+def restore_users(program: ExportedProgram) -> None:
+    """Register every node as a user of its inputs.
+
+    torch loses users of the result of a gradient scope when it moves the scope's nodes into the
+    graph around it; nodes with lost users cannot be erased, and a replacement passes over them.
+    """
+    for part in _parts(program):
+        for node in part.graph.nodes:
+            for given in node.all_input_nodes:
+                given.users.setdefault(node)
+
+
+def _parts(program: ExportedProgram) -> list[fx.GraphModule]:
+    """List the program's own graph, and those of branches and loop bodies."""
+    return [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+
+
 def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -> list[str]:
     """Find and mend every trap; list what was done.
 
@@ -39,8 +56,8 @@ def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -
         outputs: The wire names of the outputs, in order.
         mode: The interaction type asked for; ``"random"`` allows random operators.
     """
-    parts = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
-    graphs = [part.graph for part in parts]  # its own, and those of branches and loop bodies
+    parts = _parts(program)
+    graphs = [part.graph for part in parts]
     _refuse_inner_writes(program.graph_module)
     done = [
         *_drop_idle_dropout(graphs),
