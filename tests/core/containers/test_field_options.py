@@ -1,6 +1,7 @@
 """Options of tensor classes: what they do to the values of fields."""
 
 import types
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -152,3 +153,23 @@ def test_options_are_checked() -> None:
         types.new_class("Bad", (TensorClass,), {"autocast": True, "nocast": True})
     with pytest.raises(UnknownField, match="`y`"):
         Inner.from_tensordict(TensorDict(x=1, y=2))
+
+
+class Kinds(TensorClass, checked=True):
+    x: Tensor
+    weight: float | None = None
+    note: Tensor | str = ""
+
+
+def test_every_declared_type_is_checked_and_none_only_where_it_is_declared() -> None:
+    x = torch.zeros(2)
+    assert Kinds(x, 1).weight == 1
+    assert Kinds(x, None, x).note is x
+    build: Callable[..., Kinds] = Kinds
+    for given, text in (
+        ({"x": None}, "`x` of `Kinds` must be of type `Tensor`, got None"),
+        ({"weight": "a"}, "`weight` of `Kinds` must be of type `float . None`, got 'a'"),
+        ({"note": 3}, "`note` of `Kinds` must be of type `Tensor . str`, got 3"),
+    ):
+        with pytest.raises(InvalidValue, match=text):
+            build(**{"x": x, **given})

@@ -60,14 +60,13 @@ def converted(
     """
     if isinstance(value, Tensor) and options <= {"tensor_only", "nocast", "frozen", "shadow"}:
         return value
-    hint = _hint_of(cls, key)
     if "checked" in options and "autocast" not in options:
-        _check(cls, key, value, hint)
+        _check(cls, key, value)
     if "nocast" in options:
         return value if _is_stored(value) else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
-    return _cast(cls, key, value, hint, desc) if "autocast" in options else value
+    return _cast(cls, key, value, _hint_of(cls, key), desc) if "autocast" in options else value
 
 
 def _is_stored(value: object) -> bool:
@@ -76,14 +75,19 @@ def _is_stored(value: object) -> bool:
 
 def _hint_of(cls: type, key: str) -> object:
     """Return the declared type of a field without `None`; `object` if it cannot be resolved."""
+    rest = [arg for arg in _hints_of(cls, key) if arg is not type(None)]
+    return rest[0] if len(rest) == 1 else object
+
+
+def _hints_of(cls: type, key: str) -> tuple[object, ...]:
+    """Return the types that a field is declared to have."""
     try:
         hint = get_type_hints(cls).get(key, object)
     except NameError:  # of a name that is local to a function
         hint = getattr(cls, "_fields")[key].type  # noqa: B009  # every tensor class has it
-    if get_origin(hint) in (Union, types.UnionType):
-        rest = [arg for arg in get_args(hint) if arg is not type(None)]
-        return rest[0] if len(rest) == 1 else object
-    return object if isinstance(hint, str) else hint
+    if isinstance(hint, str):
+        return (object,)
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) -> object:
@@ -123,12 +127,17 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
         ) from None
 
 
-def _check(cls: type, key: str, value: object, hint: object) -> None:
+def _check(cls: type, key: str, value: object) -> None:
     plain = value._item() if hasattr(value, "_item") else value
-    kind = get_origin(hint) or hint
-    if plain is None or not isinstance(kind, type) or isinstance(plain, kind):
-        return
-    raise _not_a(cls, key, kind.__name__, plain)
+    hints = [
+        type(None) if hint is None else get_origin(hint) or hint for hint in _hints_of(cls, key)
+    ]
+    kinds = [kind for kind in hints if isinstance(kind, type)]
+    if len(kinds) < len(hints) or isinstance(plain, tuple(kinds)):
+        return  # a type that Python cannot check, or the right one
+    if float in kinds and isinstance(plain, int):
+        return  # as type checkers do
+    raise _not_a(cls, key, " | ".join(map(_name_of, kinds)), plain)
 
 
 def _not_a(cls: type, key: str, name: str, value: object) -> InvalidValue:
@@ -136,3 +145,7 @@ def _not_a(cls: type, key: str, name: str, value: object) -> InvalidValue:
         f"field {format_key(key)} of `{cls.__name__}` must be of type `{name}`, got {value!r} of "
         f"type `{type(value).__name__}`."
     )
+
+
+def _name_of(kind: type) -> str:
+    return "None" if kind is type(None) else kind.__name__

@@ -12,10 +12,9 @@ fields.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast, dataclass_transform
 
 from torch import Tensor
 
@@ -23,9 +22,10 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
+from kd_core._containers.field_declarations import KEPT, declared, inherited
 from kd_core._containers.field_options import checked_options, converted, converts
 from kd_core._containers.tensordict import fill
-from kd_core._errors import FROZEN, InvalidArgument, InvalidValue, Locked, UnknownField, listed
+from kd_core._errors import FROZEN, InvalidArgument, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming.left_out import explain_attribute
 from kd_core._nodes import registry
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     class _BatchSize:
         def __get__(self, owner: object, kind: object = None) -> torch.Size: ...
         def __set__(self, owner: object, value: BatchSize | None) -> None: ...
+
+    class _Generic(type):
+        def __class_getitem__(cls, item: object) -> object: ...
 
     class _Device:
         def __get__(self, owner: object, kind: object = None) -> torch.device | None: ...
@@ -85,7 +88,9 @@ class TensorClassMeta(type):
         made = super().__new__(cls, name, bases, namespace)
         if any(isinstance(base, TensorClassMeta) for base in bases):
             own = cast("type[TensorClass]", made)
-            own._options = checked_options(name, dict.fromkeys(own._options | chosen, True))
+            for base in bases:
+                chosen |= getattr(base, "_options", frozenset())
+            own._options = checked_options(name, dict.fromkeys(chosen, True))
             _declare(own, namespace)
         return made
 
@@ -95,7 +100,13 @@ class TensorClassMeta(type):
         super().__init__(name, bases, namespace)
 
     def __getitem__(cls, options: str | tuple[str, ...]) -> TensorClassMeta:
-        """Return a base class with options: `TensorClass["frozen", "autocast"]`."""
+        """Return a base class with options: `TensorClass["frozen", "autocast"]`.
+
+        A generic class takes the types of its variables: `Box[str]`.
+        """
+        if getattr(cls, "__parameters__", ()):
+            generic = cast("type[_Generic]", cls)
+            return cast("TensorClassMeta", generic.__class_getitem__(options))
         names = (options,) if isinstance(options, str) else options
         key = cls, frozenset(names)
         made = _WITH_OPTIONS.get(key)
@@ -110,37 +121,26 @@ _WITH_OPTIONS: dict[tuple[TensorClassMeta, frozenset[str]], TensorClassMeta] = {
 
 
 def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
-    fields = dict(cls._fields)
-    for name, kind in inspect.get_annotations(cls).items():
-        if str(kind).startswith(("ClassVar", "typing.ClassVar")):
-            continue
-        taken = name not in fields and hasattr(TensorClass, name)
-        if name.startswith("_") or (taken and (name in _KEPT or "shadow" not in cls._options)):
-            raise InvalidValue(
-                f"field name {format_key(name)} of `{cls.__name__}` must not be the name of a "
-                "method or property of containers or start with an underscore. Choose another "
-                "name, or pass the option `shadow=True`."
-            )
-        spec = fields[name] = _default_of(cls, name, namespace.get(name, MISSING))
-        spec.name, spec.type = name, kind
-        setattr(cls, name, _FieldOf[object](name))
-    cls._fields = fields
+    before = inherited(cls.__bases__)
+    shadows = "shadow" in cls._options
+
+    def refuses(name: str) -> bool:
+        taken = name not in before and hasattr(TensorClass, name)
+        return taken and (name in KEPT or not shadows)
+
+    own = declared(cls, namespace, refuses)
+    cls._fields = fields = before | own
+    given: dict[str, object] = {name: _FieldOf[object](name) for name in own}
+    given["__match_args__"] = namespace.get("__match_args__", _positional(cls, fields))
+    for name, value in given.items():
+        setattr(cls, name, value)
 
 
-_KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})
-"""Names that fields may not have: the constructor and conversions need them."""
-
-
-def _default_of(cls: type, name: str, default: object) -> Field[object]:
-    if isinstance(default, Field):
-        return default
-    if isinstance(default, (list, dict, set)):
-        raise InvalidValue(
-            f"the default of field {format_key(name)} of `{cls.__name__}` must be immutable, got a "
-            f"`{type(default).__name__}`, which all instances would share. Use "
-            "`field(default_factory=...)`."
-        )
-    return cast("Field[object]", field() if default is MISSING else field(default=default))
+def _positional(cls: type[TensorClass], fields: Mapping[str, Field[object]]) -> tuple[str, ...]:
+    """Return the names of the fields that the constructor takes by position."""
+    if "kw_only" in cls._options:
+        return ()
+    return tuple(name for name, spec in fields.items() if spec.kw_only is not True)
 
 
 class TensorClass(Dense, metaclass=TensorClassMeta):
@@ -364,17 +364,19 @@ def _bind(
 ) -> dict[str, object]:
     """Match arguments with fields, as the signature of the constructor does."""
     fields = cls._fields
-    if values and "kw_only" in cls._options:
+    names = _positional(cls, fields)
+    if values and not names:
         raise InvalidArgument(
             f"`{cls.__name__}` takes keywords only, got {len(values)} positional values. Pass each "
             "field by name."
         )
-    if len(values) > len(fields):
+    if len(values) > len(names):
+        rest = listed([*(name for name in fields if name not in names), "batch_size", "device"])
         raise InvalidArgument(
-            f"`{cls.__name__}` expected at most {len(fields)} values ({listed(fields)}), got "
-            f"{len(values)}. Pass `batch_size` and `device` by keyword."
+            f"`{cls.__name__}` expected at most {len(names)} values ({listed(names)}), got "
+            f"{len(values)}. Pass {rest} by keyword."
         )
-    given = dict(zip(fields, values, strict=False))
+    given: dict[str, object] = dict(zip(names, values, strict=False))
     for name, value in named.items():
         if name not in fields and not cls._more_keys:
             raise _unknown(cls, name)

@@ -1,0 +1,93 @@
+"""What annotations declare: fields, and what is not one."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import KW_ONLY, field
+from typing import Any, Generic, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import InvalidArgument, InvalidValue, TensorClass
+
+T = TypeVar("T")
+X = torch.zeros(2)
+
+
+class Box(TensorClass, Generic[T]):
+    item: Tensor
+    label: T
+
+
+class Left(TensorClass, checked=True):
+    a: Tensor
+
+
+class Right(TensorClass):
+    b: Tensor
+
+
+class Both(Left, Right):
+    c: Tensor
+
+
+def test_a_generic_class_takes_types() -> None:
+    class Numbered(Box[int]):
+        more: Tensor
+
+    named = Box[str](item=X, label="x", batch_size=[2])
+    assert type(named) is Box
+    assert named[0].label == "x"
+    assert [each.name for each in Numbered.fields()] == ["item", "label", "more"]
+
+
+def test_all_bases_give_fields_and_options() -> None:
+    both = Both(X, X, X)
+    assert [each.name for each in Both.fields()] == ["b", "a", "c"]
+    with pytest.raises(InvalidValue, match="`b` of `Both` must be of type `Tensor`"):
+        both.set("b", "no tensor")
+
+
+@pytest.mark.parametrize("kind", [typing.ClassVar[int], "typing.ClassVar[int]", "t.ClassVar[int]"])
+def test_a_class_variable_is_not_a_field(kind: object) -> None:
+    body = {"__annotations__": {"x": Tensor, "version": kind}, "version": 2}
+    made: Any = types.new_class("Made", (TensorClass,), exec_body=lambda space: space.update(body))
+    assert [each.name for each in made.fields()] == ["x"]
+    assert made.version == 2
+
+
+def test_fields_after_the_marker_are_given_by_keyword() -> None:
+    class Marked(TensorClass):
+        x: Tensor
+        _: KW_ONLY
+        y: Tensor
+
+    assert Marked(X, y=X).y is X
+    build: Callable[..., Marked] = Marked
+    with pytest.raises(InvalidArgument, match=r"at most 1 .*Pass `y`, `batch_size`, `device` by k"):
+        build(X, X)
+
+
+def test_one_field_is_given_by_keyword() -> None:
+    class Marked(TensorClass):
+        x: Tensor = field(kw_only=True)
+        y: Tensor
+
+    assert Marked(X + 1, x=X).y.sum() == 2
+
+
+def test_patterns_match_fields_by_position() -> None:
+    match Box(X, "x"):
+        case Box(item, label):
+            assert item is X
+            assert label == "x"
+
+
+def test_an_argument_that_is_not_a_field_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"`size` of `Made` must not be an `InitVar`.*classm"):
+
+        class Made(TensorClass):
+            size: dataclasses.InitVar[int]
