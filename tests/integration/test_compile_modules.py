@@ -1,14 +1,19 @@
 """Keyed modules under `torch.compile`: no graph breaks, and no needless recompiling."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.distributions import Normal
 
 from kd_core import TensorDict
 from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from kd_probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -165,4 +170,40 @@ def test_partial_tolerance_compiles() -> None:
     run, counter = compiled(model)
     td = run(TensorDict({"x": X}, [2]))
     assert "never" not in td  # type: ignore[operator]  # of the form that was called
+    assert counter.frame_count == 1
+
+
+def edited(model: TensorDictSequential) -> TensorDictSequential:
+    model[0].module = nn.Linear(3, 4)
+    return model
+
+
+def pickled(model: TensorDictSequential) -> TensorDictSequential:
+    return cast("TensorDictSequential", pickle.loads(pickle.dumps(model)))
+
+
+def unseen(model: TensorDictSequential) -> TensorDictSequential:
+    draw = ProbabilisticTensorDictModule(
+        {"loc": "loc", "scale": ("out", "scale")}, ["action"], distribution_class=Normal
+    )
+    return ProbabilisticTensorDictSequential(model, draw)
+
+
+WAYS: list[Callable[[TensorDictSequential], TensorDictSequential]] = [
+    edited,
+    copy.deepcopy,
+    pickled,
+    unseen,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_of_training_resolves_the_keys_of_a_model(
+    way: Callable[[TensorDictSequential], TensorDictSequential],
+) -> None:
+    model = way(make())
+    run, counter = compiled(lambda td: model(td)["loc"] + model(x=td["x"])[-2])
+    td = TensorDict({"x": X}, [2])
+    made = run(td.clone())
+    torch.testing.assert_close(made, model(td)["loc"] + model(x=X)[-2])
     assert counter.frame_count == 1

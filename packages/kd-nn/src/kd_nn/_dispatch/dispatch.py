@@ -279,7 +279,9 @@ def keys_of(module: nn.Module, source: str | Keys) -> Keys:
     """
     if not isinstance(source, str):
         return source
-    declared = getattr(module, source, None)
+    # A default where the class has the attribute would leave a guard, for which dynamo reads it.
+    on_class = hasattr(type(module), source)
+    declared = getattr(module, source) if on_class else getattr(module, source, None)
     if declared is None:
         raise keys_not_declared(module, source)
     return parse_keys(declared, source)

@@ -56,7 +56,8 @@ class Resolved:
         self._flags: list[list[bool]] = []
         self._members: list[tuple[nn.Module, list[nn.Module]]] = []
         self._computed: list[tuple[nn.Module, tuple[object, ...]]] = []
-        self._depend_on(sequence)
+        if not _is_traced():  # made while tracing, it is not kept; and dynamo enters no lock
+            self._depend_on(sequence)
         tolerant = sequence.partial_tolerant
         nodes = tuple(key_node(name, step, tolerant) for name, step in sequence.named_steps())
         graph = KeyGraph(nodes, sequence.__dict__.get("_selected"))
