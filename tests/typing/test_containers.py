@@ -1,7 +1,8 @@
 """What a type checker knows of containers, as their users write them; mypy checks it."""
 
-from typing import assert_type
+from typing import Generic, TypeVar, assert_type
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,9 @@ def test_a_key_gives_a_tensor_and_an_index_a_container() -> None:
     assert_type(td[1:, None], TensorDict)
     assert_type(td[td["a"] > 0], TensorDict)
     assert_type(td[[0, 1]], TensorDict)
+    assert_type(td[np.array([0, 1])], TensorDict)
+    assert_type(td[np.array([True, False, True])], TensorDict)
+    assert_type(td[np.int64(1)], TensorDict)
     assert_type(next(iter(td)), TensorDict)
 
 
@@ -99,3 +103,19 @@ def test_ragged_rows_are_read_by_type() -> None:
     rows = lazy_stack([make(), make()])
     assert_type(rows.get("a", as_list=True), list[Tensor])
     assert_type(rows.get("a", as_padded_tensor=True), Tensor)
+
+
+T = TypeVar("T")
+
+
+class Box(TensorClass, Generic[T]):
+    item: Tensor
+    label: T
+
+
+def test_a_generic_class_knows_the_type_of_its_field() -> None:
+    box = Box[str](item=torch.zeros(3), label="a", batch_size=[3])
+    assert_type(box.label, str)
+    assert_type(box[1:].label, str)
+    assert_type(box == box, Box[str])
+    assert (box.select("item") == box.select("item")).all()

@@ -1,8 +1,8 @@
 """Options of tensor classes: what they do to the values of fields."""
 
 import types
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, cast
 
 import pytest
 import torch
@@ -127,8 +127,9 @@ def test_keywords_only() -> None:
 
 
 def test_options_come_in_brackets_and_are_inherited() -> None:
-    base: type = TensorClass["frozen", "autocast"]
-    assert base is TensorClass["autocast", "frozen"]
+    with_options = cast("Mapping[tuple[str, ...], type]", TensorClass)
+    base = with_options["frozen", "autocast"]
+    assert base is with_options["autocast", "frozen"]
     made = types.new_class(
         "Made", (base,), {}, lambda body: body.update({"__annotations__": {"x": Tensor}})
     )

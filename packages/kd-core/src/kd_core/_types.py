@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from types import EllipsisType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 NestedKey: TypeAlias = str | tuple["NestedKey", ...]
 """A key of a container: a string, or a (nested) tuple of strings that names a path."""
@@ -22,7 +26,9 @@ BatchSize: TypeAlias = "Sequence[int] | int"
 Dims: TypeAlias = "int | str | Sequence[int | str]"
 """One batch dimension or several, by number or by name."""
 
-IndexItem: TypeAlias = "int | slice | EllipsisType | Tensor | Sequence[int] | Sequence[bool] | None"
+ArrayIndex: TypeAlias = "NDArray[numpy.int64] | NDArray[numpy.int32] | NDArray[numpy.bool_]"
+Rows: TypeAlias = "Sequence[int] | Sequence[bool] | Tensor | ArrayIndex"
+IndexItem: TypeAlias = "SupportsIndex | slice | EllipsisType | Rows | None"
 Index: TypeAlias = "IndexItem | tuple[IndexItem, ...]"
 """What indexes the batch dimensions: as on a tensor of shape `batch_size`."""
 

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 @overload
-@dataclass_transform(field_specifiers=(field,))
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 def tensorclass(cls: type[T], /) -> type[T]: ...
 @overload
-@dataclass_transform(field_specifiers=(field,))
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 def tensorclass(
     *,
     autocast: bool = False,

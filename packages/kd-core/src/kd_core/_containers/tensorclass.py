@@ -45,9 +45,6 @@ if TYPE_CHECKING:
         def __get__(self, owner: object, kind: object = None) -> torch.Size: ...
         def __set__(self, owner: object, value: BatchSize | None) -> None: ...
 
-    class _Generic(type):
-        def __class_getitem__(cls, item: object) -> object: ...
-
     class _Device:
         def __get__(self, owner: object, kind: object = None) -> torch.device | None: ...
         def __set__(self, owner: object, value: DeviceLike | None) -> None: ...
@@ -75,7 +72,7 @@ class _FieldOf(Generic[T]):
         instance._put(self._name, value)
 
 
-@dataclass_transform(field_specifiers=(field,))
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 class TensorClassMeta(type):
     """The metaclass of tensor classes, which converts annotations to fields."""
 
@@ -99,22 +96,25 @@ class TensorClassMeta(type):
     ) -> None:
         super().__init__(name, bases, namespace)
 
-    def __getitem__(cls, options: str | tuple[str, ...]) -> TensorClassMeta:
-        """Return a base class with options: `TensorClass["frozen", "autocast"]`.
+    if not TYPE_CHECKING:  # checkers read brackets as the types of a generic class
 
-        A generic class takes the types of its variables: `Box[str]`.
-        """
-        if getattr(cls, "__parameters__", ()):
-            generic = cast("type[_Generic]", cls)
-            return cast("TensorClassMeta", generic.__class_getitem__(options))
-        names = (options,) if isinstance(options, str) else options
-        key = cls, frozenset(names)
-        made = _WITH_OPTIONS.get(key)
-        if made is None:
-            named = dict.fromkeys(names, True)
-            made = TensorClassMeta(cls.__name__, (cls,), {"__module__": cls.__module__}, **named)
-            _WITH_OPTIONS[key] = made
-        return made
+        def __getitem__(cls, options):
+            """Return a base class with options: `TensorClass["frozen", "autocast"]`.
+
+            A generic class takes the types of its variables: `Box[str]`.
+            """
+            if getattr(cls, "__parameters__", ()):
+                return cls.__class_getitem__(options)
+            names = (options,) if isinstance(options, str) else options
+            key = cls, frozenset(names)
+            made = _WITH_OPTIONS.get(key)
+            if made is None:
+                named = dict.fromkeys(names, True)
+                made = TensorClassMeta(
+                    cls.__name__, (cls,), {"__module__": cls.__module__}, **named
+                )
+                _WITH_OPTIONS[key] = made
+            return made
 
 
 _WITH_OPTIONS: dict[tuple[TensorClassMeta, frozenset[str]], TensorClassMeta] = {}

@@ -17,6 +17,9 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
+    import numpy
+    from numpy.typing import NDArray
+
     from kd_core._convert.schema import LeafSchema
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
@@ -325,7 +328,7 @@ class Objects(AbstractContainer):
             batch_size = cast("Tensor", struct_array).shape
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
-    def to_struct_array(self) -> object:
+    def to_struct_array(self) -> NDArray[numpy.void]:
         """Return a structured numpy array of the batch size, with a field for each key; a copy.
 
         Nested containers are nested fields, non-tensor data is a field of objects.
@@ -341,7 +344,7 @@ class Objects(AbstractContainer):
             ... ).to_struct_array().shape
             (3,)
         """
-        return plain.struct_array_of(self)
+        return cast("NDArray[numpy.void]", plain.struct_array_of(self))
 
     def to_namedtuple(self, dest_cls: Callable[..., object] | None = None) -> object:
         """Return a named tuple of the entries, nested containers as nested ones; data is unwrapped.
