@@ -195,3 +195,17 @@ def test_in_place_on_nested_containers() -> None:
             inplace=True,
         )
     assert bool((td == before).all())
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_error_of_the_function_says_for_which_entry(named: bool, beside: bool) -> None:
+    td = TensorDict({"n": {"a": torch.zeros(2, 3)}}, [2])
+
+    def fails(*given: object) -> object:
+        raise ZeroDivisionError
+
+    call = td.named_apply if named else td.apply
+    with pytest.raises(ZeroDivisionError) as caught:
+        call(fails, *([td] if beside else []))
+    assert caught.value.__notes__ == ["This is entry `('n', 'a')` of shape (2, 3)."]

@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import LOCKED_BY_USER
-from kd_core._errors import Locked, locked, wrong_type
+from kd_core._errors import KdError, Locked, locked, shape_text, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
     collect,
@@ -339,6 +340,25 @@ def name_in(td: AbstractContainer, leaf: Tensor) -> str:
     """Return the name of the entry that holds a leaf, for messages."""
     path = name_of_leaf(td._entries, leaf)
     return "a leaf" if path is None else f"entry {format_key(path)}"
+
+
+def note_entry(
+    error: Exception, td: AbstractContainer, fn: Callable[..., object], *beside: Sequence[Tensor]
+) -> None:
+    """Add a note to an error of torch: the first entry for which a function raises.
+
+    The function is called again for one leaf after the other; `beside` are further arguments.
+    """
+    if isinstance(error, KdError) or is_compiling():
+        return
+    for row in zip(leaves_of(td), *beside, strict=True):
+        try:
+            fn(*row)
+        except Exception:
+            leaf = row[0]
+            where, shape = name_in(td, leaf), shape_text(leaf.shape)
+            error.add_note(f"This is {where} of shape {shape} and {leaf.dtype}.")
+            return
 
 
 def _same(leaf: Tensor) -> Tensor:

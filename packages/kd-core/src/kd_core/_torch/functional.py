@@ -22,7 +22,7 @@ from kd_core._keys import Path, format_key
 from kd_core._nodes.entry import Entry
 from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
 from kd_core._protocol import overrides
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, note_entry
 
 ACTIVATIONS: Final = (
     "celu dropout elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 "
@@ -51,7 +51,11 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
             raise InvalidArgument(
                 f"`inplace=True` is not supported for containers. Write `td.apply_({call})`."
             )
-        return input._map_each(lambda leaf: fn(leaf, *args, **options))
+        try:
+            return input._map_each(lambda leaf: fn(leaf, *args, **options))
+        except RuntimeError as error:
+            note_entry(error, input, lambda leaf: fn(leaf, *args, **options))
+            raise
 
     return activated
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, unknown_keys, wrong_type
+from kd_core._errors import InvalidArgument, shape_text, unknown_keys, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
@@ -213,10 +214,12 @@ def _each(
     doubtful: dict[str, object] = {}
     for key, value in td._entries.items():
         if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as in `_leaves.loops`
-            if nested is None:
-                found = fn(value)
-            else:
-                found = fn((*path, key) if path and nested else key, value)
+            name = (*path, key) if path and nested else key
+            try:
+                found = fn(value) if nested is None else fn(name, value)
+            except Exception as error:
+                _note(error, (*path, key), value)
+                raise
             entries[key] = found  # type: ignore[assignment]  # checked here or below
             if found is value and target is None:
                 continue
@@ -233,6 +236,12 @@ def _each(
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
     return td._like(entries, desc)
+
+
+def _note(error: Exception, path: Path, leaf: object) -> None:
+    if not is_compiling():
+        kind = f" of shape {shape_text(leaf.shape)}" if isinstance(leaf, Tensor) else ""
+        error.add_note(f"This is entry {format_key(path)}{kind}.")
 
 
 def _check_results(
@@ -280,10 +289,14 @@ class _Walk:
 
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
         if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
-            if self.nested is None:
-                return self.fn(value, *beside)
             name: NestedKey = path if self.nested and len(path) > 1 else path[-1]
-            return self.fn(name, value, *beside)
+            try:
+                if self.nested is None:
+                    return self.fn(value, *beside)
+                return self.fn(name, value, *beside)
+            except Exception as error:
+                _note(error, path, value)
+                raise
         if not isinstance(value, AbstractContainer):
             return (
                 value if self.target is None else value._with_descriptor(self.target(value._desc))

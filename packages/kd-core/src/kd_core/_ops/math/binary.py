@@ -35,7 +35,7 @@ from kd_core._leaves.loops import few_leaves
 from kd_core._ops.math.alignment import keeps_batch, lift_scalars, lower_scalars
 from kd_core._ops.math.operands import NUMBERS, as_operand, check_batches, padded
 from kd_core._ops.math.results import leaves_batch, of_members, of_pairs
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, note_entry
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
@@ -46,11 +46,15 @@ _LeafOp: TypeAlias = Callable[..., Tensor]
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
-    if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
-        return td._map_each(fn)
-    leaves: list[Tensor] = []
-    td._collect(leaves)
-    return td._rebuild(iter(run(leaves, fn, kernel)))
+    try:
+        if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
+            return td._map_each(fn)
+        leaves: list[Tensor] = []
+        td._collect(leaves)
+        return td._rebuild(iter(run(leaves, fn, kernel)))
+    except RuntimeError as error:
+        note_entry(error, td, fn)
+        raise
 
 
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:
@@ -73,26 +77,26 @@ def binary(
         kernel: the foreach function for all leaves, if there is one.
         exact: the same for a 0-dim tensor; given if it can replace a number with equal results.
     """
-    if other.__class__ in NUMBERS:
-        if is_dynamo_compiling():  # a loop adds the fewest guards
-            return td._map_each(lambda leaf: fn(leaf, other))
-        leaves: list[Tensor] = []
-        td._collect(leaves)
-        return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
-    if isinstance(other, AbstractContainer):
-        try:
+    try:
+        if other.__class__ in NUMBERS:
+            if is_dynamo_compiling():  # a loop adds the fewest guards
+                return td._map_each(lambda leaf: fn(leaf, other))
+            leaves: list[Tensor] = []
+            td._collect(leaves)
+            return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
+        if isinstance(other, AbstractContainer):
             return _zip(td, other, fn, kernel)
-        except RuntimeError as error:
-            _explain_pairs(td, other, error)
-            raise
-    operand = as_operand(other)
-    leaves = leaves_of(td)
-    if isinstance(operand, Tensor):
+        operand = as_operand(other)
+        leaves = leaves_of(td)
+        if not isinstance(operand, Tensor):
+            return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
         if operand.ndim == 0 and keeps_batch(td):
             return td._rebuild(iter(run_with(leaves, operand, fn, None)))
         beside = padded(td, operand, leaves)
         return _combine_pairs(td, operand, leaves, beside, fn, kernel)
-    return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
+    except RuntimeError as error:
+        _explain(td, other, fn, error)
+        raise
 
 
 def _run_number(
@@ -222,10 +226,22 @@ def _combine_pairs(
     return of_members(td, lower_scalars(list(run_pairs(mine, theirs, fn, kernel)), lifted))
 
 
-def _explain_pairs(td: AbstractContainer, other: AbstractContainer, error: RuntimeError) -> None:
-    """Raise the error that names the entry whose two leaves cannot be combined."""
+def _explain(td: AbstractContainer, other: object, fn: _LeafOp, error: RuntimeError) -> None:
+    """Name the entry that cannot be combined with the operand."""
     if isinstance(error, KdError) or is_compiling():
         return
+    if isinstance(other, AbstractContainer):
+        _explain_pairs(td, other, fn, error)
+    elif isinstance(other, Tensor):
+        note_entry(error, td, fn, padded(td, other, leaves_of(td)))
+    else:
+        note_entry(error, td, lambda leaf: fn(leaf, other))
+
+
+def _explain_pairs(
+    td: AbstractContainer, other: AbstractContainer, fn: _LeafOp, error: RuntimeError
+) -> None:
+    """Raise the error that names the entry whose two leaves cannot be combined."""
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
     td._collect_pair(cast("Entry", other), mine, theirs, ())
@@ -242,3 +258,5 @@ def _explain_pairs(td: AbstractContainer, other: AbstractContainer, error: Runti
                 f"{name_in(td, leaf)} must be on the same device in both containers, got "
                 f"{leaf.device} and {value.device}. Move one of the containers with `to`."
             ) from error
+    if len(mine) == len(leaves_of(td)):
+        note_entry(error, td, fn, theirs)
