@@ -15,7 +15,8 @@ def test_members_are_found_by_name_in_any_case(name: str) -> None:
 
 def test_unknown_type_lists_the_members() -> None:
     with pytest.raises(
-        ValueError, match=r"`means` is not a valid interaction type.*`mean`, `random`"
+        ValueError,
+        match=r"`means` is not a valid interaction type.*`mean`, `random`.*Did you mean `mean`\?",
     ):
         set_interaction_type("means")
 

@@ -117,7 +117,11 @@ WRONG: list[tuple[str, object, str]] = [
     ("in_keys", {3: "loc"}, "names each argument by a str, got 3"),
     ("out_keys", ["x", "y"], "must be the one key of the value, got 2 keys"),
     ("out_keys", 3, "`out_keys` must be a key or a list of keys, got int: 3"),
-    ("distribution_class", "Normal", "`distribution_class` must be"),
+    (
+        "distribution_class",
+        "Normal",
+        "`distribution_class` must be.*Pass the class, such as `Normal`",
+    ),
     ("distribution_class", Bernoulli, "no argument `loc`"),
     ("distribution_kwargs", {"mean": 1}, "no argument `mean`"),
     ("distribution_kwargs", [1], "`distribution_kwargs` must be a dict of arguments by name"),

@@ -1,5 +1,6 @@
 """The torch functions that stand in the table reach the method of the same name."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,3 +62,17 @@ def test_where_takes_the_container_on_either_side() -> None:
     assert where(condition, td, td + 1)["a"][:, 0].tolist() == [1, 2]
     with pytest.raises(InvalidArgument, match="Pass a tensor as `condition`"):
         where(td, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [(torch.equal, r"Write `\(a == b\)\.all\(\)`"), (torch.allclose, "testing.assert_close")],
+)
+def test_a_comparison_names_what_compares_containers(
+    function: Callable[..., object], remedy: str
+) -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    with pytest.raises(TypeError, match=f"is not supported for containers.*{remedy}"):
+        function(td, td)
+    assert (td == td.clone()).all()
+    torch.testing.assert_close(td, td.clone())

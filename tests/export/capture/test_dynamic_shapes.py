@@ -143,8 +143,8 @@ def sized(td: TensorDictBase) -> TensorDictBase:
 
 
 BAD = [
-    ({"z": {0: "b"}}, KeyMismatch, "`dynamic` names the input 'z'; the inputs are `x`"),
-    ({"x": {2: "b"}}, ShapeMismatch, r"names dimension 2 of `x`, whose shape is \(2, 3\)"),
+    ({"z": {0: "b"}}, KeyMismatch, "input 'z' of `dynamic` not found; available inputs: `x`"),
+    ({"x": {2: "b"}}, ShapeMismatch, r"from -2 to 1 of `x`, whose shape is \(2, 3\), got 2"),
     ({"x": {0: "a b"}}, ExportError, "'a b' cannot name dimension 0 of `x`.* `2\\*batch"),
     ({"x": {0: "a*b"}}, ExportError, "'a\\*b' cannot name dimension 0 of `x`"),
     ({"2*b": (1, 4)}, ExportError, "'2\\*b' cannot name an axis"),
@@ -155,7 +155,7 @@ BAD = [
     ({"x": {0: Dim("b")}}, ExportError, r"Dim\('b', min=0\) cannot name dimension 0 of `x`"),
     ({"x": {0: Dim.AUTO}}, ExportError, r"AUTO\) cannot name dimension 0 of `x`"),
     ({"x": {0: None}}, ExportError, "None cannot name dimension 0 of `x`.* Leave out"),
-    ({"x": {"0": "b"}}, ShapeMismatch, "names dimension '0' of `x`"),
+    ({"x": {"0": "b"}}, ShapeMismatch, "of `x`, .*, got '0'"),
     ({"x": ("b", None)}, ExportError, "`x` cannot range over b..None.* named by a dict"),
     ({"x": {0: "b"}, "b": 5}, ExportError, "`b` cannot range over 5. Give"),
     ({"x": {0: "b"}, "b": (5, 2)}, ExportError, r"`b` cannot range over 5\.\.2"),

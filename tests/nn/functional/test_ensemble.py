@@ -174,3 +174,8 @@ def test_exported_program_has_no_vmap_calls() -> None:
     program = torch.export.export(ensemble, (), {"a": X}, dynamic_shapes=shapes, strict=False)
     assert "vmap" not in program.graph_module.code
     torch.testing.assert_close(program.module()(a=X[:3]), one(ensemble, a=X[:3]))
+
+
+def test_a_function_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"`module` must be an `nn.Module`, got <function"):
+        EnsembleModule(lambda x: x, 2)  # type: ignore[arg-type]  # wrong on purpose

@@ -47,7 +47,8 @@ class Construction:
         if not callable(distribution):
             raise InvalidArgument(
                 "`distribution_class` must be a distribution class or a callable that returns a "
-                f"distribution, got {distribution!r}."
+                f"distribution, got {distribution!r}. Pass the class, such as `Normal`: its "
+                "arguments are read from the container."
             )
         twice = [name for name in names if name in settings]
         if twice:

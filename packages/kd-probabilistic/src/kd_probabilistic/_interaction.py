@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from kd_core import InvalidArgument, InvalidValue
+from kd_core import InvalidArgument, InvalidValue, nearest_key
 
 
 class InteractionType(Enum):
@@ -42,7 +42,9 @@ class InteractionType(Enum):
             if member is not None:
                 return member
         names = ", ".join(f"`{member.value}`" for member in cls)
-        raise InvalidValue(f"`{value}` is not a valid interaction type; available: {names}.")
+        near = nearest_key(str(value).lower(), [member.value for member in cls])
+        hint = "" if near is None else f" Did you mean `{near}`?"
+        raise InvalidValue(f"`{value}` is not a valid interaction type; available: {names}.{hint}")
 
 
 class _Mirror(threading.local):

@@ -22,6 +22,11 @@ TorchFunction: TypeAlias = Callable[..., object]
 
 FUNCTIONS: Final[dict[TorchFunction, Callable[..., object]]] = {}
 METHODS: Final[dict[TorchFunction, tuple[str, str | None]]] = {}
+_INSTEAD: Final[dict[TorchFunction, str]] = {
+    torch.equal: "Write `(a == b).all()`, which compares the leaves of equal keys.",
+    torch.allclose: "Write `torch.testing.assert_close(a, b)`, or `((a - b).abs() < atol).all()`.",
+}
+"""What to write for functions that give one answer for two containers."""
 
 
 def call(
@@ -74,4 +79,5 @@ def _unsupported(func: TorchFunction) -> UnsupportedFunction:
     text = f"`{name}` is not supported for containers."
     if near is not None and _alike(last, str(near)):
         text += f" The most similar supported function is `{bare[str(near)]}`."
-    return UnsupportedFunction(f"{text} Use `td.apply({name})` to apply it to each leaf.")
+    remedy = _INSTEAD.get(func, f"Call it on an entry, `{name}(td['key'], ...)`, or use `apply`.")
+    return UnsupportedFunction(f"{text} {remedy}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
+from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, nearest, quoted
 from kd_export._schema.linear_size import LinearSize
 from kd_export._schema.schema import Axis, Schema
 from kd_export._schema.wire import as_key, wire_key, wire_name
@@ -191,19 +191,22 @@ def _input_key(word: object, tensors: Mapping[Key, Tensor]) -> Key:
     for key in tensors:
         if key in candidates:
             return key
+    names = tuple(map(wire_name, tensors))
+    close = nearest(wire_name(as_key(word)), names)
     raise KeyMismatch(
-        f"`dynamic` names the input {word!r}; the inputs are {quoted(map(wire_name, tensors))}.",
+        f"input {word!r} of `dynamic` not found; available inputs: {quoted(names)}.",
         key=as_key(word),
-        expected=tuple(map(wire_name, tensors)),
+        expected=names,
         got=word,
+        hint=None if close is None else f"Did you mean `{close}`?",
     )
 
 
 def _dim(key: Key, dim: object, tensor: Tensor) -> int:
     if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         raise ShapeMismatch(
-            f"`dynamic` names dimension {dim!r} of `{wire_name(key)}`, "
-            f"whose shape is {tuple(tensor.shape)}.",
+            f"`dynamic` must name dimensions from {-tensor.dim()} to {tensor.dim() - 1} of "
+            f"`{wire_name(key)}`, whose shape is {tuple(tensor.shape)}, got {dim!r}.",
             key=key,
             expected=f"a dimension below {tensor.dim()}",
             got=dim,

@@ -71,6 +71,11 @@ class EnsembleModule(TensorDictModuleBase):
 
     def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(
+                f"`module` must be an `nn.Module`, got {module!r}: copies differ in their "
+                "parameters. Wrap a function in a module that holds what it learns."
+            )
         if type(num_copies) is not int:
             raise InvalidArgument(f"`num_copies` must be an int, got {num_copies!r}.")
         if num_copies < 1:

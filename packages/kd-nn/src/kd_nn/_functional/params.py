@@ -64,6 +64,11 @@ class TensorDictParams(TensorDictBase, nn.Module):
         lock: bool = False,
     ) -> None:
         nn.Module.__init__(self)
+        if not isinstance(parameters, TensorDictBase) and hasattr(parameters, "named_parameters"):
+            raise InvalidArgument(
+                f"the parameters must be a mapping or a container, got the module "
+                f"`{type(parameters).__name__}`. Write `TensorDictParams.of_module(module)`."
+            )
         source = TensorDict({}) if parameters is None else parameters
         if not isinstance(source, TensorDictBase):
             source = TensorDict(source)

@@ -11,11 +11,11 @@ from typing import Self, cast, overload
 
 from torch import nn
 
-from kd_core import InvalidArgument, KeyNotFound
+from kd_core import InvalidArgument, KeyNotFound, OutOfRange
 from kd_core.extending import plain_str
 from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._dispatch.entries import Inplace
-from kd_nn._errors import KeysNotDeclared, NotKeyed
+from kd_nn._errors import KeysNotDeclared, NotKeyed, list_keys, suggest
 from kd_nn._modules.base import TensorDictModuleBase
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -169,10 +169,12 @@ class StepList(TensorDictModuleBase):
         if isinstance(index, str) and index in names:
             return index
         if isinstance(index, int):
-            raise IndexError(f"{describe(self)} has {len(names)} steps, so none at {index}.")
+            raise OutOfRange(
+                f"index {index} is out of range for the {len(names)} steps of {describe(self)}."
+            )
         raise KeyNotFound(
-            f"{describe(self)} has no step `{index}`; its steps are "
-            f"{', '.join(f'`{name}`' for name in names) or 'none'}."
+            f"step `{index}` of {describe(self)} not found; available steps: {list_keys(names)}."
+            f"{suggest(index, names)}"
         )
 
 
