@@ -254,3 +254,16 @@ def outcome(call: Callable[[object], object], x: object) -> object:
     if isinstance(found, TensorDictBase):
         found = (found.batch_size, found.is_locked, found.to_dict())
     return tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else leaf, found)
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_result_without_the_batch_of_the_container_is_named(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"total{suffix}"
+    total = TensorDictModule(lambda x: x.sum(0), ["x"], [("out", "total")])
+    kd_export.save(total, path, {"x": torch.ones(2, 3)})
+    session = kd_export.open(path, trusted=True)
+    message = r"`out.total` must start with the batch size \(4,\) .* got \(3,\)\. Pass a dict"
+    with pytest.raises(ShapeMismatch, match=message):
+        session.run(TensorDict({"x": torch.ones(4, 3)}, [4]))
+    result = session.run(TensorDict({"x": torch.ones(4, 3)}))
+    assert result["out", "total"].sum() == 12

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from kd_export._errors import Key
+from kd_export._errors import Key, ShapeMismatch
 from kd_export._running.backend import Direct
 from kd_export._schema.schema import Schema
-from kd_export._schema.wire import nest
+from kd_export._schema.wire import nest, wire_name
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kd_core import TensorDictBase
 
 
@@ -73,8 +75,26 @@ def as_container(x: object) -> TensorDictBase | None:
 
 
 def written_like(container: TensorDictBase, found: Mapping[Key, object]) -> TensorDictBase:
-    """Write results into an empty container like another one."""
+    """Write results into an empty container like another one.
+
+    Raises:
+        ShapeMismatch: If a result does not have the batch dimensions of the container.
+    """
     result = container.empty()
+    batch = tuple(container.batch_size)
     for key, value in found.items():
-        result.set(key, value)
+        try:
+            result.set(key, value)
+        except ValueError:
+            shape = tuple(cast("Tensor", value).shape)
+            if shape[: len(batch)] == batch:
+                raise
+            raise ShapeMismatch(
+                f"the shape of output `{wire_name(key)}` must start with the batch size {batch} of "
+                f"the container, got {shape}.",
+                key=key,
+                expected=batch,
+                got=shape,
+                hint="Pass a dict of the inputs, or a container of `batch_size=[]`.",
+            ) from None
     return result
