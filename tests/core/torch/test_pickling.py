@@ -1,7 +1,9 @@
 """Containers outlive the process: pickle, deepcopy and `torch.load`."""
 
 import copy
+import io
 import pickle
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -198,3 +200,37 @@ def test_a_device_is_kept_without_leaves() -> None:
     td = TensorDict({"n": {}, "word": "reach"}, device="meta")
     assert pickle.loads(pickle.dumps(td)).device == torch.device("meta")
     assert pickle.loads(pickle.dumps(td))["n"].device == torch.device("meta")
+
+
+class Labelled(TensorDict):
+    """A subclass whose instances have an attribute."""
+
+    label: list[str]
+
+
+def loaded_weights_only(td: TensorDict) -> object:
+    buffer = io.BytesIO()
+    torch.save(td, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda td: pickle.loads(pickle.dumps(td, 2)),
+        lambda td: pickle.loads(pickle.dumps(td, 5)),
+        lambda td: pickle.loads(ForkingPickler.dumps(td)),
+        loaded_weights_only,
+    ],
+)
+def test_attributes_of_a_subclass_are_kept(copied: Callable[[TensorDict], object]) -> None:
+    td = Labelled({"x": torch.zeros(3)}, [3])
+    td.label = ["first"]
+    other = copied(td)
+    assert isinstance(other, Labelled)
+    assert other.label == ["first"]
+    assert (other.label is td.label) == (copied is copy.copy)
+    assert other["x"].sum() == 0

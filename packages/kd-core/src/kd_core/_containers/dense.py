@@ -241,13 +241,25 @@ class Dense(TensorDictBase):
             key: packed(value, number) if isinstance(value, Tensor) else value
             for key, value in self._entries.items()
         }
-        return restore_dense, (self.__class__, entries, desc.batch, desc.device, desc.lock)
+        args = (self.__class__, entries, desc.batch, desc.device, desc.lock)
+        own = getattr(self, "__dict__", None)  # attributes of a subclass
+        return (restore_dense, args, own) if own else (restore_dense, args)
+
+    def __copy__(self) -> Self:
+        new = self._shallow()
+        own = getattr(self, "__dict__", None)
+        if own:
+            new.__dict__.update(own)
+        return new
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         desc = self._desc
         entries = copy.deepcopy(self._entries, memo)
         new = restore_dense(self.__class__, entries, desc.batch, desc.device, desc.lock)
         memo[id(self)] = new
+        own = getattr(self, "__dict__", None)
+        if own:
+            new.__dict__.update(copy.deepcopy(own, memo))
         return new
 
 
