@@ -276,3 +276,9 @@ def test_make_tensordict_takes_a_mapping_and_keywords() -> None:
     assert make_tensordict({"a": torch.ones(3)}, [3], "cpu").device == torch.device("cpu")
     with pytest.raises(KeyCollision):
         make_tensordict({"a": 1}, a=2)
+
+
+def test_a_misspelt_batch_size_is_not_an_entry() -> None:
+    with pytest.raises(InvalidArgument, match=r"`batchsize=\[3\]` would store.*`batch_size=\[3\]`"):
+        TensorDict({"a": torch.zeros(3)}, batchsize=[3])
+    assert TensorDict(batchsize=32)["batchsize"] == 32

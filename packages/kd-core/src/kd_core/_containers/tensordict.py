@@ -78,6 +78,8 @@ class TensorDict(Dense):
         if entries:
             if "non_blocking" in entries:
                 raise _reserved()
+            if isinstance(entries.get("batchsize"), (list, tuple)):
+                raise _misspelt(entries["batchsize"])
             given: object = entries if source is None else _merged(source, entries)
         else:
             given = source
@@ -383,6 +385,13 @@ def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[st
     td._desc = desc = desc._unlocked
     fill(td, source, desc, path)
     return td
+
+
+def _misspelt(sizes: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"`batchsize={sizes}` would store an entry; the batch size is `batch_size={sizes}`. Put an "
+        "entry of that name into the mapping."
+    )
 
 
 def _reserved() -> InvalidArgument:
