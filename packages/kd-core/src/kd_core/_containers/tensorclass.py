@@ -131,7 +131,8 @@ def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
     own = declared(cls, namespace, refuses)
     cls._fields = fields = before | own
     given: dict[str, object] = {name: _FieldOf[object](name) for name in own}
-    given["__match_args__"] = namespace.get("__match_args__", _positional(cls, fields))
+    cls._by_position = _positional(cls, fields)
+    given["__match_args__"] = namespace.get("__match_args__", cls._by_position)
     for name, value in given.items():
         setattr(cls, name, value)
 
@@ -190,6 +191,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     """
 
     _fields: ClassVar[dict[str, Field[object]]] = {}
+    _by_position: ClassVar[tuple[str, ...]] = ()
     _options: ClassVar[frozenset[str]] = frozenset()
     _more_keys: ClassVar[bool] = False
     """Whether a container may have other keys beside its fields."""
@@ -364,7 +366,7 @@ def _bind(
 ) -> dict[str, object]:
     """Match arguments with fields, as the signature of the constructor does."""
     fields = cls._fields
-    names = _positional(cls, fields)
+    names = cls._by_position
     if values and not names:
         raise InvalidArgument(
             f"`{cls.__name__}` takes keywords only, got {len(values)} positional values. Pass each "

@@ -78,7 +78,7 @@ class TensorDict(Dense):
         if entries:
             if "non_blocking" in entries:
                 raise _reserved()
-            if isinstance(entries.get("batchsize"), (list, tuple)):
+            if "batchsize" in entries and isinstance(entries["batchsize"], (list, tuple)):
                 raise _misspelt(entries["batchsize"])
             given: object = entries if source is None else _merged(source, entries)
         else:

@@ -214,9 +214,8 @@ def _each(
     doubtful: dict[str, object] = {}
     for key, value in td._entries.items():
         if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as in `_leaves.loops`
-            name = (*path, key) if path and nested else key
             try:
-                found = fn(value) if nested is None else fn(name, value)
+                found = fn(value) if nested is None else fn(_name(path, key, nested), value)
             except Exception as error:
                 _note(error, (*path, key), value)
                 raise
@@ -236,6 +235,10 @@ def _each(
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
     return td._like(entries, desc)
+
+
+def _name(path: Path, key: str, nested: bool) -> NestedKey:
+    return (*path, key) if path and nested else key
 
 
 def _note(error: Exception, path: Path, leaf: object) -> None:
