@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOENT
 from pathlib import Path
 from secrets import token_hex
 from typing import Final, TypeVar
@@ -46,9 +47,15 @@ def read_manifest(folder: int, path: Path) -> Manifest:
         FormatError: if it is not valid.
         FileNotFoundError: if there is none.
     """
-    with files.opened(MANIFEST, folder) as file:
-        # One byte more, so that a manifest beyond the limit is refused and not cut.
-        data = files.read(file, 0, min(file.size, MOST_BYTES + 1))
+    try:
+        with files.opened(MANIFEST, folder) as file:
+            # One byte more, so that a manifest beyond the limit is refused and not cut.
+            data = files.read(file, 0, min(file.size, MOST_BYTES + 1))
+    except FileNotFoundError:
+        text = f"there is not a store: no container was saved here, which writes `{MANIFEST}`"
+        if "meta.json" in files.names_in(folder):
+            text = "use `kd_core.convert.from_tensordict_directory` for a directory of tensordict"
+        raise FileNotFoundError(ENOENT, text, str(path)) from None
     return manifest_of(data, f"`{path}/{MANIFEST}`")
 
 
