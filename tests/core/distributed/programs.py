@@ -8,7 +8,16 @@ import torch
 import torch.distributed as dist
 from tests.core.distributed.ranks import RANKS, Programs
 
-from kd_core import KdError, Locked, TensorDict, TensorDictBase, cat, distributed, lazy_stack
+from kd_core import (
+    KdError,
+    LazyStackedTensorDict,
+    Locked,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    distributed,
+    lazy_stack,
+)
 from kd_core._distributed import agreement
 
 PROGRAMS = Programs()
@@ -131,7 +140,10 @@ def named(name: str) -> TensorDict:
 def broadcast_of_data_for_a_whole_batch(rank: int) -> object:
     td = named(f"{rank}")
     td.broadcast(1)
-    found = [td["name"], *(member["name"] for member in td["stack"].unbind(0))]
+    found = [
+        td["name"],
+        *(member["name"] for member in td.nested("stack", LazyStackedTensorDict).unbind(0)),
+    ]
     locked = TensorDict({"a": torch.full((2,), rank), "name": f"{rank}"}, [2]).lock_()
     try:
         locked.broadcast(1)

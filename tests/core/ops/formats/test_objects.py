@@ -197,7 +197,7 @@ def test_records_come_back_and_share_memory_where_torch_can(first: str) -> None:
         td["b"][0, 0] = -1
         assert array["b"][0, 0].tolist() == [-1, -1]
     back = td.to_struct_array()
-    assert back.dtype == numpy.dtype(kinds)  # type: ignore[attr-defined]  # an array
+    assert back.dtype == numpy.dtype(kinds)
     assert (back == array).all()
     assert TensorDict.from_struct_array(array[0, 0]).batch_size == ()
 

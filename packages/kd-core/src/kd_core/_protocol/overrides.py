@@ -79,5 +79,5 @@ def _unsupported(func: TorchFunction) -> UnsupportedFunction:
     text = f"`{name}` is not supported for containers."
     if near is not None and _alike(last, str(near)):
         text += f" The most similar supported function is `{bare[str(near)]}`."
-    remedy = _INSTEAD.get(func, f"Call it on an entry, `{name}(td['key'], ...)`, or use `apply`.")
+    remedy = _INSTEAD.get(func, f"Use `td.apply({name})` to apply it to each leaf.")
     return UnsupportedFunction(f"{text} {remedy}")
