@@ -1,9 +1,7 @@
 """Building a distribution from its parameters.
 
 Values are checked exactly when torch would check them, but never while a graph is captured, nor
-inside `vmap`: a check is a Python branch on data, which neither can trace. A plain `Normal` is
-built without its constructor, which spends most of its time on checks: two reductions show that
-valid parameters are valid. If they do not, the constructor is called, and raises as usual.
+inside `vmap`: a check is a Python branch on data, which neither can trace.
 """
 
 import functools
@@ -12,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import torch
-from torch import Size, Tensor
-from torch.distributions import ContinuousBernoulli, Distribution, Normal
+from torch.distributions import ContinuousBernoulli, Distribution
 
 from kd_core import InvalidArgument, nearest_key
 from kd_core.extending import assume_constant_result
-from kd_probabilistic._reading import functorch_level, must_not_look
+from kd_probabilistic._plain import builder_of
+from kd_probabilistic._reading import must_not_look
 
-_EVENT: Final = Size()
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -64,15 +61,14 @@ class Construction:
         # one that checks for any value which is not None.
         told = distribution is not ContinuousBernoulli and _accepts(distribution, "validate_args")
         self._unchecked: dict[str, object] = {"validate_args": False} if told else {}
-        self._quick = _NORMAL_IS_PLAIN and distribution is Normal and not settings
-        self._quick = self._quick and self.names == ("loc", "scale")
+        self._quick = None if settings else builder_of(distribution, self.names)
 
     def __call__(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of one value per name."""
-        if self._quick and not torch.compiler.is_compiling():
-            normal = _normal(values)
-            if normal is not None:
-                return normal
+        if self._quick is not None and not torch.compiler.is_compiling():
+            quick = self._quick(values)
+            if quick is not None:
+                return quick
         settings = self.settings
         if torch.compiler.is_dynamo_compiling():
             settings = {**settings, **self._unchecked}
@@ -92,35 +88,6 @@ def name_of(distribution: Callable[..., object]) -> str:
     while isinstance(distribution, functools.partial):
         distribution = distribution.func
     return getattr(distribution, "__name__", type(distribution).__name__)
-
-
-def _normal(values: Sequence[object]) -> Normal | None:
-    """Build a `Normal` without its constructor; None if the values may be invalid."""
-    loc, scale = values
-    if loc.__class__ is not Tensor or scale.__class__ is not Tensor:
-        return None
-    assert isinstance(loc, Tensor)
-    assert isinstance(scale, Tensor)
-    shape = loc.shape
-    if shape != scale.shape or functorch_level() is not None:
-        return None
-    if Distribution._validate_args and not _surely_valid(loc, scale):
-        return None
-    normal = object.__new__(Normal)
-    normal.loc, normal.scale = loc, scale
-    normal._batch_shape, normal._event_shape = shape, _EVENT
-    return normal
-
-
-def _surely_valid(loc: Tensor, scale: Tensor) -> bool:
-    """Return whether no location is NaN and all scales are positive; False if it is unknown.
-
-    The minimum of a NaN is NaN, and so is the sum, which is also NaN for opposite infinities.
-    """
-    if not loc.numel() or scale.is_complex() or not scale.min().item() > 0:
-        return False
-    total = loc.sum().item()
-    return total == total
 
 
 # dynamo cannot trace a signature; and what a class takes does not change.
@@ -185,12 +152,3 @@ def _accepts(function: Callable[..., object], name: str) -> bool:
     """Return whether a callable has an argument of this name."""
     taken = _signature(function)
     return taken is not None and any(name == known for known, _ in taken.named)
-
-
-def _normal_is_plain() -> bool:
-    """Return whether a `Normal` has exactly the attributes that `_normal` sets."""
-    known = {"loc", "scale", "_batch_shape", "_event_shape"}
-    return set(vars(Normal(torch.zeros(1), torch.ones(1)))) == known
-
-
-_NORMAL_IS_PLAIN: Final = _normal_is_plain()

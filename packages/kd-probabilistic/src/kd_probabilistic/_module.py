@@ -29,6 +29,7 @@ from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
 from kd_probabilistic._generator import as_generator, drawing_from, generator_at, seeded
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
+from kd_probabilistic._plain import log_prob_of_draw
 from kd_probabilistic._reading import must_not_look, unchecked
 from kd_probabilistic._settings import DISCARD, Generator, InKeys, Settings
 
@@ -286,7 +287,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         if selected is not None and not any(key in selected for key in settings.log_prob_keys):
             return outputs + (None,) * len(settings.log_prob_keys)
         if isinstance(made, Tensor):
-            return made, log_prob_of(dist, made)
+            drawn = kind is InteractionType.RANDOM
+            return made, (log_prob_of_draw if drawn else log_prob_of)(dist, made)
         found = self.log_prob_of_values(dist, made)
         if isinstance(found, Tensor):
             return (*outputs, found)

@@ -82,6 +82,9 @@ class Settings:
             "generator": self.generator,
         }
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"_given": self._given}
+
     def __setstate__(self, state: Mapping[str, object]) -> None:
         # Derived anew, so that settings which an earlier version pickled load too.
         added = {"cache_dist": False, "log_prob_keys": None}
