@@ -4,6 +4,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from kd_core import InvalidArgument, Locked, TensorDict, TensorDictBase, from_module
 from kd_nn import TensorDictParams
@@ -284,3 +285,16 @@ def test_hooks_see_what_is_read_by_key() -> None:
     assert params["w"] is next(params.parameters())
     with pytest.raises(InvalidArgument, match="must be a function"):
         params.register_get_post_hook(3)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_the_tree_of_nested_parameters_is_that_of_a_plain_container() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 1)))
+    plain = TensorDict.from_module(net)
+    params = TensorDictParams(plain, no_convert=True)
+    ours, theirs = (pytree.tree_flatten_with_path(each) for each in (params, plain))
+    assert [path for path, _ in ours[0]] == [path for path, _ in theirs[0]]
+    assert all(mine is its for (_, mine), (_, its) in zip(ours[0], theirs[0], strict=True))
+    assert ours[1].num_children == ours[1].num_leaves == len(list(params.keys(True, True)))
+    rebuilt = pytree.tree_map(lambda leaf: leaf * 2, params)
+    assert type(rebuilt) is type(rebuilt.get("2")) is TensorDict
+    assert bool((rebuilt == plain * 2).all())

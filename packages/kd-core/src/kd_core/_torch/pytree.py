@@ -3,9 +3,10 @@
 Decisions:
 
 - The children are the tensors in alphabetical order of their keys, so the structure does not depend
-  on the order in which keys were written. The tensors of a nested `TensorDict` are children of the
-  outermost one, because every node of a tree slows `vmap` ("vmap over 3 sets" in the benchmarks).
-  Nested containers of other kinds are children. Non-tensor entries belong to the structure.
+  on the order in which keys were written. The tensors of a nested container that is rebuilt as a
+  `TensorDict` are children of the outermost one, because every node of a tree slows `vmap` ("vmap
+  over 3 sets" in the benchmarks). Nested containers of other kinds are children. Non-tensor entries
+  belong to the structure.
 - The structure does not hold the batch size, so it is the same for every batch size, and the same
   for a tree of integers (`in_dims` of `vmap`) made from the container. It holds the number of
   trailing dimensions of one child, the *lead*; when the container is rebuilt, the batch size is
@@ -63,7 +64,7 @@ class Structure(NamedTuple):
         extra: the number of trailing dimensions of the lead.
         batch: the batch size if there is no lead to read it from.
         ndim: the original number of batch dimensions; further ones belong to an empty child.
-        inner: for each key, the structure of a nested `TensorDict` whose tensors are children of
+        inner: for each key, the structure of a nested container whose tensors are children of
             this one, else `None`; empty if there is none.
         names: the names of the batch dimensions, empty if there are none. They are kept while the
             number of dimensions is, and inside `vmap` but for that of the mapped dimension. A
@@ -139,7 +140,7 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
 
 
 def _take_apart(container: AbstractContainer, children: list[object]) -> Structure:
-    """Append the children of a container and of the nested `TensorDict`s in it."""
+    """Append the children of a container, and those of nested ones that become plain."""
     entries = container._entries
     desc = container._desc
     keys: list[str] = sorted(entries)
@@ -157,7 +158,7 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
         value = entries[key]
         kind: type = value.__class__
         below = None
-        if kind is TensorDict:
+        if kind is TensorDict or _becomes_plain(kind):
             nested = True
             below = _take_apart(value, children)  # type: ignore[arg-type]  # a container
             if lead < 0 <= below.lead:
@@ -180,6 +181,11 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
     return Structure(
         tuple(names), tuple(data), desc.device, lead, extra, batch, desc.ndim, below_keys, named
     )
+
+
+def _becomes_plain(kind: type) -> bool:
+    """Return whether a container of this kind is rebuilt as a `TensorDict` of its own entries."""
+    return issubclass(kind, AbstractContainer) and kind._owns_leaves and not issubclass(kind, Dense)
 
 
 def _is_child(value: object) -> bool:

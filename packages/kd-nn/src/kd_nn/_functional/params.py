@@ -174,12 +174,16 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     @property
     def _entries(self) -> Mapping[str, Entry]:
-        entries: dict[str, Entry] = {}
-        for store in (self._parameters, self._buffers):
-            entries.update((key, leaf) for key, leaf in store.items() if leaf is not None)
-        entries.update(cast("dict[str, Entry]", self._modules))
-        entries.update(self._data)
-        return entries
+        entries: dict[str, Entry | None] = {
+            **self._parameters,
+            **self._buffers,
+            **self._modules,  # type: ignore[dict-item]  # whose modules are containers
+            **self._data,
+        }
+        for leaf in entries.values():
+            if leaf is None:  # as torch notes a parameter that was taken away
+                return {key: leaf for key, leaf in entries.items() if leaf is not None}
+        return entries  # type: ignore[return-value]  # none is None
 
     @property
     def _desc(self) -> Descriptor:
