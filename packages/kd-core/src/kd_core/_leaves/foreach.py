@@ -6,7 +6,7 @@ faster ("math" in the benchmarks); neither may change a single bit of a result:
 - A foreach kernel computes for each leaf what the loop computes, type promotion included, so lists
   of mixed dtypes are allowed. The loop is the fallback for subclasses of tensors, for leaves of
   which only some require gradients (all results of a foreach kernel would), and under vmap, for
-  which foreach has no rule. With fewer than `FOREACH_FROM` leaves a foreach call is not faster.
+  which foreach has no rule. With fewer than `FOREACH_FROM` leaves a foreach call is hardly faster.
 - A 0-dim tensor replaces a number only where torch casts both to the dtype of the leaf before it
   computes: + - * / on float32 and float64 leaves. It is not used while compiling, under a dispatch
   mode (fake tensors), or for zeros and NaN, which do not compare by their bits.
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 Kernel: TypeAlias = Callable[..., object]
 """A foreach function: lists of tensors and more, to a sequence of tensors (or nothing)."""
 
-FOREACH_FROM: Final = 8
+FOREACH_FROM: Final = 4
 CONSTANT_FROM: Final = 4
 """The fewest leaves for which a foreach kernel is faster with a 0-dim tensor than a loop."""
 PLAIN: Final[frozenset[type]] = frozenset({Tensor, Parameter})
