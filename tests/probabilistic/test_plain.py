@@ -71,6 +71,20 @@ def by_torch(
     return value, dist.log_prob(value)
 
 
+def both(
+    module: Callable[..., object],
+    kind: Callable[..., Distribution],
+    count: int | None,
+    values: list[Tensor],
+    names: list[str],
+) -> tuple[object, object]:
+    """Return what a module gives, and what torch does."""
+    return (
+        seen(lambda: module(*values)),
+        seen(lambda: by_torch(kind, count, *values, names=names)),
+    )
+
+
 def same(ours: object, theirs: object) -> bool:
     if isinstance(ours, tuple) and all(isinstance(each, Tensor) for each in ours):
         assert isinstance(theirs, tuple), (ours, theirs)
@@ -111,8 +125,7 @@ def test_random_parameters_give_what_torch_gives(
     raised = 0
     for _ in range(400):
         values = random_values(rng, len(names))
-        ours = seen(lambda: module(*values))  # noqa: B023  # called at once
-        theirs = seen(lambda: by_torch(kind, count, *values, names=names))  # noqa: B023
+        ours, theirs = both(module, kind, count, values, names)
         assert same(ours, theirs), (values, ours, theirs)
         raised += isinstance(theirs, tuple) and theirs[0] is ValueError
     if Distribution._validate_args:
@@ -133,8 +146,7 @@ def test_random_squashed_normals_give_what_torch_gives(count: int | None) -> Non
     raised = 0
     for _ in range(300):
         values = random_values(rng, 2)
-        ours = seen(lambda: module(*values))  # noqa: B023  # called at once
-        theirs = seen(lambda: by_torch(squashed, count, *values, names=["loc", "scale"]))  # noqa: B023  # likewise
+        ours, theirs = both(module, squashed, count, values, ["loc", "scale"])
         if any(0 in value.shape for value in values) and isinstance(theirs, tuple):
             continue  # `Independent` of torch fails on a batch of 0 rows
         assert same(ours, theirs), (values, ours, theirs)
