@@ -1,5 +1,6 @@
 """`examples.learning.sac` by hand: plain dicts of tensors, plain modules, the same numbers."""
 
+import copy
 import math
 
 import torch
@@ -11,7 +12,7 @@ from examples.learning.sac import (
     FOLLOW,
     STEPS,
     TEMPERATURE,
-    Critic,
+    critic_network,
     policy_network,
     squashed_normal,
     update,
@@ -43,17 +44,22 @@ class Critics:
     """Two critics that run as one, on stacked parameters."""
 
     def __init__(self) -> None:
-        critics = [Critic(), Critic()]
-        self.params, _ = stack_module_state(critics)
+        self._critic = critic_network()
+        copies = [copy.deepcopy(self._critic) for _ in range(2)]
+        for each in copies:
+            for layer in each:
+                if isinstance(layer, nn.Linear):
+                    layer.reset_parameters()
+        self.params, _ = stack_module_state(copies)
         self.targets = {name: param.detach().clone() for name, param in self.params.items()}
-        self._critic = critics[0]
 
     def __call__(self, params: dict[str, Tensor], obs: Tensor, action: Tensor) -> Tensor:
         """Return the values of actions, shape `(2, batch)`."""
-        return torch.vmap(self._one, (0, None, None))(params, obs, action)
+        joined = torch.cat((obs, action), -1)
+        return torch.vmap(self._one, (0, None))(params, joined).squeeze(-1)
 
-    def _one(self, params: dict[str, Tensor], obs: Tensor, action: Tensor) -> Tensor:
-        return functional_call(self._critic, params, (obs, action))
+    def _one(self, params: dict[str, Tensor], joined: Tensor) -> Tensor:
+        return functional_call(self._critic, params, (joined,))
 
 
 def critic_loss(batch: dict[str, Tensor], actor: Actor, critics: Critics) -> Tensor:
@@ -75,7 +81,7 @@ def actor_loss(batch: dict[str, Tensor], actor: Actor, critics: Critics) -> Tens
 
 
 def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
-    """Train an actor and two critics from seed 0; return all of them and the history."""
+    """Train an actor and two critics from seed 0; return the actor and the history."""
     torch.manual_seed(0)
     actor, critics = Actor(), Critics()
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
@@ -112,4 +118,4 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
         if (step + 1) % STEPS == 0:
             history["reward"].append(buffer["reward"][step + 1 - STEPS : step + 1].mean().item())
             history["loss"].append(error)
-    return nn.ModuleList([actor, nn.ParameterList(critics.params.values())]), history
+    return actor, history

@@ -2,10 +2,12 @@
 
     python -m examples.learning.sac
 
-The parameters of both critics are one container, stacked, and `vmap` runs one critic over it. The
-target networks are a clone that follows by `lerp_`; the replay buffer is a container that is
-written and sampled by index.
+Both critics are one ensemble, whose parameters are one container, stacked. The target networks are
+a copy of it that follows by `lerp_`; the replay buffer is a container that is written and sampled
+by index.
 """
+
+import copy
 
 import torch
 from examples.learning.curves import report
@@ -14,7 +16,12 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from kd_core import TensorDict, TensorDictBase
-from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictParams
+from kd_nn import (
+    EnsembleModule,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictModuleBase,
+)
 from kd_probabilistic import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -30,19 +37,6 @@ def squashed_normal(loc: Tensor, scale: Tensor) -> Independent[TransformedDistri
     """Return a normal distribution on the actions between -1 and 1."""
     squashed = TransformedDistribution(Normal(loc, scale), [TanhTransform(cache_size=1)])
     return Independent(squashed, 1)
-
-
-class Critic(nn.Sequential):
-    """A network that values an action."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
-        )
-
-    def forward(self, obs: Tensor, action: Tensor) -> Tensor:  # type: ignore[override]  # two inputs
-        """Return the value of actions `(batch, 1)`, of shape `(batch,)`."""
-        return super().forward(torch.cat((obs, action), -1)).squeeze(-1)
 
 
 def policy_network() -> nn.Sequential:
@@ -67,41 +61,45 @@ def build_actor() -> ProbabilisticTensorDictSequential:
     )
 
 
-class Critics:
-    """Two critics that run as one, on stacked parameters."""
+def critic_network() -> nn.Sequential:
+    """Build a network that values what was observed, joined with what was done."""
+    return nn.Sequential(
+        nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+    )
 
-    def __init__(self) -> None:
-        critics = [Critic(), Critic()]
-        self.params = TensorDictParams(TensorDict.from_modules(*critics))
-        self.targets = self.params.data.clone()
-        self._critic = critics[0]
 
-    def __call__(self, params: TensorDictBase, batch: TensorDictBase) -> Tensor:
-        """Return the values of the actions of a batch, shape `(2, batch)`."""
-        return torch.vmap(self._one, (0, None, None))(params, batch["obs"], batch["action"])
+def build_critics() -> EnsembleModule:
+    """Build two critics that run as one: `joined -> value`, of shape `(2, batch, 1)`."""
+    critic = TensorDictModule(critic_network(), in_keys=["joined"], out_keys=["value"])
+    return EnsembleModule(critic, num_copies=2)
 
-    def _one(self, params: TensorDictBase, obs: Tensor, action: Tensor) -> Tensor:
-        with params.to_module(self._critic):
-            return self._critic(obs, action)
+
+def values_of(batch: TensorDictBase, critics: TensorDictModuleBase) -> Tensor:
+    """Return what each critic gives for the actions of a batch, shape `(2, batch)`."""
+    joined = torch.cat((batch["obs"], batch["action"]), -1)
+    return critics(TensorDict({"joined": joined}, batch.batch_size))["value"].squeeze(-1)
 
 
 def critic_loss(
-    batch: TensorDictBase, actor: ProbabilisticTensorDictSequential, critics: Critics
+    batch: TensorDictBase,
+    actor: ProbabilisticTensorDictSequential,
+    critics: EnsembleModule,
+    targets: EnsembleModule,
 ) -> Tensor:
     """Return the error of both critics, a scalar."""
     with torch.no_grad():
         after = actor(batch.nested("next", TensorDict))
-        value = critics(critics.targets, after).amin(0) - TEMPERATURE * after["action_log_prob"]
+        value = values_of(after, targets).amin(0) - TEMPERATURE * after["action_log_prob"]
         target = after["reward"] + DISCOUNT * value
-    return (critics(critics.params, batch) - target).square().mean(1).sum()
+    return (values_of(batch, critics) - target).square().mean(1).sum()
 
 
 def actor_loss(
-    batch: TensorDictBase, actor: ProbabilisticTensorDictSequential, critics: Critics
+    batch: TensorDictBase, actor: ProbabilisticTensorDictSequential, critics: EnsembleModule
 ) -> Tensor:
     """Return what the actor misses in the eyes of the critics, a scalar."""
     chosen = actor(batch.select("obs"))
-    value = critics(critics.params.data, chosen).amin(0)
+    value = values_of(chosen, critics).amin(0)
     return (TEMPERATURE * chosen["action_log_prob"] - value).mean()
 
 
@@ -117,13 +115,15 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
     """Train an actor and two critics from seed 0.
 
     Returns:
-        All of them, and the history of the iterations: the mean `reward` of a step, and `loss`, the
+        The actor, and the history of the iterations: the mean `reward` of a step, and `loss`, the
         error of the critics in the last step.
     """
     torch.manual_seed(0)
-    actor, critics = build_actor(), Critics()
+    actor, critics = build_actor(), build_critics()
+    targets = copy.deepcopy(critics)
+    latest, followers = (TensorDict.from_module(each).data for each in (critics, targets))
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
-    critic_optimizer = torch.optim.Adam(critics.params.parameters(), lr=1e-3)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=1e-3)
     pendulums = Pendulums(COUNT)
     buffer = TensorDict(
         {
@@ -143,14 +143,16 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
         taken["next"] = pendulums.step(taken["action"])
         buffer[step] = taken
         batch = buffer[torch.randint(step + 1, (BATCH,)), torch.randint(COUNT, (BATCH,))]
-        error = update(critic_optimizer, critic_loss(batch, actor, critics))
+        error = update(critic_optimizer, critic_loss(batch, actor, critics, targets))
+        critics.requires_grad_(False)
         update(actor_optimizer, actor_loss(batch, actor, critics))
-        critics.targets.lerp_(critics.params.data, FOLLOW)
+        critics.requires_grad_(True)
+        followers.lerp_(latest, FOLLOW)
         if (step + 1) % STEPS == 0:
             recent = buffer["next", "reward"][step + 1 - STEPS : step + 1]
             history["reward"].append(recent.mean().item())
             history["loss"].append(error)
-    return nn.ModuleList([actor, critics.params]), history
+    return actor, history
 
 
 if __name__ == "__main__":
