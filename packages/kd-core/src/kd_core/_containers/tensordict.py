@@ -117,16 +117,10 @@ class TensorDict(Dense):
                 return
         super()._store(path, value)
 
-    def assign(self, entries: Mapping[NestedKey, object]) -> Self:
+    def _set_levels(self, entries: Mapping[NestedKey, object]) -> bool:
         # Overridden for speed: what is written below `next`, as in "world_model" of the programs.
-        desc = self._desc
-        if type(entries) is dict and desc.plain and not is_dynamo_compiling():
-            if all_fit(entries, desc):
-                self._entries.update(entries)
-                return self
-            if assign_levels(self, entries):
-                return self
-        return super().assign(entries)
+        usual = type(entries) is dict and self._desc.plain and not is_dynamo_compiling()
+        return usual and assign_levels(self, entries)  # type: ignore[arg-type]  # a dict
 
     def update(
         self,
