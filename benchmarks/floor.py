@@ -11,6 +11,7 @@ A row with a floor has the goal of 1.1 times its floor. Knows torch; must not kn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -280,6 +281,12 @@ class Floor:
             key: value if type(value) is Tensor else value.to_dict()
             for key, value in self.entries.items()
         }
+
+    def reshape(self, *shape: int) -> Floor:
+        old = len(self.batch_size)
+        if min(shape) < 0 or math.prod(shape) != math.prod(self.batch_size):
+            raise ValueError
+        return self._map(lambda leaf: leaf.reshape(*shape, *leaf.shape[old:]), shape)
 
     def empty(self) -> Floor:
         return self._like({}, self.batch_size)

@@ -1,0 +1,169 @@
+"""The floor of keyed modules: the shortest correct code for the rows of nn, functional and compile.
+
+A module reads entries and writes outputs, a sequence runs modules one after the other. Called with
+a container, which changes once all of them have run and all outputs fit, they return it; called
+with tensors, by position or by name, they return the outputs. Wrapped modules are called as torch
+calls them, hooks included. They have no nested keys deeper than two parts, no optional inputs, no
+lists of outputs by name, and their errors say nothing. Knows torch and `Floor`; must not know kd.
+"""
+
+from __future__ import annotations
+
+from floor import Floor
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+
+class Keyed(nn.Module):
+    """What modules and sequences share: both kinds of calls."""
+
+    in_keys: list[object]
+    out_keys: list[object]
+    partial_tolerant = False
+
+    def forward(self, *args: object, **values: object) -> object:
+        if len(args) == 1 and isinstance(args[0], Floor):
+            return self._on_container(args[0])
+        found = dict(zip(self.in_keys, args, strict=False))
+        if values.keys() & found.keys() or len(args) + len(values) != len(self.in_keys):
+            raise TypeError
+        found.update(values)
+        made = self.run(found)
+        outputs = tuple(made[key] for key in self.out_keys)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _on_container(self, td: Floor) -> Floor:
+        found = {}
+        for key in self.in_keys:
+            value = td.get(key)
+            if value is not None:
+                found[key] = value
+            elif not self.partial_tolerant:
+                raise KeyError
+        made = self.run(found)
+        if td.locked:
+            raise RuntimeError
+        written = [(key, td._checked("", made[key])) for key in self.out_keys if key in made]
+        for key, value in written:
+            if type(key) is str:
+                td.entries[key] = value
+                continue
+            first, last = key
+            level = td.entries.get(first)
+            if level is None:
+                level = td.entries[first] = Floor(None, td.batch_size, td.device)
+            level.set(last, value)
+        return td
+
+    def select_out_keys(self, *keys: object) -> Keyed:
+        if not set(keys) <= set(self.out_keys):
+            raise KeyError
+        self.out_keys = list(keys)
+        return self
+
+
+class Module(Keyed):
+    """A module or function between keys."""
+
+    def __init__(self, module: object, in_keys: list[object], out_keys: list[object]) -> None:
+        super().__init__()
+        self.module, self.in_keys, self.out_keys = module, in_keys, out_keys
+
+    def run(self, found: dict[object, object]) -> dict[object, Tensor]:
+        result = self.module(*[found[key] for key in self.in_keys])
+        outputs = (result,) if isinstance(result, Tensor) else result
+        return dict(zip(self.out_keys, outputs, strict=True))
+
+
+class Sequence(Keyed):
+    """Modules one after the other; those whose outputs nobody needs are left out."""
+
+    def __init__(self, *steps: Keyed, partial_tolerant: bool = False) -> None:
+        super().__init__()
+        self.steps, self.partial_tolerant = nn.ModuleList(steps), partial_tolerant
+        self.in_keys, self.out_keys = [], []
+        for step in steps:
+            self.in_keys += [k for k in step.in_keys if k not in self.out_keys + self.in_keys]
+            self.out_keys += [key for key in step.out_keys if key not in self.out_keys]
+        self.live = list(steps)
+
+    def __iter__(self) -> object:
+        return iter(self.steps)
+
+    def select_out_keys(self, *keys: object) -> Keyed:
+        needed, self.live = set(keys), []
+        for step in reversed(self.steps):
+            if needed & set(step.out_keys):
+                self.live.insert(0, step)
+                needed = (needed - set(step.out_keys)) | set(step.in_keys)
+        return super().select_out_keys(*keys)
+
+    def run(self, found: dict[object, object]) -> dict[object, Tensor]:
+        values = dict(found)
+        for step in self.live:
+            if self.partial_tolerant and not values.keys() >= set(step.in_keys):
+                continue
+            values.update(step.run(values))
+        return values
+
+
+class Probabilistic(Keyed):
+    """A distribution of entries: its mean, or a draw with its log-probability."""
+
+    def __init__(
+        self,
+        in_keys: list[str],
+        out_keys: list[str],
+        distribution_class: type[Distribution],
+        default_interaction_type: bool,
+        return_log_prob: bool,
+    ) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = in_keys, list(out_keys)
+        self.kind, self.draws = distribution_class, default_interaction_type
+        if return_log_prob:
+            self.out_keys.append(f"{out_keys[0]}_log_prob")
+
+    def run(self, found: dict[object, object]) -> dict[object, Tensor]:
+        dist = self.kind(**{key: found[key] for key in self.in_keys})
+        value = dist.rsample() if self.draws else dist.mean
+        made = {self.out_keys[0]: value}
+        if len(self.out_keys) > 1:
+            made[self.out_keys[1]] = dist.log_prob(value)
+        return made
+
+
+class Interaction:
+    """Which value of a distribution is taken."""
+
+    DETERMINISTIC, RANDOM = False, True
+
+
+ROWS = {
+    "nn": (
+        "module(td)",
+        "module(x=x)",
+        "module(x) positional",
+        "module(td), nested keys",
+        "function of 2, module(td)",
+        "function of 2, kwargs",
+        "tutorial Sequential(td)",
+        "tutorial Sequential(x=x)",
+        "tutorial Sequential(x=x), grad on",
+        "tutorial, 256x64, (x=x)",
+        "select_out_keys, (td)",
+        "partial_tolerant, (td)",
+        "10 layers, (td)",
+        "10 layers, (x=x)",
+        "probabilistic, mean",
+        "probabilistic, sample + log_prob",
+        "stochastic actor, (td)",
+    ),
+    "functional": ("vmap over 3 sets",),
+    "compile": tuple(
+        f"{what}: {call}, {backend}"
+        for what in ("ops", "seq td", "seq kwargs")
+        for call in ("first call", "per call")
+        for backend in ("eager backend", "inductor")
+    ),
+}
