@@ -207,3 +207,13 @@ def test_autocast_gives_the_dtype_of_one_copy() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             output = ensemble(TensorDict({"x": value}, [5]))["y"]
             assert output.dtype is each(value).dtype
+
+
+def test_copies_of_what_has_no_parameters_do_not_share_memory() -> None:
+    value = torch.randn(3, 4)
+    for count in (1, 3):
+        output = one(EnsembleModule(TensorDictModule(nn.Identity(), ["x"], ["y"]), count), value)
+        before = value.clone()
+        output[0].zero_()
+        assert torch.equal(value, before)
+        assert all(torch.equal(each, value) for each in output[1:])

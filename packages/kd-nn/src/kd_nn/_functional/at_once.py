@@ -128,7 +128,7 @@ def run_at_once(
         RuntimeError: If torch refuses the value, or computes with other dtypes here.
     """
     value, stacked = _run(module, params, value, count, stacked)
-    return value if stacked else value.expand(count, *value.shape)
+    return value if stacked else torch.stack([value] * count)
 
 
 def _run(
