@@ -176,13 +176,14 @@ def bench(session: nox.Session) -> None:
         session.run("python", "benchmarks/peer.py", *session.posargs)
         return
     folder = Path(session.create_tmp())
-    peer, costs = str(folder / "peer.json"), str(folder / "costs.json")
+    peer, costs, programs = (str(folder / f"{name}.json") for name in ("peer", "costs", "programs"))
     # Imports are timed as users meet them, with bytecode that was written before.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.run("python", "benchmarks/peer.py", "--json", peer)
     session.run("python", "benchmarks/costs.py", "--json", costs)
     session.run("python", "benchmarks/collectives.py")
-    session.run("python", "-m", "benchmarks.render", peer, costs)
+    session.run("python", "-m", "benchmarks.programs", "--rounds", "9", "--json", programs)
+    session.run("python", "-m", "benchmarks.render", peer, costs, programs)
 
 
 @nox.session

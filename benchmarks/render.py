@@ -1,8 +1,9 @@
 """Write docs/benchmarks.md, its plot and the table of README.md from benchmarks/figures.json.
 
-    python -m benchmarks.render                       write the pages from the stored figures
-    python -m benchmarks.render PEER.json COSTS.json  store new figures first, then write
-    python -m benchmarks.render --check               only compare the pages; 1 if one is stale
+    python -m benchmarks.render           write the pages from the stored figures
+    python -m benchmarks.render PEER.json COSTS.json PROGRAMS.json
+                                          store new figures first, then write
+    python -m benchmarks.render --check   only compare the pages; 1 if one is stale
 
 Every figure of the documentation comes from here, so that all of them are of one run. Only ratios
 are judged: absolute times change with the machine.
@@ -13,7 +14,24 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple
+
+from benchmarks.figures import (
+    CONTENDERS,
+    Costs,
+    Figures,
+    Peer,
+    Programs,
+    Row,
+    area_rows,
+    figure,
+    found,
+    lean,
+    number,
+    ratios_of,
+    stored,
+)
+from benchmarks.front import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,26 +63,7 @@ GOALS = {
     "scale": Goal(1.0, 0.60),
 }
 ALL_AREAS = Goal(1.05, 0.40)
-CONTENDERS = ("raw", "tensordict", "kd")
 
-
-# Row of the README: what it is called there, and its area and name in the benchmark.
-README_ROWS = (
-    ("import of core, nn and probabilistic, beyond torch", "import", "import beyond torch, wall"),
-    ('`td["a"]`', "access", "td['a']"),
-    ("build a container of 3 leaves", "construct", "3 leaves"),
-    ("`td[0]`, nested", "index", "td[0]"),
-    ("`td.reshape(24)`, nested", "shape", "reshape"),
-    ("`torch.stack` of 8", "combine", "stack 8"),
-    ("`td + 1`, 128 leaves", "math", "td + 1, 128"),
-    ("a sequence of four modules, by keyword", "nn", "tutorial Sequential(x=x)"),
-    ("the same, by container", "nn", "tutorial Sequential(td)"),
-    ("a module with other parameters", "functional", "call with params"),
-    ("an exported model, in the runner of kd", "export", "exported model, own runner, per call"),
-    ("memory of 100 000 containers", "memory", "RSS of 100k, 3 shared leaves"),
-)
-TABLE_BEGINS = "<!-- The table is written by `nox -s bench`. -->"
-TABLE_ENDS = "<!-- End of the table. -->"
 
 HEAD = """\
 # Benchmarks
@@ -143,6 +142,16 @@ DESIGNS = (
     ),
 )
 
+PROGRAMS_HEAD = """
+## Whole programs
+
+The programs of `examples/learning`, beside the same by hand on plain dicts, and beside the same
+text with the imports of the peer. All contenders compute the same losses; a figure is CPU time.
+
+| program | by hand | peer | kd | kd/hand | kd/peer |
+| --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
 COSTS_HEAD = """
 ## What calls cost
 
@@ -176,70 +185,6 @@ ROWS_NOTE = """\
 *missing*: a contender does not offer the feature. *DIFF*: the result of kd is not the peer's."""
 
 
-class Row(TypedDict):
-    """One row of `peer.py`: its minima by contender, and their ratios."""
-
-    area: str
-    row: str
-    unit: str
-    results: dict[str, dict[str, float] | None]
-    notes: list[str]
-    td_raw: float | None
-    kd_raw: float | None
-    kd_td: float | None
-    kd_floor: NotRequired[float | None]
-
-
-class Peer(TypedDict):
-    """What `peer.py --json` writes."""
-
-    versions: dict[str, str]
-    rounds: int
-    rows: list[Row]
-    geomeans: dict[str, list[float | None]]
-    overall: list[float | None]
-
-
-class Cost(TypedDict):
-    """One row of `costs.py`."""
-
-    fast: str
-    slow: str
-    used_in: str
-    fast_ns: float
-    slow_ns: float
-
-
-class Checked(TypedDict):
-    """One check of `costs.py`."""
-
-    statement: str
-    each: str
-    rows: str
-    prevents: str
-    ns: float
-
-
-class Costs(TypedDict):
-    """What `costs.py --json` writes."""
-
-    machine: dict[str, str | int]
-    rows: list[Cost]
-    checks: list[Checked]
-
-
-class Figures(TypedDict):
-    """All figures of one run: benchmarks/figures.json."""
-
-    peer: Peer
-    costs: Costs
-
-
-def number(value: float | None, digits: str = ".2f") -> str:
-    """Return `value` for a table cell, a dash where there is none."""
-    return "-" if value is None else format(value, digits)
-
-
 def verdict(means: list[float | None], goal: Goal) -> str:
     """Return whether both means hold their goals, or that one of them was not measured."""
     pairs = [
@@ -265,12 +210,6 @@ def mean_line(name: str, count: int, means: list[float | None], goal: Goal) -> s
     return "| " + " | ".join(cells) + " |"
 
 
-def figure(row: Row, contender: str) -> str:
-    """Return the minimum that `contender` reached in `row`, with its unit."""
-    result = row["results"].get(contender)
-    return f"{result['min']:.4g} {row['unit']}" if result else "missing"
-
-
 def floor_cells(row: Row) -> list[str]:
     """Return the floor of a row, and how kd compares with it; dashes where there is none."""
     over = row.get("kd_floor")
@@ -289,14 +228,6 @@ def row_line(row: Row) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def area_rows(peer: Peer) -> dict[str, list[Row]]:
-    """Return the rows of each area, in the order of the benchmark."""
-    areas: dict[str, list[Row]] = {}
-    for row in peer["rows"]:
-        areas.setdefault(row["area"], []).append(row)
-    return areas
-
-
 def table_of_means(peer: Peer) -> list[str]:
     """Return the lines of the table of means."""
     counts = {area: len(rows) for area, rows in area_rows(peer).items()}
@@ -304,12 +235,6 @@ def table_of_means(peer: Peer) -> list[str]:
     lines = [mean_line(area, counts[area], means[area], GOALS[area]) for area in means]
     total = sum(counts[area] for area in means)
     return [*lines, mean_line("**all**", total, peer["overall"], ALL_AREAS)]
-
-
-def found(peer: Peer, area: str, name: str) -> Row | None:
-    """Return one row, or None if this run left it out."""
-    rows = (row for row in peer["rows"] if (row["area"], row["row"]) == (area, name))
-    return next(rows, None)
 
 
 def table_of_designs(peer: Peer) -> list[str]:
@@ -343,6 +268,17 @@ def table_of_checks(costs: Costs) -> list[str]:
     ]
 
 
+def table_of_programs(programs: Programs) -> list[str]:
+    """Return the lines of the table of programs."""
+    lines = []
+    for name, took in programs.items():
+        cells = [f"`{name}`", *(f"{took[who]:.3f} s" for who in ("by hand", "peer", "kd"))]
+        cells += [number(took["kd"] / took[other]) for other in ("by hand", "peer")]
+        lines.append("| " + " | ".join(cells) + " |")
+    means = " | ".join(map(number, ratios_of(programs)))
+    return [*lines, f"| **geometric mean** | | | | {means} |"]
+
+
 def table_of_floors(peer: Peer) -> list[str]:
     """Return the lines of the table of floors."""
     lines = []
@@ -362,6 +298,7 @@ def page(figures: Figures) -> str:
     names = peer["versions"] | {"rounds": str(peer["rounds"])}
     versions = ", ".join(f"{name} {value}" for name, value in names.items())
     text = HEAD.format(machine=machine, versions=versions) + "\n".join(table_of_means(peer)) + "\n"
+    text += PROGRAMS_HEAD + "\n".join(table_of_programs(figures["programs"])) + "\n"
     text += DESIGNS_HEAD + "\n".join(table_of_designs(peer)) + "\n"
     floors = table_of_floors(peer)
     text += FLOORS_HEAD + "\n".join(floors) + "\n" if floors else ""
@@ -376,71 +313,6 @@ def page(figures: Figures) -> str:
     return text + "\n".join(lines) + "\n"
 
 
-def readme_line(label: str, row: Row) -> str:
-    """Return the line of one row in the table of the README."""
-    cells = [label, *(readme_figure(row, contender) for contender in CONTENDERS)]
-    return "| " + " | ".join([*cells, number(row["kd_td"])]) + " |"
-
-
-def readme_figure(row: Row, contender: str) -> str:
-    """Return a figure with three digits, or nothing where raw has no such work."""
-    result = row["results"].get(contender)
-    if not result or not result["min"]:
-        return ""
-    value = result["min"]
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
-    return f"{value:.{digits}f} {row['unit']}"
-
-
-def readme_table(peer: Peer) -> str:
-    """Return the table of the README and the sentence below it."""
-    lines = ["| | raw | peer | kd | kd / peer |", "| --- | ---: | ---: | ---: | ---: |"]
-    for label, area, name in README_ROWS:
-        row = found(peer, area, name)
-        lines += [readme_line(label, row)] if row else []
-    counted = [row for row in peer["rows"] if row["area"] in peer["geomeans"]]
-    td_raw, kd_raw, kd_td = (number(mean) for mean in peer["overall"])
-    lines.append(
-        f"| geometric mean of {len(counted)} rows | 1.00 | {td_raw} | {kd_raw} | {kd_td} |"
-    )
-    slower = [row for row in counted if (row["kd_td"] or 0) > 1.005]
-    missing = [row["area"] for row in counted if not row["results"].get("kd")]
-    named = ", ".join(f"`{row['row']}` ({number(row['kd_td'])})" for row in slower)
-    sentence = f"Slower than the peer: {named}." if slower else "No row is slower than the peer."
-    if missing:
-        areas = ", ".join(f"`{area}`" for area in dict.fromkeys(missing))
-        sentence += f" kd does not offer yet: {len(missing)} rows of {areas}."
-    return "\n".join([*lines, "", sentence])
-
-
-def readme(text: str, peer: Peer) -> str:
-    """Return the README with its table written anew."""
-    before, begins, rest = text.partition(TABLE_BEGINS)
-    _, ends, after = rest.partition(TABLE_ENDS)
-    if not (begins and ends):
-        raise ValueError(f"README.md must hold `{TABLE_BEGINS}` and `{TABLE_ENDS}`")
-    return f"{before}{begins}\n\n{readme_table(peer)}\n\n{ends}{after}"
-
-
-def lean(peer: Peer) -> Peer:
-    """Return the figures without what no page shows: medians, and notes that name local paths."""
-    for row in peer["rows"]:
-        row["notes"] = [note for note in row["notes"] if note.startswith("DIFF")]
-        row["results"] = {
-            name: result and {"min": result["min"]} for name, result in row["results"].items()
-        }
-    return peer
-
-
-def stored(figures: Figures) -> str:
-    """Return the text of figures.json, one row a line."""
-    rows = figures["peer"]["rows"]
-    outer: dict[str, object] = {**figures["peer"], "rows": []}
-    text = json.dumps({"peer": outer, "costs": figures["costs"]}, indent=1)
-    lines = ",\n".join("   " + json.dumps(row) for row in rows)
-    return text.replace('"rows": []', f'"rows": [\n{lines}\n  ]', 1) + "\n"
-
-
 def pages(root: Path) -> dict[Path, str]:
     """Return each page that holds figures, and what it should be."""
     source = (root / "benchmarks" / "figures.json").read_text(encoding="utf-8")
@@ -448,7 +320,7 @@ def pages(root: Path) -> dict[Path, str]:
     front = root / "README.md"
     return {
         root / "docs" / "benchmarks.md": page(figures),
-        front: readme(front.read_text(encoding="utf-8"), figures["peer"]),
+        front: readme(front.read_text(encoding="utf-8"), figures["peer"], figures["programs"]),
     }
 
 
@@ -475,18 +347,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("new", nargs="*", type=Path, metavar="FILE", help="PEER.json COSTS.json")
+    parser.add_argument("new", nargs="*", type=Path, metavar="FILE", help="PEER, COSTS, PROGRAMS")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository to write into")
     options = parser.parse_args()
-    if len(options.new) not in (0, 2):
-        parser.error(f"expected PEER.json and COSTS.json, got {len(options.new)} files")
+    if len(options.new) not in (0, 3):
+        parser.error(f"expected the files PEER, COSTS and PROGRAMS, got {len(options.new)}")
     if options.check:
         old = stale(options.root)
         sys.exit(f"stale: {', '.join(old)}. Run `python -m benchmarks.render`" if old else 0)
     if options.new:
-        peer, costs = (json.loads(path.read_text(encoding="utf-8")) for path in options.new)
-        text = stored({"peer": lean(peer), "costs": costs})
+        peer, costs, programs = (json.loads(path.read_text("utf-8")) for path in options.new)
+        text = stored({"peer": lean(peer), "costs": costs, "programs": programs})
         (options.root / "benchmarks" / "figures.json").write_text(text, encoding="utf-8")
     write(options.root)
 

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.render import Figures, page, readme, stale, stored
+from benchmarks.figures import Figures, stored
+from benchmarks.front import readme
+from benchmarks.render import page, stale
 from tests.repo.tree import ROOT
 
 
@@ -43,7 +45,9 @@ def test_a_run_without_some_rows_still_makes_pages() -> None:
     few["peer"]["rows"] = [row for row in few["peer"]["rows"] if row["area"] == "construct"]
     few["peer"]["geomeans"] = {"construct": few["peer"]["geomeans"]["construct"]}
     assert "### construct" in page(few)
-    assert "build a container" in readme((ROOT / "README.md").read_text("utf-8"), few["peer"])
+    assert "build a container" in readme(
+        (ROOT / "README.md").read_text("utf-8"), few["peer"], few["programs"]
+    )
 
 
 def test_a_row_with_a_floor_shows_it() -> None:
