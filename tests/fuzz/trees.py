@@ -222,12 +222,13 @@ def unflattened(tree: Plain, separator: str) -> Plain:
 
 
 def merged_in(tree: Plain, path: Path, entry: Entry) -> None:
-    """Store an entry as a nested mapping does, which takes the place of a leaf."""
+    """Store an entry at a nested key, which does not go through a leaf."""
     level = tree
     for part in path[:-1]:
-        if not isinstance(level.entries.get(part), Plain):
-            level.entries[part] = Plain(level.batch)
-        level = cast("Plain", level.entries[part])
+        below = level.entries.setdefault(part, Plain(level.batch))
+        if not isinstance(below, Plain):
+            raise Refusal("it goes through a leaf")
+        level = below
     put(tree, path, entry)
 
 
