@@ -371,7 +371,7 @@ def test_vmap_runs_over_members(model: TensorDictSequential) -> None:
 def test_other_keywords_raise_as_before(model: TensorDictSequential) -> None:
     with pytest.raises(TypeError, match="no argument `y`"):
         model(y=X)
-    with pytest.raises(TypeError, match="expected at most 1 tensors"):
+    with pytest.raises(TypeError, match="expected at most 1 tensor"):
         model(X, X)
     with pytest.raises(TypeError, match="is missing `x`"):
         model()

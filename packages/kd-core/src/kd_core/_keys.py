@@ -144,6 +144,7 @@ def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | 
     wanted = ".".join(path_of(key))
     paths = {".".join(path_of(candidate)): unravel_key(candidate) for candidate in candidates}
     close = difflib.get_close_matches(wanted, paths, n=1, cutoff=0.6)
+    close = close or [path for path in paths if path.lower() == wanted.lower()]
     if close:
         return paths[close[0]]
     last = path_of(key)[-1]

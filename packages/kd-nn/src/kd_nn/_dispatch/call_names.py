@@ -108,9 +108,9 @@ class CallNames:
                 a name is unknown, shared by two keys, or given twice.
         """
         if len(args) > len(self.keys):
+            many = "1 tensor" if len(self.keys) == 1 else f"{len(self.keys)} tensors"
             raise DispatchError(
-                f"{who()} expected at most {len(self.keys)} tensors ({self.accepted()}), "
-                f"got {len(args)}."
+                f"{who()} expected at most {many} ({self.accepted()}), got {len(args)}."
             )
         for value in args:
             if value.__class__ is not Tensor and _is_plain_mapping(value):

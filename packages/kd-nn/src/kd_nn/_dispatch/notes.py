@@ -1,10 +1,10 @@
-"""The note that is added to the exception of a failing step: its keys, shapes and dtypes."""
+"""The note that is added to the exception of a failing module: its keys, shapes and dtypes."""
 
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from kd_core import NestedKey, format_key, is_tensor_collection
+from kd_core import KdError, NestedKey, format_key, is_tensor_collection
 from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._errors import list_keys
 
@@ -25,10 +25,26 @@ def add_step_note(
     """
     index, name = place
     named = "" if name == index else f" `{name}`"
+    note = _note_of(step, inputs)
+    notes = getattr(error, "__notes__", None)
+    if notes and notes[-1] == note:  # the step has added it
+        notes.pop()
+    error.add_note(f"In step {index}{named}, {note}")
+
+
+def add_call_note(
+    error: BaseException, module: nn.Module, inputs: Mapping[NestedKey, object]
+) -> None:
+    """Add to an exception of torch, or of a user's function, which module raised it, as above."""
+    if not isinstance(error, KdError):  # whose messages name the module
+        error.add_note(_note_of(module, inputs))
+
+
+def _note_of(module: nn.Module, inputs: Mapping[NestedKey, object]) -> str:
     given = ", ".join(f"{format_key(key)} {_shape(value)}" for key, value in inputs.items())
-    writes = keys_of(step, "out_keys")
+    writes = keys_of(module, "out_keys")
     reads = f"reads {given}; " if given else ""
-    error.add_note(f"In step {index}{named}, {describe(step)}: {reads}writes {list_keys(writes)}.")
+    return f"{describe(module)}: {reads}writes {list_keys(writes)}."
 
 
 def _shape(value: object) -> str:

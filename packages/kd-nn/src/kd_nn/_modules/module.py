@@ -23,6 +23,7 @@ from kd_nn._dispatch.entries import (
     read_optional,
     write_entries,
 )
+from kd_nn._dispatch.notes import add_call_note
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
 from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
@@ -176,7 +177,11 @@ class TensorDictModule(TensorDictModuleBase):
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run the callable on one value per key of `in_keys`; return one per out key."""
-        return self.split_outputs(self.call_wrapped(*values))
+        try:
+            return self.split_outputs(self.call_wrapped(*values))
+        except Exception as error:
+            add_call_note(error, self, dict(zip(self.spec.keys, values, strict=False)))
+            raise
 
     def call_wrapped(self, *values: object) -> object:
         """Run the callable on one value per key of `in_keys`; return what it returns."""

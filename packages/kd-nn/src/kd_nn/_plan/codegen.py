@@ -6,7 +6,7 @@ the text begins with an underscore, builtins too, so that an argument may have a
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch.call_names import MISSING, CallNames
 from kd_nn._dispatch.entries import Inplace, destination, fitted
-from kd_nn._dispatch.notes import add_step_note
+from kd_nn._dispatch.notes import add_call_note, add_step_note
 from kd_nn._keys.specs import InKeySpec, strictly_overlaps
 from kd_nn._plan.program import Call, Path, Program, keyed
 
@@ -277,17 +277,30 @@ class Calls:
 
     def write_all(self) -> None:
         """Write all calls, with a note on what they raise."""
-        text = self.text
+        text, calls = self.text, self.program.calls
         if not self.program.is_sequence:
-            self.write_call(1, 0)
+            self._write_alone()
             return
         text.name("_note", partial(_note_call, self.program))
         text.add(1, "_step = -1", "try:")
-        for idx in range(len(self.program.calls)):
+        for idx in range(len(calls)):
             self.write_call(2, idx)
         text.add(2, "pass")
         text.add(1, "except _Exception as _error:")
         text.add(2, "_note(_error, _step, _locals())", "raise")
+
+    def _write_alone(self) -> None:
+        """Write the only call; a module that has a function of its own adds the note itself."""
+        text, (call,) = self.text, self.program.calls
+        if not plain_module(call.step):
+            self.write_call(1, 0)
+            return
+        slots = dict(zip(cast("list[NestedKey]", call.step.in_keys), call.reads, strict=True))
+        text.name("_note", partial(_note_alone, slots))  # which must not hold the module
+        text.add(1, "try:")
+        self.write_call(2, 0)
+        text.add(1, "except _Exception as _error:")
+        text.add(2, "_note(_error, _root, _locals())", "raise")
 
 
 def last_writes(program: Program) -> set[tuple[int | None, int]]:
@@ -336,6 +349,12 @@ def _note_call(program: Program, error: Exception, idx: int, values: dict[str, o
     keys = cast("list[NestedKey]", call.step.in_keys)
     given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
     add_step_note(error, call.place, call.step, given)
+
+
+def _note_alone(
+    slots: Mapping[NestedKey, int], error: Exception, module: nn.Module, values: dict[str, object]
+) -> None:
+    add_call_note(error, module, {key: values.get(f"_v{slot}") for key, slot in slots.items()})
 
 
 def _note_output(
