@@ -192,3 +192,8 @@ def test_the_nearest_key_is_found(
     key: NestedKey, candidates: list[NestedKey], nearest: NestedKey | None
 ) -> None:
     assert nearest_key(key, candidates) == nearest
+
+
+def test_a_key_of_another_case_is_near() -> None:
+    assert nearest_key("X", ["action", "x"]) == "x"
+    assert nearest_key(("Obs", "A"), [("obs", "a"), "b"]) == ("obs", "a")

@@ -349,3 +349,30 @@ def test_module_says_whether_it_is_keyed_and_functional() -> None:
     assert not module.is_functional
     make_functional(module)
     assert module.is_functional
+
+
+def notes_of(call: Callable[[], object]) -> list[str]:
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        call()
+    return list(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_an_error_of_torch_says_what_a_module_alone_had_read(interpreted: bool) -> None:
+    module = TensorDictModule(nn.Linear(4, 2), in_keys=["x"], out_keys=["y"])
+    if interpreted:
+        module.register_forward_hook(lambda *_: None)
+    x = torch.zeros(5, 3)
+    note = "`TensorDictModule(Linear)`: reads `x` (5, 3) float32; writes `y`."
+    assert notes_of(lambda: module(TensorDict({"x": x}, [5]))) == [note]
+    assert notes_of(lambda: module(x=x)) == [note]
+    assert notes_of(lambda: module(x)) == [note]
+    sequence = TensorDictSequential(TensorDictModule(nn.ReLU(), ["x"], ["x"]), module)
+    assert notes_of(lambda: sequence(TensorDict({"x": x}, [5]))) == [f"In step 1, {note}"]
+
+
+def test_errors_that_name_the_module_have_no_further_note() -> None:
+    module = TensorDictModule(lambda x: (x, x, x), in_keys=["x"], out_keys=["y", "z"])
+    with pytest.raises(OutputMismatch) as caught:
+        module(x=torch.zeros(2))
+    assert not hasattr(caught.value, "__notes__")
