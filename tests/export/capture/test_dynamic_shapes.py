@@ -143,7 +143,7 @@ def sized(td: TensorDictBase) -> TensorDictBase:
 
 
 BAD = [
-    ({"z": {0: "b"}}, KeyMismatch, "input 'z' of `dynamic` not found; available inputs: `x`"),
+    ({"z": {0: "b"}}, KeyMismatch, "input `z` of `dynamic` not found; available inputs: `x`"),
     ({"x": {2: "b"}}, ShapeMismatch, r"from -2 to 1 of `x`, whose shape is \(2, 3\), got 2"),
     ({"x": {0: "a b"}}, ExportError, "'a b' cannot name dimension 0 of `x`.* `2\\*batch"),
     ({"x": {0: "a*b"}}, ExportError, "'a\\*b' cannot name dimension 0 of `x`"),

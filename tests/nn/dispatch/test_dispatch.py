@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import InvalidArgument, TensorDict, TensorDictBase
 from kd_nn import (
     DispatchError,
     KeysNotDeclared,
@@ -246,3 +246,16 @@ def test_a_module_of_several_keys_exports_by_container(strict: bool) -> None:
     assert torch.equal(program.module()(td)["y"], torch.full((3,), 3.0))
     with pytest.raises(TypeError, match="missing a required argument"):
         inspect.signature(module).bind(torch.ones(3))
+
+
+def test_functions_and_other_things_are_refused_when_they_are_decorated() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"got `double\(tensordict\)`. For a function .*`Tens"
+    ):
+
+        @dispatch(source=["x"], dest=["y"])
+        def double(tensordict):  # type: ignore[no-untyped-def]  # as users write it
+            return tensordict
+
+    with pytest.raises(InvalidArgument, match="decorates a method, got 3"):
+        dispatch(3)  # type: ignore[call-overload]  # wrong on purpose

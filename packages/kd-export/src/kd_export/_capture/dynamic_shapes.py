@@ -194,7 +194,7 @@ def _input_key(word: object, tensors: Mapping[Key, Tensor]) -> Key:
     names = tuple(map(wire_name, tensors))
     close = nearest(wire_name(as_key(word)), names)
     raise KeyMismatch(
-        f"input {word!r} of `dynamic` not found; available inputs: {quoted(names)}.",
+        f"input `{word}` of `dynamic` not found; available inputs: {quoted(names)}.",
         key=as_key(word),
         expected=names,
         got=word,

@@ -10,12 +10,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
-from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import NestedKey, TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.entries import container_of, entry, read_optional
 from kd_nn._errors import DispatchError, KeysNotDeclared
@@ -244,6 +244,7 @@ def dispatch(
         The method, whose signature on an instance names the real arguments.
 
     Raises:
+        InvalidArgument: If it is not a method that takes a container.
         DispatchError: In a call, if an argument is missing, unknown, doubled or ambiguous.
 
     Example:
@@ -264,11 +265,29 @@ def dispatch(
     """
 
     def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:
+        _check_is_method(function)
         reads = source if isinstance(source, str) else parse_keys(source, "source")
         writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
         return Dispatched(function, separator, reads, writes, auto_batch_size)
 
     return decorate if function is None else decorate(function)
+
+
+def _check_is_method(function: object) -> None:
+    if not callable(function):
+        raise InvalidArgument(f"`dispatch` decorates a method, got {function!r}.")
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    count = kinds.count(_Kind.POSITIONAL_ONLY) + kinds.count(_Kind.POSITIONAL_OR_KEYWORD)
+    if count < 2 and _Kind.VAR_POSITIONAL not in kinds:
+        name = getattr(function, "__name__", repr(function))
+        raise InvalidArgument(
+            "`dispatch` decorates a method, which takes `self` and a container, got "
+            f"`{name}{inspect.signature(function)}`. For a function of tensors write "
+            f"`TensorDictModule({name}, in_keys=[...], out_keys=[...])`."
+        )
+
+
+_Kind: Final = inspect.Parameter
 
 
 def keys_of(module: nn.Module, source: str | Keys) -> Keys:
