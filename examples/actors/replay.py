@@ -17,7 +17,7 @@ import torch
 from examples.actors.collectors import COUNT, Buffer, Collector
 from examples.actors.engines import Actor, Engine, Result
 from examples.learning.curves import report
-from examples.learning.sac import FOLLOW, Critics, actor_loss, build_actor, critic_loss, update
+from examples.learning.sac import Learner, build_actor
 from torch import nn
 
 from kd_core import TensorDict
@@ -37,9 +37,8 @@ def train(
         the weights that collected were older than those of the learner.
     """
     torch.manual_seed(0)
-    policy, critics = build_actor(), Critics()
-    policy_optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-    critic_optimizer = torch.optim.Adam(critics.params.parameters(), lr=1e-3)
+    policy = build_actor()
+    learner = Learner(policy)
     buffer = engine(Buffer, CAPACITY, COLLECTORS)
     collectors = deque(engine(Collector, seed) for seed in range(COLLECTORS))
     ahead: deque[Result] = deque()
@@ -55,14 +54,11 @@ def train(
         buffer.ask("add", rows)
         samples = [buffer.ask("sample", BATCH) for _ in range(UPDATES)]
         for sample in samples:
-            batch = cast("TensorDict", sample())
-            error = update(critic_optimizer, critic_loss(batch, policy, critics))
-            update(policy_optimizer, actor_loss(batch, policy, critics))
-            critics.targets.lerp_(critics.params.data, FOLLOW)
+            error = learner.learn(cast("TensorDict", sample()))
         history["reward"].append(rows["next", "reward"].mean().item())
         history["loss"].append(error)
         history["age"].append(version - rows["version"].double().mean().item())
-    return nn.ModuleList([policy, critics.params]), history
+    return nn.ModuleList([policy, learner.critics]), history
 
 
 def main() -> None:

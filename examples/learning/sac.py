@@ -111,6 +111,27 @@ def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
     return loss.item()
 
 
+class Learner:
+    """Trains an actor and two critics, whose targets follow them."""
+
+    def __init__(self, actor: ProbabilisticTensorDictSequential) -> None:
+        self.actor, self.critics = actor, build_critics()
+        self.targets = copy.deepcopy(self.critics)
+        self._latest = TensorDict.from_module(self.critics).data
+        self._followers = TensorDict.from_module(self.targets).data
+        self._of_actor = torch.optim.Adam(actor.parameters(), lr=1e-3)
+        self._of_critics = torch.optim.Adam(self.critics.parameters(), lr=1e-3)
+
+    def learn(self, batch: TensorDictBase) -> float:
+        """Take one step on a batch; return the error of the critics."""
+        error = update(self._of_critics, critic_loss(batch, self.actor, self.critics, self.targets))
+        self.critics.requires_grad_(False)
+        update(self._of_actor, actor_loss(batch, self.actor, self.critics))
+        self.critics.requires_grad_(True)
+        self._followers.lerp_(self._latest, FOLLOW)
+        return error
+
+
 def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
     """Train an actor and two critics from seed 0.
 
@@ -119,11 +140,8 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
         error of the critics in the last step.
     """
     torch.manual_seed(0)
-    actor, critics = build_actor(), build_critics()
-    targets = copy.deepcopy(critics)
-    latest, followers = (TensorDict.from_module(each).data for each in (critics, targets))
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
-    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=1e-3)
+    actor = build_actor()
+    learner = Learner(actor)
     pendulums = Pendulums(COUNT)
     buffer = TensorDict(
         {
@@ -143,11 +161,7 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
         taken["next"] = pendulums.step(taken["action"])
         buffer[step] = taken
         batch = buffer[torch.randint(step + 1, (BATCH,)), torch.randint(COUNT, (BATCH,))]
-        error = update(critic_optimizer, critic_loss(batch, actor, critics, targets))
-        critics.requires_grad_(False)
-        update(actor_optimizer, actor_loss(batch, actor, critics))
-        critics.requires_grad_(True)
-        followers.lerp_(latest, FOLLOW)
+        error = learner.learn(batch)
         if (step + 1) % STEPS == 0:
             recent = buffer["next", "reward"][step + 1 - STEPS : step + 1]
             history["reward"].append(recent.mean().item())
