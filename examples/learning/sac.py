@@ -123,7 +123,7 @@ class Learner:
         self._of_critics = torch.optim.Adam(self.critics.parameters(), lr=1e-3)
 
     def learn(self, batch: TensorDictBase) -> float:
-        """Take one step on a batch; return the error of the critics."""
+        """Apply one step against both losses of a batch; return the error of the critics."""
         error = update(self._of_critics, critic_loss(batch, self.actor, self.critics, self.targets))
         self.critics.requires_grad_(False)
         update(self._of_actor, actor_loss(batch, self.actor, self.critics))
