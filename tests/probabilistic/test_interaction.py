@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
 import torch
@@ -51,6 +52,67 @@ def test_decorated_function_runs_in_its_scope() -> None:
 
     assert inside(2) == [InteractionType.RANDOM] * 3
     assert interaction_type() is None
+
+
+def test_decorated_coroutine_runs_in_its_scope() -> None:
+    @set_interaction_type("random")
+    async def inside() -> InteractionType | None:
+        await asyncio.sleep(0)
+        return interaction_type()
+
+    assert asyncio.run(inside()) is InteractionType.RANDOM
+    assert asyncio.iscoroutinefunction(inside)
+
+
+def test_decorated_generator_runs_in_its_scope_and_its_caller_does_not() -> None:
+    @set_interaction_type("random")
+    def inside() -> Generator[InteractionType | None, str, str]:
+        try:
+            got = yield interaction_type()
+        except KeyError:
+            got = "raised"
+        yield interaction_type()
+        return got
+
+    for expected in ("sent", "raised"):
+        generator = inside()
+        assert next(generator) is InteractionType.RANDOM
+        assert interaction_type() is None
+        seen = generator.send("sent") if expected == "sent" else generator.throw(KeyError())
+        assert seen is InteractionType.RANDOM
+        with pytest.raises(StopIteration, match=expected):
+            next(generator)
+    closed = inside()
+    next(closed)
+    closed.close()
+    assert interaction_type() is None
+
+
+def test_class_and_asynchronous_generator_are_refused() -> None:
+    async def steps() -> AsyncGenerator[int]:
+        yield 1
+
+    for wrong in (InteractionType, steps):
+        with pytest.raises(
+            TypeError, match=r"decorates a function, got the .*Decorate its methods"
+        ):
+            set_interaction_type("random")(wrong)
+
+
+def test_tasks_that_leave_in_turn_leave_nothing_to_compiled_code() -> None:
+    async def task(name: str, turns: int) -> None:
+        with set_interaction_type(name):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(task("random", 1), task("mode", 3))
+
+    def shift(x: Tensor) -> Tensor:
+        return x if interaction_type() is None else x + 1
+
+    asyncio.run(both())
+    assert torch.compile(shift, backend="eager", fullgraph=True)(torch.zeros(())) == 0
 
 
 def test_threads_do_not_see_a_scope() -> None:

@@ -5,15 +5,21 @@ ContextVar, but it can read, guard and write the attributes of a `threading.loca
 therefore sets both, and compiled code reads the second. A change of scope recompiles once.
 """
 
+import functools
+import inspect
 import threading
-from contextlib import ContextDecorator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar, Token
 from enum import Enum
-from typing import Self
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 
 from kd_core import InvalidArgument, InvalidValue, nearest_key
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
 
 
 class InteractionType(Enum):
@@ -70,17 +76,19 @@ def interaction_type() -> InteractionType | None:
     return _MIRROR.current if torch.compiler.is_compiling() else _SCOPE.get()
 
 
-class set_interaction_type(ContextDecorator):  # noqa: N801 - named as a context manager
+class set_interaction_type:  # noqa: N801 - named as a context manager
     """Set which value probabilistic modules take, in a `with` block or a decorated function.
 
     It takes precedence over the default of each module. It holds for the current thread or task;
-    scopes nest.
+    scopes nest. A decorated generator or coroutine runs in the scope, its caller does not. Compiled
+    code follows the scope that its thread entered last, of whatever task.
 
     Args:
         type: A member of `InteractionType` or its name in any case; None cancels an outer scope.
 
     Raises:
         InvalidValue: If it is not a valid interaction type.
+        InvalidArgument: If a class or an asynchronous generator is decorated.
 
     Example:
         >>> with set_interaction_type("mean"), set_interaction_type(None):
@@ -98,13 +106,70 @@ class set_interaction_type(ContextDecorator):  # noqa: N801 - named as a context
         _MIRROR.current = self.type
 
     def __exit__(self, *exc_info: object) -> None:
-        token, _MIRROR.current = self._outer.pop()
-        if token is not None:
+        token, outer = self._outer.pop()
+        if token is None:
+            _MIRROR.current = outer
+        else:
             _SCOPE.reset(token)
+            _MIRROR.current = _SCOPE.get()  # another task may have left since
 
-    def _recreate_cm(self) -> Self:
-        """Create a scope for each call of a decorated function: threads must not share one."""
-        return type(self)(self.type)
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` so that each call of it runs in a scope of its own."""
+        if isinstance(function, type) or inspect.isasyncgenfunction(function):
+            kind = "class" if isinstance(function, type) else "asynchronous generator"
+            raise InvalidArgument(
+                f"`set_interaction_type` decorates a function, got the {kind} "
+                f"`{function.__name__}`. Decorate its methods, or open the scope in a `with` block."
+            )
+        if inspect.iscoroutinefunction(function):
+            return cast("Callable[P, R]", self._coroutine(function))
+        if inspect.isgeneratorfunction(function):
+            return cast("Callable[P, R]", self._generator(function))
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with set_interaction_type(self.type):
+                return function(*args, **kwargs)
+
+        return call
+
+    def _coroutine(
+        self, function: Callable[P, Coroutine[object, object, S]]
+    ) -> Callable[P, Coroutine[object, object, S]]:
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> S:
+            with set_interaction_type(self.type):
+                return await function(*args, **kwargs)
+
+        return call
+
+    def _generator(
+        self, function: Callable[P, Generator[object, object, S]]
+    ) -> Callable[P, Generator[object, object, S]]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Generator[object, object, S]:
+            return (yield from _resumed_within(self.type, function(*args, **kwargs)))
+
+        return call
+
+
+def _resumed_within(
+    kind: InteractionType | None, generator: Generator[object, object, S]
+) -> Generator[object, object, S]:
+    """Run a generator so that each of its steps is in the scope and its caller never is."""
+    resume: Callable[[], object] = functools.partial(generator.send, None)
+    while True:
+        try:
+            with set_interaction_type(kind):
+                value = resume()
+        except StopIteration as stop:
+            return cast("S", stop.value)
+        try:
+            given = yield value
+        except BaseException as error:  # `GeneratorExit` too
+            resume = functools.partial(generator.throw, error)
+        else:
+            resume = functools.partial(generator.send, given)
 
 
 def as_interaction_type(value: object) -> InteractionType:
