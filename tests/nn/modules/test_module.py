@@ -293,11 +293,30 @@ def test_outputs_by_name_are_renamed(
     assert same(model(x=X)[1], -X - 1)
 
 
-@pytest.mark.parametrize("kind", ["dict", "ordered dict", "dataclass"])
+@pytest.mark.parametrize("kind", ["dict", "ordered dict", "dataclass", "named tuple"])
 def test_outputs_by_name_need_no_other_names_where_the_key_is_the_name(kind: str) -> None:
     step = TensorDictModule(BY_NAME[kind], ["x"], ["hidden"])
     for _ in range(3):
         assert same(step(x=X), X + 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["weights", "hidden"], (X, X + 1)),
+        (["weights", "_"], X),
+        (["_", "hidden"], X + 1),
+        (["_", "_"], ()),
+        (["first", "second"], (X + 1, X)),
+        (["weights", "second"], (X + 1, X)),
+    ],
+)
+def test_named_tuple_is_taken_by_name_or_in_order(keys: list[str], expected: object) -> None:
+    step = TensorDictModule(BY_NAME["named tuple"], ["x"], keys)
+    model = TensorDictSequential(step)
+    for module in (step, model):
+        for _ in range(3):
+            assert str(module(x=X)) == str(expected)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kd_nn._dispatch.entries import (
 from kd_nn._dispatch.notes import add_call_note
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
-from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
+from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, parse_in_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.settings import (
     Check,
@@ -219,7 +219,7 @@ class TensorDictModule(TensorDictModuleBase):
             values: tuple[object, ...] = self._named(names, result, found)
         elif isinstance(result, Tensor):
             values = (result,)
-        elif isinstance(result, (tuple, list)):
+        elif isinstance(result, (tuple, list)) and not _names_fields(keys, found):
             values = tuple(result)
         elif found is not None:
             values = self._from_mapping(result, found)
@@ -320,6 +320,11 @@ def _by_name(result: object) -> Mapping[str, object] | None:
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     return None
+
+
+def _names_fields(keys: Keys, found: Mapping[str, object] | None) -> bool:
+    """Return whether the out keys are fields of a named tuple, in whatever order."""
+    return found is not None and all(key == DISCARD or key in found for key in keys)
 
 
 def _look_up(found: Mapping[str, object], key: NestedKey) -> object:
