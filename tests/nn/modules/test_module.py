@@ -308,7 +308,7 @@ def test_outputs_by_name_need_no_other_names_where_the_key_is_the_name(kind: str
         (["_", "hidden"], X + 1),
         (["_", "_"], ()),
         (["first", "second"], (X + 1, X)),
-        (["weights", "second"], (X + 1, X)),
+        (["hidden", "second"], (X + 1, X)),
     ],
 )
 def test_named_tuple_is_taken_by_name_or_in_order(keys: list[str], expected: object) -> None:
@@ -317,6 +317,12 @@ def test_named_tuple_is_taken_by_name_or_in_order(keys: list[str], expected: obj
     for module in (step, model):
         for _ in range(3):
             assert str(module(x=X)) == str(expected)
+
+
+def test_named_tuple_whose_fields_are_partly_named_elsewhere_is_refused() -> None:
+    step = TensorDictModule(BY_NAME["named tuple"], ["x"], ["weights", "second"])
+    with pytest.raises(OutputMismatch, match=r"`weights` would be another field. Name all outputs"):
+        step(x=X)
 
 
 @pytest.mark.parametrize(

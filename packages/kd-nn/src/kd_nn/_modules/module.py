@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kd_core import (
     NestedKey,
     TensorDictBase,
+    format_key,
     is_tensor_collection,
     unravel_key_to_tuple,
 )
@@ -26,7 +27,7 @@ from kd_nn._dispatch.entries import (
 from kd_nn._dispatch.notes import add_call_note
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
-from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, parse_in_keys
+from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.settings import (
     Check,
@@ -219,7 +220,7 @@ class TensorDictModule(TensorDictModuleBase):
             values: tuple[object, ...] = self._named(names, result, found)
         elif isinstance(result, Tensor):
             values = (result,)
-        elif isinstance(result, (tuple, list)) and not _names_fields(keys, found):
+        elif isinstance(result, (tuple, list)) and not self._names_fields(found):
             values = tuple(result)
         elif found is not None:
             values = self._from_mapping(result, found)
@@ -274,6 +275,23 @@ class TensorDictModule(TensorDictModuleBase):
         "split_outputs": split_outputs,
     }
 
+    def _names_fields(self, found: Mapping[str, object] | None) -> bool:
+        """Return whether the out keys are fields of a named tuple, in whatever order."""
+        keys = self._own_out_keys()
+        if found is None or all(key == DISCARD or key in found for key in keys):
+            return found is not None
+        moved = [
+            key for key, name in zip(keys, found, strict=False) if key in found and key != name
+        ]
+        if moved:
+            raise output_mismatch(
+                describe(self),
+                keys,
+                f"a named tuple of {list_keys(found)}, where {format_key(moved[0])} would be "
+                f"another field. Name all outputs in `out_keys={{field: key}}`",
+            )
+        return False
+
     def _from_mapping(self, result: object, found: Mapping[str, object]) -> tuple[object, ...]:
         keys = self._own_out_keys()
         values = [None if key == DISCARD else _look_up(found, key) for key in keys]
@@ -320,11 +338,6 @@ def _by_name(result: object) -> Mapping[str, object] | None:
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     return None
-
-
-def _names_fields(keys: Keys, found: Mapping[str, object] | None) -> bool:
-    """Return whether the out keys are fields of a named tuple, in whatever order."""
-    return found is not None and all(key == DISCARD or key in found for key in keys)
 
 
 def _look_up(found: Mapping[str, object], key: NestedKey) -> object:
