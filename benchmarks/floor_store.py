@@ -3,10 +3,12 @@
 It keeps the promises that raw does not. What is saved is there as a whole or not at all, and one
 writer works at a time: a file is written under another name, and renamed. Links are not followed,
 and what is opened is compared: digest, type, size and header. A file names no other folder, and
-what it makes a reader allocate has a limit. A file of tensors is one of safetensors. A saved file
-survives a crash, and damage is noticed: it is synced to the disk before it has its name, the folder
-after, and each tensor has a checksum. A mapped one changes, and promises neither: it is locked, and
-which file a tensor is in is known as long as it is mapped, so that another process can map it too.
+what it makes a reader allocate has a limit. A manifest is canonical JSON of the form that the
+specification of the format gives: containers can be nested, and keys are not names of tensors. No
+object of it has a key twice. A file of tensors is one of safetensors. A saved file survives a
+crash, and damage is noticed: it is synced to the disk before it has its name, the folder after, and
+each tensor has a checksum. A mapped one changes, and promises neither: it is locked, and which file
+a tensor is in is known as long as it is mapped, so that another process can map it too.
 Knows torch and safetensors; must not know kd.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import mmap
 import os
 import re
@@ -29,16 +32,17 @@ from floor import Floor
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-MANIFEST = "manifest"
+MANIFEST = "manifest.json"
 VERSION = 1
 MOST_BYTES = 64 << 20
-NAME = re.compile(r"[0-9a-f]{32}")
+NAME = re.compile(r"arena-[0-9a-f]{32}\.safetensors")
 PLACES: dict[int, tuple[int, str, str, weakref.ref[mmap.mmap]]] = {}
 """Which file is mapped at an address: its size, folder and name."""
 
-NAMES = {torch.float32: "F32"}
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
-Rows = list[list[object]]
+NAMES = {torch.float32: "float32"}
+DTYPES = {name: (dtype, "F32") for dtype, name in NAMES.items()}
+Tree = dict[str, object]
+Specs = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Stored(Floor):
@@ -50,55 +54,72 @@ class Stored(Floor):
         """Write all tensors into one file, and return those in it."""
         if "__metadata__" in self.entries:
             raise ValueError
-        rows = [[key, NAMES[leaf.dtype], list(leaf.shape)] for key, leaf in self.entries.items()]
-        header, _, size = layout_of(rows)
-        name = os.urandom(16).hex()
-        manifest = [VERSION, name, size, self.batch_size, rows]
-        body = json.dumps(manifest).encode()
+        specs = {
+            f"t{at}": (leaf.dtype, leaf.shape) for at, leaf in enumerate(self.entries.values())
+        }
+        header, _, size = layout_of(specs)
+        name = f"arena-{os.urandom(16).hex()}.safetensors"
+        nodes = [
+            [key, {"tensor": [0, at, NAMES[leaf.dtype], list(leaf.shape)]}]
+            for at, (key, leaf) in zip(specs, self.entries.items(), strict=True)
+        ]
+        tree = {"td": {"batch": list(self.batch_size), "entries": nodes}}
+        fields = {"segments": [[name, size, []]], "tree": tree, "version": VERSION}
+        body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         with opened(path, None, os.O_DIRECTORY) as folder:
             with opened(".lock", folder, os.O_RDWR | os.O_CREAT) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 old = os.listdir(folder)
                 kept = {".lock", MANIFEST, name}
                 if MANIFEST in old:
-                    kept.add(manifest_of(folder)[1])
+                    kept.add(segment_of(manifest_of(folder))[0])
                 octets = torch._C._nn.flatten_dense_tensors(list(self.entries.values()))
                 put(folder, name, header, octets_of(octets))
-                put(folder, MANIFEST, hashlib.sha256(body).digest(), body)
+                digest = hashlib.sha256(body).hexdigest().encode()
+                put(folder, MANIFEST, b'{"sha256": "%s"}\n' % digest, body)
                 for each in old:
                     if each not in kept:
                         os.unlink(each, dir_fd=folder)
-            return Stored._mapped(folder, path, *manifest[1:])
+            return Stored._mapped(folder, path, fields)
 
     @classmethod
     def load_memmap(cls, path: str) -> Stored:
         """Map the file; a tensor is a view of it."""
         with opened(path, None, os.O_DIRECTORY) as folder:
-            version, *manifest = manifest_of(folder)
-            if version != VERSION:
-                raise ValueError
-            return cls._mapped(folder, path, *manifest)
+            manifest = manifest_of(folder)
+            try:
+                return cls._mapped(folder, path, manifest)
+            except (LookupError, TypeError, RuntimeError, OverflowError) as error:
+                raise ValueError from error
 
     @classmethod
-    def _mapped(
-        cls, folder: int, path: str, name: str, size: int, batch: object, rows: Rows
-    ) -> Stored:
-        if not NAME.fullmatch(name):
-            raise ValueError
-        header, starts, end = layout_of(rows)
+    def _mapped(cls, folder: int, path: str, fields: Tree) -> Stored:
+        name, size = segment_of(fields)
+        specs: Specs = {}
+        add_specs(fields["tree"], specs)
+        header, starts, end = layout_of(specs)
         with opened(name, folder, os.O_RDWR) as file:
             if not size == end == size_of(file) or os.pread(file, len(header), 0) != header:
                 raise ValueError
             data = mmap.mmap(file, size, access=mmap.ACCESS_WRITE)
         record(data, os.path.realpath(path), name)
-        entries = {}
-        for (key, dtype, shape), start in zip(rows, starts, strict=True):
-            count = torch.Size(shape).numel()
-            leaf = torch.frombuffer(data, dtype=DTYPES[dtype], offset=start, count=count)
-            entries[key] = leaf.view(*shape)
-        if len(entries) < len(rows):
+        leaves = {}
+        for name, (dtype, shape) in specs.items():
+            count = math.prod(shape)
+            leaf = torch.frombuffer(data, dtype=dtype, offset=starts[name], count=count)
+            leaves[name] = leaf.view(*shape)
+        return cls._of(fields["tree"], leaves)
+
+    @classmethod
+    def _of(cls, node: Tree, leaves: dict[str, Tensor]) -> Stored:
+        level = node["td"]
+        entries = {
+            key: leaves[value["tensor"][1]] if "tensor" in value else cls._of(value, leaves)
+            for key, value in level["entries"]
+        }
+        if len(entries) < len(level["entries"]):
             raise ValueError
-        made = cls(entries, batch)
+        made = cls(entries, level["batch"])
         made.locked = True
         return made
 
@@ -110,26 +131,64 @@ def record(data: mmap.mmap, path: str, name: str) -> None:
     PLACES[address] = len(data), path, name, gone
 
 
-def layout_of(rows: Rows) -> tuple[bytes, list[int], int]:
+def add_specs(node: Tree, specs: Specs) -> None:
+    """Add what a node says of tensors."""
+    for _, value in node["td"]["entries"]:
+        if "tensor" not in value:
+            add_specs(value, specs)
+            continue
+        segment, name, dtype, shape = value["tensor"]
+        for size in shape:
+            if type(size) is not int or size < 0:
+                raise ValueError
+        spec = DTYPES[dtype][0], tuple(shape)
+        if segment != 0 or type(name) is not str or specs.setdefault(name, spec) != spec:
+            raise ValueError
+
+
+def layout_of(specs: Specs) -> tuple[bytes, dict[str, int], int]:
     """Return the header of a file, where its tensors start, and its size."""
-    fields, starts, end = {}, [], 0
-    for key, dtype, shape in rows:
-        starts.append(end)
-        end += torch.Size(shape).numel() * DTYPES[dtype].itemsize
-        fields[key] = {"dtype": dtype, "shape": shape, "data_offsets": [starts[-1], end]}
-    text = json.dumps(fields).encode()
-    text += b" " * (-len(text) % 8)
+    fields, starts, end = {}, {}, 0
+    for name, (dtype, shape) in specs.items():
+        starts[name] = end
+        end += math.prod(shape) * dtype.itemsize
+        wire = DTYPES[NAMES[dtype]][1]
+        fields[name] = {"dtype": wire, "shape": shape, "data_offsets": [starts[name], end]}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
     header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + start for start in starts], len(header) + end
+    return header, {name: len(header) + start for name, start in starts.items()}, len(header) + end
 
 
-def manifest_of(folder: int) -> list:
+def segment_of(fields: Tree) -> tuple[str, int]:
+    """Return the name and the size of the file of tensors."""
+    [[name, size, _]] = fields["segments"]
+    if fields["version"] != VERSION or not NAME.fullmatch(name):
+        raise ValueError
+    return name, size
+
+
+def manifest_of(folder: int) -> Tree:
     """Return what the manifest says."""
     with opened(MANIFEST, folder, os.O_RDONLY) as file:
         data = os.pread(file, min(size_of(file), MOST_BYTES), 0)
-    if hashlib.sha256(data[32:]).digest() != data[:32]:
+    line, _, body = data.partition(b"\n")
+    if b'{"sha256": "%s"}' % hashlib.sha256(body).hexdigest().encode() != line:
         raise ValueError
-    return json.loads(data[32:])
+    return json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
+
+
+def unique(pairs: list[tuple[str, object]]) -> Tree:
+    """Return an object of JSON."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError
+    return made
+
+
+def refuse(name: str) -> object:
+    """Refuse a number that is not finite."""
+    raise ValueError(name)
 
 
 @contextmanager

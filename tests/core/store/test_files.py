@@ -11,6 +11,7 @@ FOLDER = ROOT / "packages/kd-core/src/kd_core/_store"
 READING = {
     "fcntl.flock",
     "os.close",
+    "os.fspath",
     "os.fstat",
     "os.listdir",
     "os.lseek",

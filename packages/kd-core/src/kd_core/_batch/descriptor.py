@@ -52,10 +52,10 @@ class Descriptor:
 
     __slots__ = (
         "_held_once",
+        "_locked_alone",
         "_pool",
         "_row",
         "_unlocked",
-        "_user_locked",
         "batch",
         "device",
         "frozen",
@@ -73,7 +73,7 @@ class Descriptor:
     _row: Descriptor | None
     _unlocked: Descriptor
     _held_once: Descriptor | None
-    _user_locked: Descriptor | None
+    _locked_alone: Descriptor | None
     batch: Batch
     ndim: int
     named: bool
@@ -115,18 +115,22 @@ class Descriptor:
                 return free
             kept = free._held_once if held == 1 and not is_dynamo_compiling() else None
         else:
-            by_user = held == 0 and lock == LOCKED_BY_USER and not is_dynamo_compiling()
-            kept = free._user_locked if by_user else None
+            kept = free._locked_alone if held == 0 and not is_dynamo_compiling() else None
+            if kept is not None and kept.lock != lock:
+                kept = None
         return free._locked_twin(lock, held) if kept is None else kept
 
     def _locked_twin(self, lock: str | None, held: int) -> Descriptor:
-        """Build a locked descriptor, and cache it if it is one of the two common ones."""
+        """Build a locked descriptor, and cache it if nothing locked encloses its containers.
+
+        One that is locked itself is cached until another lock is used: most programs use one.
+        """
         twin = _build(self.batch, self.device, lock, held)
         if not is_dynamo_compiling():
             if lock is None and held == 1:
                 self._held_once = twin
-            elif lock == LOCKED_BY_USER and held == 0:
-                self._user_locked = twin
+            elif lock is not None and held == 0:
+                self._locked_alone = twin
         return twin
 
     @property
@@ -169,7 +173,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.rows = batch[0] if desc.plain and desc.ndim == 1 else -1
     desc.size = _size_of(batch)
     desc._row = None
-    desc._user_locked = None
+    desc._locked_alone = None
     desc._held_once = None
     if is_dynamo_compiling():
         desc._pool = {}

@@ -78,7 +78,7 @@ def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Seg
     return Segment("", layout.size, [])
 
 
-def load(path: Path) -> AbstractContainer:
+def load(path: Path | str) -> AbstractContainer:
     """Return the container in an arena; writes to its tensors go to the file.
 
     Raises:
@@ -95,7 +95,7 @@ def load(path: Path) -> AbstractContainer:
         return _container(place, specs, opened, manifest.tree)
 
 
-def check_open(manifest: Manifest | None, path: Path) -> Manifest:
+def check_open(manifest: Manifest | None, path: Path | str) -> Manifest:
     """Return the manifest of an arena; raise `FormatError` unless its tensors may change."""
     if manifest is None or manifest.sealed:
         raise FormatError(

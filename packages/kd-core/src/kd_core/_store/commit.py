@@ -40,7 +40,7 @@ def is_own(name: str) -> bool:
     return name in (MANIFEST, LOCK) or bool(SEGMENT.fullmatch(name) or TEMPORARY.fullmatch(name))
 
 
-def read_manifest(folder: int, path: Path) -> Manifest:
+def read_manifest(folder: int, path: Path | str) -> Manifest:
     """Return the manifest in a directory.
 
     Raises:

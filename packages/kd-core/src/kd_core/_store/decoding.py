@@ -117,11 +117,12 @@ def _add_specs_of_level(entries: list[object], found: _Named, depth: int) -> Non
     for pair in entries:
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
             raise _invalid("entry", pair)
-        row = _row_of(pair[1])
-        if row is None:
-            _add_specs(pair[1], found, depth + 1)
+        node = pair[1]
+        # Tensors are the most frequent nodes: "io" in the benchmarks.
+        if isinstance(node, dict) and len(node) == 1 and "tensor" in node:
+            _add_spec(node["tensor"], found)
         else:
-            _add_spec(row, found)
+            _add_specs(node, found, depth + 1)
 
 
 _MOST_NODES_DEEP: Final = 2 * MAX_DEPTH
@@ -370,14 +371,6 @@ def _kind_of(node: object) -> tuple[str, object]:
         for kind in node:  # without a copy: "io" in the benchmarks
             return kind, node[kind]
     raise _invalid("node", node)
-
-
-def _row_of(node: object) -> object:
-    """Return the value of the node of a tensor; `None`: of another kind, or not valid.
-
-    Tensors are the most frequent nodes: "io" in the benchmarks.
-    """
-    return node.get("tensor") if isinstance(node, dict) and len(node) == 1 else None
 
 
 def _bytes_of(blob: Tensor) -> bytes:
