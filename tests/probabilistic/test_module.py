@@ -311,7 +311,7 @@ def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
         ),
         (
             {"distribution_class": distributions.StudentT},
-            "`StudentT` also requires `df`, got `loc`, `scale`. Add keys",
+            "`StudentT` also requires `df`, got `loc`, `scale`. Add parameters",
         ),
     ],
 )

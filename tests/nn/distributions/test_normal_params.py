@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kd_core import InvalidValue
 from kd_nn import AddStateIndependentNormalScale, NormalParamExtractor, NormalParamWrapper
 
 
@@ -43,6 +44,13 @@ def test_extractor_passes_further_tensors_through() -> None:
 def test_scale_is_never_below_its_bound() -> None:
     _, scale = NormalParamExtractor("relu", scale_lb=0.3)(torch.full((4,), -1.0))
     assert scale.tolist() == pytest.approx([0.3, 0.3])
+
+
+@pytest.mark.parametrize("bound", [-1.0, float("nan")])
+def test_negative_bound_is_refused(bound: float) -> None:
+    for build in (NormalParamExtractor, lambda **more: AddStateIndependentNormalScale(4, **more)):
+        with pytest.raises(InvalidValue, match=r"`scale_lb` must be 0 or above: .*got"):
+            build(scale_lb=bound)
 
 
 def test_odd_last_dimension_is_an_error() -> None:

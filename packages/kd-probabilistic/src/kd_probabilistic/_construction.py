@@ -114,7 +114,8 @@ def _check_arguments(
     if needed:
         raise InvalidArgument(
             f"`{name_of(function)}` also requires {_listed(needed)}, got {_listed(given)}. Add "
-            "keys to `in_keys`, or values to `distribution_kwargs`."
+            "parameters (`in_keys` of a module, entries of a composite), or fixed values "
+            "(`distribution_kwargs`, `extra_kwargs`)."
         )
 
 

@@ -20,7 +20,10 @@ class NormalParamExtractor(nn.Module):
 
     Args:
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
-        scale_lb: The smallest scale that is returned.
+        scale_lb: The smallest scale that is returned, 0 or above.
+
+    Raises:
+        InvalidValue: If the mapping is not known, or `scale_lb` is negative.
 
     Example:
         >>> loc, scale = NormalParamExtractor()(torch.zeros(3, 4))
@@ -37,7 +40,7 @@ class NormalParamExtractor(nn.Module):
     ) -> None:
         super().__init__()
         self.scale_mapping = mappings(scale_mapping)
-        self.scale_lb = scale_lb
+        self.scale_lb = _checked_bound(scale_lb)
 
     def forward(self, tensor: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Split `tensor`, shape (*batch, 2 n).
@@ -69,7 +72,10 @@ class NormalParamWrapper(nn.Module):
     Args:
         operator: The network; its output, or the first of its outputs, has an even last dimension.
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
-        scale_lb: The smallest scale that is returned.
+        scale_lb: The smallest scale that is returned, 0 or above.
+
+    Raises:
+        InvalidValue: If the mapping is not known, or `scale_lb` is negative.
 
     Example:
         >>> loc, scale = NormalParamWrapper(nn.Linear(3, 8))(torch.randn(5, 3))
@@ -111,11 +117,14 @@ class AddStateIndependentNormalScale(nn.Module):
         scale_shape: Shape of the scale, equal to the last dimensions of the location; an int is one
             dimension.
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
-        scale_lb: The smallest scale that is returned.
+        scale_lb: The smallest scale that is returned, 0 or above.
         device: Where the scale is created; by default torch's default device.
         make_param: Whether the scale is a parameter; otherwise it is a buffer, which is saved with
             the module and not trained.
         init_value: First value of the raw scale, before the mapping.
+
+    Raises:
+        InvalidValue: If the mapping is not known, or `scale_lb` is negative.
 
     Example:
         >>> loc, scale = AddStateIndependentNormalScale(4)(torch.zeros(3, 4))
@@ -142,7 +151,7 @@ class AddStateIndependentNormalScale(nn.Module):
         else:
             self.register_buffer("state_independent_scale", raw)
         self.scale_mapping = mappings(scale_mapping)
-        self.scale_lb = scale_lb
+        self.scale_lb = _checked_bound(scale_lb)
 
     def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Pair `loc` with the scale, expanded to the shape of `loc`.
@@ -167,6 +176,12 @@ class AddStateIndependentNormalScale(nn.Module):
             )
         scale = self.scale_mapping(raw).clamp_min(self.scale_lb).expand_as(loc)
         return (loc, scale, *others)
+
+
+def _checked_bound(scale_lb: float) -> float:
+    if not scale_lb >= 0:  # NaN too
+        raise InvalidValue(f"`scale_lb` must be 0 or above: scales are positive, got {scale_lb!r}.")
+    return scale_lb
 
 
 def _ends_with(shape: torch.Size, tail: torch.Size) -> bool:
