@@ -8,7 +8,7 @@ from torch import Tensor
 from torch import distributions as d
 from torch.distributions import Distribution
 
-from kd_core import NestedKey, TensorDict, lazy_stack
+from kd_core import KeySetMismatch, NestedKey, TensorDict, lazy_stack
 from kd_nn import Delta, TanhNormal
 from kd_probabilistic import CompositeDistribution, EntropyEstimateWarning
 
@@ -295,3 +295,21 @@ def test_log_probs_of_countable_values_sum_to_one() -> None:
             value = TensorDict({"a": torch.full((4,), float(a)), "b": torch.full((4,), b)}, [4])
             total += dist.log_prob(value, aggregate=True).exp()
     torch.testing.assert_close(total, torch.ones(4))
+
+
+def test_divergence_is_the_sum_over_components() -> None:
+    p, (move, grip) = composite(), parts()
+    q = CompositeDistribution(params().apply(lambda leaf: leaf.abs() + 0.1), MAP)
+    expected = d.kl_divergence(move, q["move"]).sum(-1) + d.kl_divergence(grip, q[GRIP])
+    assert d.kl_divergence(p, q).allclose(expected)
+
+
+def test_divergence_needs_the_same_components_and_their_formulas() -> None:
+    other = CompositeDistribution(params(), {"move": d.Normal})
+    with pytest.raises(KeySetMismatch, match=r"same components, got `move`, .*and `move`"):
+        d.kl_divergence(composite(), other)
+    delta = CompositeDistribution(
+        TensorDict({"move": {"param": torch.zeros(3, 2)}}, [3]), {"move": Delta}
+    )
+    with pytest.raises(NotImplementedError, match=r"`Normal` has no divergence .*component `move`"):
+        d.kl_divergence(other, delta)

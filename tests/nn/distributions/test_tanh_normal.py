@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 import torch
 from torch import Tensor
-from torch.distributions import Normal, TransformedDistribution, transforms
+from torch.distributions import Normal, TransformedDistribution, kl_divergence, transforms
 
 from kd_nn import TanhNormal
 
@@ -92,6 +92,26 @@ def test_what_has_no_formula_is_refused() -> None:
             getattr(ours, name)
     with pytest.raises(NotImplementedError):
         ours.entropy()
+
+
+def test_divergence_on_one_interval_is_that_of_draws() -> None:
+    torch.manual_seed(0)
+    loc = torch.zeros(2, requires_grad=True)
+    p = TanhNormal(loc, torch.tensor([0.5, 1.0]), -2.0, 3.0)
+    q = TanhNormal(torch.tensor([0.3, 0.0]), 0.8, -2.0, 3.0)
+    found = kl_divergence(p, q)
+    draws = p.sample((200_000,))
+    each = p.log_prob(draws) - q.log_prob(draws)
+    error = each.std(0) / len(draws) ** 0.5
+    assert ((found - each.mean(0)).abs() < 5 * error).all()
+    assert kl_divergence(p, p).abs().max() == 0
+    (gradient,) = torch.autograd.grad(found.sum(), loc)
+    assert gradient[0] < 0
+
+
+def test_divergence_on_different_intervals_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"same interval, got low=.*Estimate it"):
+        kl_divergence(TanhNormal(torch.zeros(2), 1.0), TanhNormal(torch.zeros(2), 1.0, -2.0))
 
 
 def test_values_are_validated_and_expanded_as_in_torch() -> None:

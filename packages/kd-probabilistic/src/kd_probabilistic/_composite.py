@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Self, cast, overload
 
 from torch import Size, Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, kl_divergence, register_kl
 
 from kd_core import (
     InvalidArgument,
+    KeySetMismatch,
     NestedKey,
     ShapeMismatch,
     TensorDict,
@@ -36,7 +37,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
     Values are containers. A quantity of each component (log-probability, entropy, ...) is a
     container too, at the key of the value with a suffix; log-probability and entropy can be summed
     to those of the joint distribution. It is also a mapping from the key of a value to its
-    distribution.
+    distribution. `torch.distributions.kl_divergence` of two is the sum over all components.
 
     Args:
         params: A container that holds, at the name of each distribution, a container of its
@@ -339,6 +340,29 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         for key, part in self.items():
             made[key] = entropy_of(part, format_key(key), samples_mc)
         return made
+
+
+def _kl_of_components(p: CompositeDistribution, q: CompositeDistribution) -> Tensor:
+    """Return the sum of the divergences of all components, shape (*batch_shape).
+
+    Raises:
+        KeySetMismatch: If they do not have the same components.
+        EstimateNotOffered: If there is no formula for a component.
+    """
+    if p.keys() != q.keys():
+        raise KeySetMismatch(
+            "the divergence of two composite distributions needs the same components, got "
+            f"{', '.join(map(format_key, p.keys()))} and {', '.join(map(format_key, q.keys()))}."
+        )
+
+    def found(key: NestedKey, part: Distribution) -> Tensor:
+        divergence: Tensor = kl_divergence(part, q[key])
+        return divergence
+
+    return p.summed(p._each("divergence from the other component", found))
+
+
+register_kl(CompositeDistribution, CompositeDistribution)(_kl_of_components)  # type: ignore[no-untyped-call]  # by torch
 
 
 def _built(

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Normal, constraints
+from torch.distributions import Normal, constraints, kl_divergence, register_kl
 from torch.nn import functional
 
 from kd_nn.distributions._interval import OnInterval
@@ -22,6 +22,8 @@ class TanhNormal(OnInterval):
     """The distribution of `low + (high - low) (tanh(x) + 1) / 2` for a normal `x`.
 
     It has no formula for mean, variance, mode and entropy. `deterministic_sample` is the median.
+    `torch.distributions.kl_divergence` of two on the same interval is that of their normal
+    variables, since a divergence does not depend on an invertible map of both.
 
     Args:
         loc: Location of `x`.
@@ -114,3 +116,21 @@ class TanhNormal(OnInterval):
         largest = 1 - torch.finfo(self.loc.dtype).eps
         unit = (2 * (value - self.low) / (self.high - self.low) - 1).clamp(-largest, largest)
         return unit.atanh()
+
+
+def _kl_on_one_interval(p: TanhNormal, q: TanhNormal) -> Tensor:
+    """Return the divergence of `p` from `q`, shape (*batch_shape).
+
+    Raises:
+        NotImplementedError: If their intervals differ: there is no formula.
+    """
+    if not bool(((p.low == q.low) & (p.high == q.high)).all()):
+        raise NotImplementedError(
+            "the divergence of two `TanhNormal` has a formula only if both are on the same "
+            f"interval, got low={p.low}, high={p.high} and low={q.low}, high={q.high}. Estimate it "
+            "from draws: `(p.log_prob(x) - q.log_prob(x)).mean(0)`."
+        )
+    return kl_divergence(p._normal(), q._normal())
+
+
+register_kl(TanhNormal, TanhNormal)(_kl_on_one_interval)  # type: ignore[no-untyped-call]  # by torch
