@@ -8,7 +8,7 @@ from torch import Tensor
 from torch import distributions as d
 from torch.distributions import Distribution
 
-from kd_core import KeySetMismatch, NestedKey, TensorDict, lazy_stack
+from kd_core import InvalidArgument, KeySetMismatch, NestedKey, TensorDict, lazy_stack
 from kd_nn import Delta, TanhNormal
 from kd_probabilistic import CompositeDistribution, EntropyEstimateWarning
 
@@ -313,3 +313,8 @@ def test_divergence_needs_the_same_components_and_their_formulas() -> None:
     )
     with pytest.raises(NotImplementedError, match=r"`Normal` has no divergence .*component `move`"):
         d.kl_divergence(other, delta)
+
+
+def test_value_that_is_a_tensor_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"must be a container .*got Tensor"):
+        composite().log_prob(torch.zeros(3, 2))  # type: ignore[call-overload]  # wrong on purpose

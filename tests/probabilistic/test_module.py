@@ -1,6 +1,7 @@
 import copy
 import math
 import pickle
+from collections.abc import Callable
 
 import pytest
 import scipy.stats
@@ -431,3 +432,27 @@ def test_log_prob_of_no_rows_has_none() -> None:
     td = module(TensorDict({"loc": loc, "scale": torch.ones(0, 2)}, [0]))
     assert td["a_log_prob"].shape == (0,)
     assert td["a_log_prob"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("call", "read"),
+    [
+        (lambda module, td: module(td), "`loc` (2, 3) float32, `scale` (2, 4) float32"),
+        (lambda module, td: module(loc=td["loc"], scale=td["scale"]), "`loc` (2, 3) float32"),
+        (lambda module, td: module.get_dist(td), "`scale` (2, 4) float32"),
+        (
+            lambda module, td: module.log_prob(td.replace({"scale": torch.ones(2, 3)})),
+            "reads `x` (2, 5) float32",
+        ),
+    ],
+)
+def test_error_of_torch_says_what_was_read(
+    call: Callable[[ProbabilisticTensorDictModule, TensorDict], object], read: str
+) -> None:
+    module = ProbabilisticTensorDictModule(["loc", "scale"], ["x"], distribution_class=Normal)
+    td = TensorDict(loc=torch.zeros(2, 3), scale=torch.ones(2, 4), x=torch.zeros(2, 5))
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        call(module, td)
+    (note,) = caught.value.__notes__
+    assert note.startswith("`ProbabilisticTensorDictModule(Normal)`: reads ")
+    assert read in note

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, transforms
 
+from kd_core import InvalidValue
 from kd_nn import Delta
 
 POINT = torch.tensor([[0.0, 1.0], [2.0, -3.0], [4.0, 5.0]])
@@ -125,3 +126,15 @@ def test_update_with_a_wrong_point_changes_nothing(param: Tensor, message: str) 
     with pytest.raises(ValueError, match=message):
         delta.update(param)
     assert delta.param is POINT
+
+
+def test_a_number_is_a_point_of_no_dimension() -> None:
+    point = Delta(3.0)
+    assert point.batch_shape == point.event_shape == torch.Size([])
+    assert point.sample() == 3
+
+
+@pytest.mark.parametrize(("atol", "rtol"), [(-1.0, 0.0), (0.0, float("nan"))])
+def test_negative_tolerances_are_refused(atol: float, rtol: float) -> None:
+    with pytest.raises(InvalidValue, match="`atol` and `rtol` must be 0 or above"):
+        Delta(torch.zeros(2), atol, rtol)

@@ -56,6 +56,8 @@ def test_negative_bound_is_refused(bound: float) -> None:
 def test_odd_last_dimension_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"must have an even size.*got a tensor of shape \(3, 5\)"):
         NormalParamExtractor()(torch.zeros(3, 5))
+    with pytest.raises(ValueError, match=r"must have an even size.*got a tensor of shape \(\)"):
+        NormalParamExtractor()(torch.tensor(1.0))
 
 
 def test_extractor_is_traced_by_fx() -> None:

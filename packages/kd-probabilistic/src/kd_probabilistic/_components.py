@@ -20,6 +20,7 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     format_key,
+    is_tensor_collection,
     nearest_key,
     unravel_key,
 )
@@ -196,6 +197,11 @@ def _variance(distribution: Distribution) -> Tensor:
 
 def value_at(container: TensorDictBase, key: NestedKey) -> Tensor:
     """Return the value of a component, or raise that it is missing."""
+    if not is_tensor_collection(container):
+        raise InvalidArgument(
+            "the value of a `CompositeDistribution` must be a container that holds one of each "
+            f"component, got {type(container).__name__}. Give it at {format_key(key)}."
+        )
     found = container.get(key)
     if found is None:
         raise key_not_found("value", key, container.keys(True, True))

@@ -142,10 +142,14 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
     def dist_of_values(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of bare parameters, one per key of `dist_params_keys`."""
         fed = [values[idx] for idx in self._settings.feeds]
-        if must_not_look(fed):
-            with unchecked(self.described_as):
-                return self._settings.build(fed)
-        return self._built(fed)
+        try:
+            if must_not_look(fed):
+                with unchecked(self.described_as):
+                    return self._settings.build(fed)
+            return self._built(fed)
+        except Exception as error:
+            self._add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
+            raise
 
     build_dist_from_params = get_dist
 
@@ -189,7 +193,11 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         values: dict[NestedKey, Tensor] = {}
         for key in self._settings.sample_keys:
             values[key] = cast("Tensor", _read(self, key, tensordict))
-        return self.log_prob_of_values(dist, values, aggregate)
+        try:
+            return self.log_prob_of_values(dist, values, aggregate)
+        except Exception as error:
+            self._add_call_note(error, values)
+            raise
 
     def log_prob_of_values(
         self,
@@ -261,10 +269,14 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
         fed = [values[idx] for idx in self._settings.feeds]
-        if must_not_look(fed):
-            with unchecked(self.described_as):
-                return self._taken(fed, generator)
-        return self._taken(fed, generator)
+        try:
+            if must_not_look(fed):
+                with unchecked(self.described_as):
+                    return self._taken(fed, generator)
+            return self._taken(fed, generator)
+        except Exception as error:
+            self._add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
+            raise
 
     def _taken(
         self, values: Sequence[object], generator: torch.Generator | int | None

@@ -5,6 +5,7 @@ back as fresh lists. Assigning to anything that decides how a module runs (its k
 a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import torch
@@ -18,6 +19,7 @@ from kd_nn._dispatch.dispatch import (
     describe,
     keys_not_declared,
 )
+from kd_nn._dispatch.notes import add_call_note
 from kd_nn._errors import DispatchError, out_key_unknown
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import (
@@ -325,6 +327,10 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         """Return the keys, for printing."""
         keys = (getattr(self, name, None) for name in ("in_keys", "out_keys"))
         return "in_keys={}, out_keys={}".format(*keys)
+
+    def _add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
+        """Add to an exception of torch what this module was given, by key."""
+        add_call_note(error, self, values)
 
     def _own_in_keys(self) -> Keys:
         spec: InKeySpec | None = self.__dict__.get("_in_spec")

@@ -24,7 +24,6 @@ from kd_nn._dispatch.entries import (
     read_optional,
     write_entries,
 )
-from kd_nn._dispatch.notes import add_call_note
 from kd_nn._dispatch.skip_existing import outputs_exist
 from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
 from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
@@ -181,7 +180,7 @@ class TensorDictModule(TensorDictModuleBase):
         try:
             return self.split_outputs(self.call_wrapped(*values))
         except Exception as error:
-            add_call_note(error, self, dict(zip(self.spec.keys, values, strict=False)))
+            self._add_call_note(error, dict(zip(self.spec.keys, values, strict=False)))
             raise
 
     def call_wrapped(self, *values: object) -> object:

@@ -24,7 +24,7 @@ class Delta(Distribution):
     element) and `-inf` for others.
 
     Args:
-        param: The point, shape (*batch_shape, *event_shape).
+        param: The point, shape (*batch_shape, *event_shape); a number is a tensor of shape ().
         atol: Absolute tolerance of `log_prob`.
         rtol: Relative tolerance of `log_prob`.
         batch_shape: Independent points. By default all but the last dimension of `param`.
@@ -33,7 +33,8 @@ class Delta(Distribution):
             compiling or exporting.
 
     Raises:
-        InvalidValue: If the two shapes together are not the shape of `param`.
+        InvalidValue: If the two shapes together are not the shape of `param`, or a tolerance is
+            negative.
 
     Example:
         >>> point = Delta(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
@@ -50,13 +51,17 @@ class Delta(Distribution):
 
     def __init__(
         self,
-        param: Tensor,
+        param: Tensor | float,
         atol: float = 1e-6,
         rtol: float = 1e-6,
         batch_shape: Sequence[int] | None = None,
         event_shape: Sequence[int] | None = None,
         validate_args: bool | None = None,
     ) -> None:
+        if not (atol >= 0 and rtol >= 0):  # NaN too
+            raise InvalidValue(f"`atol` and `rtol` must be 0 or above, got {atol!r} and {rtol!r}.")
+        if not isinstance(param, Tensor):
+            param = torch.as_tensor(param)
         self.param, self.atol, self.rtol = param, atol, rtol
         batch, event = _split_shape(param.shape, batch_shape, event_shape)
         if torch.compiler.is_compiling():

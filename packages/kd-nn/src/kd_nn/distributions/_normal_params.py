@@ -53,10 +53,10 @@ class NormalParamExtractor(nn.Module):
             Location and scale, shape (*batch, n) each, then `others`.
 
         Raises:
-            InvalidValue: If the last dimension is odd.
+            InvalidValue: If the last dimension is odd, or there is none.
         """
         # Not for a proxy or a fake tensor: a branch on its size would be traced.
-        if tensor.__class__ is Tensor and tensor.shape[-1] % 2:
+        if tensor.__class__ is Tensor and (not tensor.ndim or tensor.shape[-1] % 2):
             raise InvalidValue(
                 "the last dimension must have an even size, since `NormalParamExtractor` splits it "
                 f"into location and scale, got a tensor of shape {tuple(tensor.shape)}. "
