@@ -9,7 +9,15 @@ from tests.core.kinds import inner
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from kd_core import InvalidValue, NonTensorData, TensorDict, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    LazyStackedTensorDict,
+    NonTensorData,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 
 def nested(batch: int = 3) -> TensorDict:
@@ -226,3 +234,70 @@ def test_gradients_with_respect_to_a_lazy_stack() -> None:
     assert nested["s", "a"].tolist() == [[2, 2], [4, 4]]
     rows = torch.func.vmap(torch.func.grad(lambda each: (each["a"] ** 2).sum()))(td)
     assert rows["a"].tolist() == [[2, 2], [4, 4]]
+
+
+def ragged() -> LazyStackedTensorDict:
+    rows = [
+        TensorDict({"ids": torch.arange(float(n)), "same": torch.ones(2), "word": str(n)})
+        for n in (2, 3)
+    ]
+    return LazyStackedTensorDict(*rows, stack_dim_name="prompt")
+
+
+def test_members_of_a_ragged_stack_are_its_children() -> None:
+    stacked = ragged()
+    doubled = pytree.tree_map(lambda leaf: leaf * 2, stacked)
+    assert type(doubled) is LazyStackedTensorDict
+    assert doubled.names == ["prompt"]
+    assert [row["ids"].tolist() for row in doubled.unbind(0)] == [[0, 2], [0, 2, 4]]
+    assert [row["word"] for row in doubled.unbind(0)] == ["2", "3"]
+    assert [row["ids"].tolist() for row in stacked.unbind(0)] == [[0, 1], [0, 1, 2]]
+
+
+def test_a_ragged_stack_below_a_container_is_a_node() -> None:
+    td = TensorDict({"x": torch.zeros(2, 4), "prompts": ragged(), "after": {"y": torch.ones(2)}})
+    td.batch_size = [2]
+    plus = pytree.tree_map(lambda leaf: leaf + 1, td)
+    assert plus.batch_size == (2,)
+    assert torch.equal(plus["x"], torch.ones(2, 4))
+    assert torch.equal(plus["after", "y"], torch.full((2,), 2.0))
+    prompts = inner(plus, "prompts")
+    assert [row["ids"].tolist() for row in prompts.unbind(0)] == [[1, 2], [1, 2, 3]]
+
+
+def test_key_paths_of_a_ragged_stack_count_its_members() -> None:
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(ragged())[0]]
+    assert paths == ["[0]['ids']", "[0]['same']", "[1]['ids']", "[1]['same']"]
+
+
+def test_the_structure_of_a_ragged_stack_can_be_saved() -> None:
+    td = TensorDict({"prompts": ragged()}, [2])
+    spec = pytree.tree_structure(td)
+    loaded = pytree.treespec_loads(pytree.treespec_dumps(spec))
+    assert loaded == spec
+    assert spec != pytree.tree_structure(TensorDict({"prompts": ragged()[:1]}, [1]))
+    again = pytree.tree_unflatten(pytree.tree_leaves(td), loaded)
+    assert inner(again, "prompts").names == ["prompt"]
+
+
+def test_gradients_with_respect_to_a_ragged_stack() -> None:
+    def loss(td: LazyStackedTensorDict) -> Tensor:
+        return torch.stack([(row["ids"] ** 2).sum() for row in td.unbind(0)]).sum()
+
+    slopes = torch.func.grad(loss)(ragged().exclude("word"))
+    assert [row["ids"].tolist() for row in slopes.unbind(0)] == [[0, 2], [0, 2, 4]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_vmap_over_a_ragged_stack_names_the_entry(whole: bool) -> None:
+    stacked = ragged().exclude("word")
+    td = stacked if whole else TensorDict({"prompts": stacked}, [2])
+    with pytest.raises(ShapeMismatch, match="entry `ids` is ragged"):
+        torch.vmap(lambda row: row)(td)
+    with pytest.raises(ShapeMismatch, match="entry `ids` is ragged"):
+        torch.vmap(lambda x: (x, td))(torch.zeros(2))
+
+
+def test_a_member_cannot_be_replaced_by_something_else() -> None:
+    with pytest.raises(InvalidArgument, match="member 0"):
+        pytree.tree_map(len, ragged(), is_leaf=lambda node: type(node) is TensorDict)

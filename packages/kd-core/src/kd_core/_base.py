@@ -153,7 +153,7 @@ class TensorDictBase(
         return list(self.keys(include_nested=True))
 
     @staticmethod
-    def stack(input: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
+    def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         """Stack containers along a new batch dimension: `kd_core.stack`.
 
         Example:
@@ -177,7 +177,7 @@ class TensorDictBase(
 
     @staticmethod
     def lazy_stack(
-        input: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+        input: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
     ) -> TensorDictBase:
         """Stack containers lazily along a new batch dimension: `kd_core.lazy_stack`.
 
@@ -190,7 +190,7 @@ class TensorDictBase(
 
     @staticmethod
     def maybe_dense_stack(
-        input: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+        input: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
     ) -> TensorDictBase:
         """Stack containers densely if their entries fit, else lazily: `kd_core.maybe_dense_stack`.
 

@@ -28,6 +28,7 @@ from kd_core import (
     TensorDictBase,
     cat,
     lazy_stack,
+    maybe_dense_stack,
     stack,
 )
 
@@ -85,7 +86,10 @@ def make() -> TensorDict:
         (lambda td: td.sum("feature"), ["time", "env"]),
         (lambda td: cat([td, td]), ["time", "env"]),
         (lambda td: stack([td, td]), [None, "time", "env"]),
+        (lambda td: stack([td, td], "env"), ["time", None, "env"]),
         (lambda td: lazy_stack(td.unbind(0)), [None, "env"]),
+        (lambda td: lazy_stack([td, td], "time"), [None, "time", "env"]),
+        (lambda td: maybe_dense_stack([td, td], "env"), ["time", None, "env"]),
         (lambda td: td.clone(), ["time", "env"]),
         (lambda td: td.to("cpu"), ["time", "env"]),
         (lambda td: td.select("a"), ["time", "env"]),
@@ -113,6 +117,14 @@ def test_a_reduction_by_name_is_the_one_by_number() -> None:
     td = make()
     assert td.sum("env")["a"].tolist() == td.sum(1)["a"].tolist()
     assert td.amax("time")["a"].tolist() == td.amax(0)["a"].tolist()
+
+
+@pytest.mark.parametrize("join", [stack, lazy_stack, maybe_dense_stack])
+def test_a_name_that_no_dimension_has_is_not_the_place_of_a_new_one(
+    join: Callable[..., TensorDictBase],
+) -> None:
+    with pytest.raises(OutOfRange, match=r"named `tim`; .* `time`, `env`. Did you mean `time`"):
+        join([make(), make()], "tim")
 
 
 def test_nested_containers_have_the_names_too() -> None:

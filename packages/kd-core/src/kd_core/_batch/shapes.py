@@ -100,6 +100,11 @@ def wrap_dim(dim: int | str, shape: int | Batch) -> int:
     return dim + ndim if dim < 0 else dim
 
 
+def new_dim(dim: int | str, batch: Batch) -> int:
+    """Return where a dimension is inserted: a position of the result, or in front of a name."""
+    return wrap_dim(dim, batch if isinstance(dim, str) else len(batch) + 1)
+
+
 def index_int(batch: Batch, index: int) -> Batch:
     """Return the batch shape after `td[index]`."""
     if not batch:

@@ -9,8 +9,8 @@ import torch
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
-from kd_core._batch.shapes import wrap_dim
-from kd_core._combine.joining import Join, combined, dims_of, stacked_shape
+from kd_core._batch.shapes import new_dim, wrap_dim
+from kd_core._combine.joining import Join, combined, dims_of, first_of, stacked_shape
 from kd_core._nodes import registry
 
 C = TypeVar("C", bound=TensorDictBase)
@@ -19,12 +19,13 @@ C = TypeVar("C", bound=TensorDictBase)
 _stack_tensors = torch.stack
 
 
-def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
+def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Stack containers along a new batch dimension; `torch.stack` calls this function too.
 
     Args:
         tensors: containers of the same keys and batch size.
-        dim: the position of the new dimension; a negative one counts from the end of the result.
+        dim: the position of the new dimension; a negative one counts from the end of the result,
+            and the name of a dimension is its position.
         out: a container into whose leaves the result is written.
 
     Raises:
@@ -38,6 +39,8 @@ def stack(tensors: Sequence[C], dim: int = 0, *, out: C | None = None) -> C:
         >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]).batch_size
         torch.Size([2, 3])
     """
+    if isinstance(dim, str):
+        dim = new_dim(dim, first_of(tensors, "stack")._desc.batch)
     return combined(tensors, _stacking(dims_of(tensors, "stack"), dim), out)
 
 

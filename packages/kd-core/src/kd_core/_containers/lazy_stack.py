@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.names import checked_names, names_of, with_names
-from kd_core._batch.shapes import batch_of, wrap_dim
+from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import MemberReading
@@ -56,7 +56,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
 
     Args:
         *members: one or more containers, kept by reference.
-        stack_dim: the position of the new batch dimension.
+        stack_dim: the position of the new batch dimension, or the name of the dimension at it.
         batch_size: the batch size that the stack must have; `None` does not check it.
         device: where the members are moved; `None` leaves them where they are.
         names: the names of all batch dimensions; they are set in the members, too.
@@ -84,7 +84,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
     def __init__(
         self,
         *members: TensorDictBase,
-        stack_dim: int = 0,
+        stack_dim: int | str = 0,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
@@ -97,7 +97,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
             check_member(member, position, members[0], None)
         if device is not None:
             members = tuple([member.to(device) for member in members])
-        self._dim = wrap_dim(stack_dim, members[0]._desc.ndim + 1)
+        self._dim = new_dim(stack_dim, members[0]._desc.batch)
         self._members = list(members)
         self._desc = describe_stack(members, self._dim)
         if batch_size is not None and batch_of(batch_size) != self._desc.batch:
@@ -382,13 +382,13 @@ def restore_stack(
 
 
 def lazy_stack(
-    members: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+    members: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
 ) -> LazyStackedTensorDict:
     """Stack containers lazily along a new batch dimension; nothing is copied.
 
     Args:
         members: one or more containers of the same batch size.
-        dim: the position of the new dimension.
+        dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
 
     Raises:
@@ -411,13 +411,13 @@ def lazy_stack(
 
 
 def maybe_dense_stack(
-    members: Sequence[TensorDictBase], dim: int = 0, *, out: TensorDictBase | None = None
+    members: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
 ) -> TensorDictBase:
     """Stack containers into a `TensorDict` if their entries can be stacked, else lazily.
 
     Args:
         members: one or more containers of the same batch size.
-        dim: the position of the new dimension.
+        dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
 
     Example:
@@ -439,12 +439,12 @@ def maybe_dense_stack(
         return stack
 
 
-def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int = 0) -> TensorDictBase:
+def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int | str = 0) -> TensorDictBase:
     """Stack containers into a `TensorDict`, by the keys that all of them have.
 
     Args:
         td_list: one or more containers of the same batch size, lazy stacks among them.
-        dim: the position of the new dimension.
+        dim: the position of the new dimension, or the name of the dimension at it.
 
     Raises:
         ShapeMismatch: if the shapes of an entry differ.

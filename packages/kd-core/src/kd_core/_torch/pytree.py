@@ -12,7 +12,8 @@ Decisions:
   trailing dimensions of one child, the *lead*; when the container is rebuilt, the batch size is
   read from the new lead. Under a `vmap` over a batch dimension the batch size loses that dimension.
 - Rebuilding a container does not fail, whatever replaces the tensors.
-- Kinds with dense storage are rebuilt as themselves, others (lazy stacks) as a `TensorDict`.
+- Kinds with dense storage are rebuilt as themselves, others (lazy stacks) as a `TensorDict`, unless
+  their entries cannot be stacked; see `member_trees`.
 """
 
 from __future__ import annotations
@@ -35,11 +36,20 @@ from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
-from kd_core._errors import InvalidValue
+from kd_core._errors import InvalidValue, KdError
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._torch.vmap_dims import check_mapped_dims
+from kd_core._torch.member_trees import (
+    Dumped,
+    Members,
+    dumped,
+    loaded,
+    stack_of,
+    structure_of,
+)
+from kd_core._torch.vmap_dims import check_mapped_dims, is_for_vmap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,7 +58,8 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry, Node
     from kd_core._types import Batch
 
-    Dumped: TypeAlias = dict[str, object]
+
+AnyStructure: TypeAlias = "Structure | Members"
 
 
 class Structure(NamedTuple):
@@ -111,16 +122,30 @@ def _same(left: object, right: object) -> bool:
         return False
 
 
-def _flatten(container: AbstractContainer) -> tuple[list[object], Structure]:
+def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
     children: list[object] = []
     if container._owns_leaves:
         structure = _take_apart(container, children)
     else:
         with _below_gradients(container):
-            structure = _take_apart(container, children)
+            stacked = _take_stack_apart(container, children)
+        if isinstance(stacked, Members):
+            return children, stacked
+        structure = stacked
     if structure.lead >= 0:
         check_mapped_dims(container)
     return children, structure
+
+
+def _take_stack_apart(container: AbstractContainer, children: list[object]) -> AnyStructure:
+    """Append the entries of a stack, or its members if the entries cannot be stacked."""
+    try:
+        return _take_apart(container, children)
+    except KdError:
+        if not isinstance(container, Composite) or is_compiling() or is_for_vmap(3):
+            raise
+    children[:] = container._members
+    return structure_of(container)
 
 
 def _below_gradients(container: AbstractContainer) -> AbstractContextManager[object]:
@@ -203,6 +228,8 @@ def _shape_of(value: object) -> Batch | None:
 
 
 def _holds_shape(container: AbstractContainer) -> bool:
+    if isinstance(container, Composite):
+        return any(map(_holds_shape, container._members))
     for value in container._entries.values():
         if isinstance(value, Tensor):
             return True
@@ -212,8 +239,10 @@ def _holds_shape(container: AbstractContainer) -> bool:
 
 
 def _unflatten(
-    cls: type[AbstractContainer], values: Iterable[object], structure: Structure
+    cls: type[AbstractContainer], values: Iterable[object], structure: AnyStructure
 ) -> Node:
+    if isinstance(structure, Members):
+        return stack_of(cls, values, structure)
     return _put_together(cls, iter(values), structure)
 
 
@@ -313,6 +342,8 @@ def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
 
 
 def _is_hollow(container: AbstractContainer) -> bool:
+    if isinstance(container, Composite):
+        return all(map(_is_hollow, container._members))
     for value in container._entries.values():
         if isinstance(value, Tensor):
             return False
@@ -348,8 +379,10 @@ def _kind_of(
 
 def _flatten_with_keys(
     container: AbstractContainer,
-) -> tuple[list[tuple[_pytree.KeyEntry, object]], Structure]:
+) -> tuple[list[tuple[_pytree.KeyEntry, object]], AnyStructure]:
     children, structure = _flatten(container)
+    if isinstance(structure, Members):
+        return [(_pytree.SequenceKey(i), each) for i, each in enumerate(children)], structure
     return list(zip(_paths(structure, ()), children, strict=True)), structure
 
 
@@ -370,8 +403,10 @@ def _paths(structure: Structure, head: tuple[str, ...]) -> Iterator[_pytree.KeyE
             yield _pytree.MappingKey(_Path((*head, key)) if head else key)
 
 
-def _dump(structure: Structure) -> Dumped:
+def _dump(structure: AnyStructure) -> Dumped:
     """Convert the structure to JSON values, with which an exported program is saved."""
+    if isinstance(structure, Members):
+        return dumped(structure)
     return {
         "keys": list(structure.keys),
         "data": {key: _plain(key, value) for key, value in structure.data},
@@ -403,8 +438,12 @@ def _plain(key: str, value: object) -> object:
     return value
 
 
-def _load(dumped: object) -> Structure:
-    parts = cast("Dumped", dumped)
+def _load(given: object) -> AnyStructure:
+    parts = cast("Dumped", given)
+    return loaded(parts) or _load_structure(parts)
+
+
+def _load_structure(parts: Dumped) -> Structure:
     device = cast("str | None", parts["device"])
     lead, extra = cast("list[int]", parts["lead"])
     return Structure(
@@ -416,8 +455,8 @@ def _load(dumped: object) -> Structure:
         batch=tuple(cast("list[int]", parts["batch"])),
         ndim=cast(int, parts["ndim"]),
         inner=tuple(
-            None if below is None else _load(below)
-            for below in cast("list[object]", parts["inner"])
+            None if below is None else _load_structure(below)
+            for below in cast("list[Dumped | None]", parts["inner"])
         ),
         names=tuple(cast("Names", parts.get("names", ()))),
     )

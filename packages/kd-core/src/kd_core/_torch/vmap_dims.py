@@ -60,11 +60,9 @@ def check_mapped_dims(container: AbstractContainer, depth: int = 2) -> None:
     """
     if is_compiling():
         return
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_name in _RECURSION:
-        frame = frame.f_back
-    mapping = None if frame is None else _MAPPINGS.get(frame.f_code)
-    if frame is None or mapping is None:
+    frame = _flattening(depth + 1)
+    mapping = _MAPPINGS.get(frame.f_code)
+    if mapping is None:
         return
     values = frame.f_locals
     count = container._desc.ndim + mapping.new
@@ -76,6 +74,23 @@ def check_mapped_dims(container: AbstractContainer, depth: int = 2) -> None:
             raise _not_of_the_batch(mapping.dims, dim, container._desc.batch, count)
         if dim.__class__ is int and dim:
             _refuse_rows(container, mapping.dims, dim)
+
+
+def is_for_vmap(depth: int) -> bool:
+    """Return whether `vmap` flattens a container; it is not known while a graph is traced.
+
+    Args:
+        depth: how many frames above this one torch's own begin.
+    """
+    return _flattening(depth + 1).f_code in _MAPPINGS
+
+
+def _flattening(depth: int) -> FrameType:
+    """Return the frame that called `tree_flatten`."""
+    frame = sys._getframe(depth)
+    while frame.f_code.co_name in _RECURSION and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _refuse_rows(container: AbstractContainer, name: str, dim: int) -> None:
