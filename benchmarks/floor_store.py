@@ -39,6 +39,17 @@ NAME = re.compile(r"arena-[0-9a-f]{32}\.safetensors")
 PLACES: dict[int, tuple[int, str, str, weakref.ref[mmap.mmap]]] = {}
 """Which file is mapped at an address: its size, folder and name."""
 
+FIELDS = {
+    "format": "kd",
+    "generation": 1,
+    "min_reader": 1,
+    "parent": None,
+    "sealed": False,
+    "version": VERSION,
+}
+ROOTS: dict[int, tuple[str, weakref.ref[Floor]]] = {}
+"""Which floor is the whole of a folder, by its id."""
+
 NAMES = {torch.float32: "float32"}
 DTYPES = {name: (dtype, "F32") for dtype, name in NAMES.items()}
 Tree = dict[str, object]
@@ -48,7 +59,7 @@ Specs = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 class Stored(Floor):
     """A floor that can be saved: tensors alone, of the same batch size."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def memmap(self, path: str) -> Stored:
         """Write all tensors into one file, and return those in it."""
@@ -64,7 +75,7 @@ class Stored(Floor):
             for at, (key, leaf) in zip(specs, self.entries.items(), strict=True)
         ]
         tree = {"td": {"batch": list(self.batch_size), "entries": nodes}}
-        fields = {"segments": [[name, size, []]], "tree": tree, "version": VERSION}
+        fields = {**FIELDS, "segments": [[name, size, []]], "tree": tree}
         body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         with opened(path, None, os.O_DIRECTORY) as folder:
             with opened(".lock", folder, os.O_RDWR | os.O_CREAT) as lock:
@@ -108,7 +119,10 @@ class Stored(Floor):
             count = math.prod(shape)
             leaf = torch.frombuffer(data, dtype=dtype, offset=starts[name], count=count)
             leaves[name] = leaf.view(*shape)
-        return cls._of(fields["tree"], leaves)
+        made = cls._of(fields["tree"], leaves)
+        key = id(made)
+        ROOTS[key] = path, weakref.ref(made, lambda _: ROOTS.pop(key))
+        return made
 
     @classmethod
     def _of(cls, node: Tree, leaves: dict[str, Tensor]) -> Stored:
@@ -161,9 +175,11 @@ def layout_of(specs: Specs) -> tuple[bytes, dict[str, int], int]:
 
 
 def segment_of(fields: Tree) -> tuple[str, int]:
-    """Return the name and the size of the file of tensors."""
+    """Return the name and the size of the file of tensors, which must not be sealed."""
     [[name, size, _]] = fields["segments"]
-    if fields["version"] != VERSION or not NAME.fullmatch(name):
+    if fields["format"] != "kd" or fields["min_reader"] > VERSION or fields["sealed"]:
+        raise ValueError
+    if fields["generation"] < 1 or not NAME.fullmatch(name):
         raise ValueError
     return name, size
 

@@ -18,11 +18,11 @@ def parts_of(tree: object) -> list[Json]:
     Raises:
         FormatError: if there is none.
     """
-    match tree:
-        case {"cat": [_, *_] as parts, **more} if not more:
-            return cast("list[Json]", parts)
-        case {"cat": _}:
-            raise FormatError(f"{str(tree)[:80]!r} does not have the form of parts. {RESTORE}")
+    if isinstance(tree, dict) and "cat" in tree:
+        parts = tree["cat"]
+        if len(tree) == 1 and isinstance(parts, list) and parts:
+            return parts
+        raise FormatError(f"{str(tree)[:80]!r} does not have the form of parts. {RESTORE}")
     return [cast("Json", tree)]
 
 

@@ -138,8 +138,10 @@ def _add_spec(row: object, found: _Named) -> bool:
         if named and dtype in DTYPES:
             spec = Spec(DTYPES[dtype], _sizes_of(sizes))
             known = found[segment].setdefault(name, spec)
+            if known is spec:
+                return True
             if known == spec:
-                return known is spec
+                return False
     raise _invalid("tensor", row)
 
 
