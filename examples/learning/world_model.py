@@ -62,7 +62,7 @@ def imagine(windows: TensorDictBase, model: TensorDictModuleBase) -> TensorDict:
     """Return what the model expects after each step, of batch size `(windows, steps)`."""
     count = len(windows)
     expected: list[TensorDict] = []
-    for number, seen in enumerate(windows.unbind(1)):
+    for number, seen in enumerate(windows.select("obs", "action").unbind(1)):
         before = expected[-1] if expected else TensorDict(hidden=torch.zeros(count, HIDDEN))
         obs = seen["obs"] if number < SEEN else before["loc"]
         step = {"obs": obs, "action": seen["action"], "hidden": before["hidden"]}

@@ -1,122 +1,102 @@
-"""Several entries stored at once, beside `assign` one key after the other."""
+"""`assign_levels` stores what `assign` stores, and refuses what it refuses."""
 
-from __future__ import annotations
-
-import random
+from collections.abc import Callable
+from random import Random
+from typing import cast
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict, TensorDictBase
-
-BATCH = 3
-KEYS: tuple[NestedKey, ...] = (
-    "a",
-    "b",
-    "next",
-    ("next", "a"),
-    ("next", "b"),
-    ("next", "b", "c"),
-    ("other", "a"),
-    ("a", "b"),
-    ("a",),
-)
+from kd_core import KdError, NestedKey, TensorClass, TensorDict, TensorDictBase, lazy_stack
+from kd_core.extending import assign_levels
 
 
-class Marked(str):
-    """A key of another class."""
-
-    __slots__ = ()
+class Typed(TensorClass):
+    x: torch.Tensor
 
 
-class Slow(TensorDict):
-    """Overrides a primitive, so that every write passes it."""
-
-    def _set_entry(self, key: str, value: object) -> None:
-        super()._set_entry(f"{key}!", value)  # type: ignore[arg-type]  # what it was called with
-
-
-def random_entries(rng: random.Random) -> dict[NestedKey, object]:
-    """Return some entries, most of which fit."""
-    entries: dict[NestedKey, object] = {}
-    for key in rng.sample(KEYS, rng.randrange(1, 5)):
-        value: object = torch.rand(BATCH, rng.randrange(1, 3))
-        odd = rng.random()
-        if odd < 0.05:
-            value = torch.rand(())
-        elif odd < 0.1:
-            value = nn.Parameter(torch.rand(BATCH))
-        elif odd < 0.15:
-            value = rng.choice([1.0, "text", {"c": torch.rand(BATCH)}, TensorDict({}, [BATCH])])
-        elif odd < 0.2 and isinstance(key, str):
-            key = Marked(key)
-        entries[key] = value
-    return entries
+def value_of(rng: Random) -> object:
+    shapes = [(3,), (3, 2), (3, 0), (3, 2, 2)]
+    wrong: list[object] = [torch.zeros(2), torch.zeros(()), "text", None, 1.0]
+    kinds: list[object] = [
+        torch.nn.Parameter(torch.zeros(3)),
+        TensorDict({"deep": torch.ones(3)}, [3]),
+        {"deep": torch.ones(3)},
+        torch.nested.nested_tensor([torch.ones(n) for n in (1, 2, 3)], layout=torch.jagged),
+    ]
+    pick = rng.random()
+    if pick < 0.75:
+        return torch.full(rng.choice(shapes), rng.random())
+    return rng.choice(wrong if pick < 0.85 else kinds)
 
 
-def random_container(rng: random.Random) -> TensorDict:
-    """Return a container with some of the keys."""
-    td = TensorDict({}, [BATCH])
-    for key in ("a", ("next", "a"), ("next", "c"), ("other", "z")):
-        if rng.random() < 0.4:
-            td.set(key, torch.rand(BATCH))
-    if rng.random() < 0.1:
-        td.lock_()
-    elif rng.random() < 0.1 and "next" in td:
-        td.nested("next", TensorDict).lock_()
-    elif rng.random() < 0.1:
-        return td.to("cpu")
-    return td
+def start_of(rng: Random) -> TensorDictBase:
+    first: dict[str, object] = {"x": torch.zeros(3), "n": {"x": torch.zeros(3)}}
+    kinds: list[Callable[[], TensorDictBase]] = [
+        lambda: TensorDict({}, [3]),
+        lambda: TensorDict(first, [3]),
+        lambda: TensorDict({"n": torch.zeros(3)}, [3]),
+        lambda: TensorDict({"n": "text"}, [3]),
+        lambda: TensorDict({"n": TensorDict({"x": torch.zeros(3, 2)}, [3, 2])}, [3]),
+        lambda: TensorDict({"n": Typed(x=torch.zeros(3), batch_size=[3])}, [3]),
+        lambda: TensorDict({"n": lazy_stack([TensorDict(x=1.0)] * 3)}, [3]),
+        lambda: TensorDict(first, [3], lock=True),
+        lambda: TensorDict({"n": TensorDict({}, [3]).lock_()}, [3]),
+        lambda: TensorDict(first, [3], names=["rows"]),
+        lambda: TensorDict(first, [3], device="cpu"),
+        lambda: TensorDict({}, [3, 2]),
+        lambda: TensorDict({}),
+        lambda: lazy_stack([TensorDict(first | {"x": 1.0, "n": {"x": 1.0}}) for _ in range(3)]),
+        lambda: Typed(x=torch.zeros(3), batch_size=[3]),
+    ]
+    return rng.choice(kinds)()
 
 
-def state_of(td: TensorDictBase) -> list[object]:
-    """Return keys in their order, and what is stored there."""
-    return [(key, *seen(value)) for key, value in td.items()]
-
-
-def seen(value: object) -> tuple[object, ...]:
-    if isinstance(value, TensorDictBase):
-        return type(value), state_of(value)
-    return type(value), id(value) if isinstance(value, Tensor) else None
-
-
-def outcome(td: TensorDict, entries: dict[NestedKey, object]) -> object:
+def outcome(td: TensorDictBase, store: Callable[[], object]) -> tuple[object, object]:
     try:
-        td.assign(entries)
-    except (ValueError, RuntimeError, TypeError, KeyError) as error:
-        return type(error), str(error), state_of(td)
-    return state_of(td), td._nested
+        store()
+        error: object = None
+    except KdError as raised:
+        error = type(raised), str(raised)
+    leaves = {key: td.get(key) for key in td.keys(True, is_leaf=lambda kind: True)}
+    return error, [(key, type(leaf), repr(leaf)) for key, leaf in leaves.items()]
 
 
-def test_random_entries_are_stored_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(0)
-    kinds = set()
-    for _ in range(3000):
-        td, entries = random_container(rng), random_entries(rng)
-        twin = td.clone(False)
-        if td.is_locked:
-            twin.lock_()
-        elif "next" in td and td.nested("next", TensorDict).is_locked:
-            twin.nested("next", TensorDict).lock_()
-        ours = outcome(td, entries)
-        with monkeypatch.context() as patch:
-            patch.setattr(TensorDict, "_set_levels", lambda *_: False)
-            theirs = outcome(twin, entries)
-        assert ours == theirs, (entries, ours, theirs)
-        kinds.add(isinstance(ours, tuple) and len(ours))
-    assert kinds == {2, 3}  # some are stored, others refused
+@pytest.mark.parametrize("seed", range(400))
+def test_levels_are_stored_as_by_path(seed: int) -> None:
+    rng = Random(seed)
+    entries: dict[str, object] = {}
+    for key in rng.sample(["a", "n", "x", "m"], rng.randint(1, 4)):
+        names = rng.sample(["x", "y", "z"], rng.randint(1, 3))
+        below = key in {"n", "m"}
+        entries[key] = {name: value_of(rng) for name in names} if below else value_of(rng)
+    levels = tuple(key for key in entries if key in {"n", "m"})
+    paths: dict[NestedKey, object] = {}
+    for key, given in entries.items():
+        below = cast("dict[str, object]", given) if key in levels else {}
+        paths.update({(key, name): each for name, each in below.items()} or {key: given})
+    mark = rng.random()
+    one, other = start_of(Random(mark)), start_of(Random(mark))
+    want = outcome(one, lambda: one.assign(paths))
+    assert outcome(other, lambda: assign_levels(other, entries, levels)) == want
 
 
-def test_a_subclass_that_overrides_a_primitive_sees_each_write() -> None:
-    value = torch.rand(BATCH)
-    slow = Slow({}, [BATCH]).assign({"a": value, ("next", "b"): value})
-    assert set(slow.keys()) == {"a!", "next!"}
+def test_a_level_that_is_made_is_a_container_of_the_same_batch() -> None:
+    td = TensorDict({}, [3])
+    leaf = torch.ones(3)
+    assign_levels(td, {"n": {"x": leaf}}, ("n",))
+    below = td.nested("n", TensorDict)
+    assert below["x"] is leaf
+    assert below.batch_size == (3,)
+    td.lock_()
+    assert below.is_locked
 
 
-def test_levels_that_are_there_keep_their_container() -> None:
-    td = TensorDict({"next": {"a": torch.zeros(BATCH)}}, [BATCH])
-    level, value = td.nested("next", TensorDict), torch.rand(BATCH)
-    td.assign({("next", "b"): value, "c": value})
-    assert td.nested("next", TensorDict) is level
-    assert list(td.keys(True, True)) == [("next", "a"), ("next", "b"), "c"]
+def test_nothing_is_stored_if_one_value_does_not_fit() -> None:
+    td = TensorDict({"n": {"x": torch.zeros(3)}}, [3])
+    with pytest.raises(KdError, match=r"entry `\('n', 'y'\)`"):
+        assign_levels(
+            td, {"a": torch.ones(3), "n": {"x": torch.ones(3), "y": torch.ones(2)}}, ("n",)
+        )
+    assert td.to_dict().keys() == {"n"}
+    assert td["n", "x"].tolist() == [0, 0, 0]

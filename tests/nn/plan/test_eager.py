@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.nn.utils import parametrizations, parametrize
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import Locked, NestedKey, TensorDict, TensorDictBase
 from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, dispatch
+from kd_nn._plan.eager import by_level
 
 
 @pytest.fixture(params=FORMS)
@@ -398,3 +399,45 @@ def test_attribute_of_a_users_class_does_not_say_where_a_plan_writes(inplace: ob
         data = TensorDict(x=torch.ones(2))
         assert module(data) is data
         assert set(data.keys()) == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "want"),
+    [
+        (["a", ("n", "x"), ("n", "y")], {"a": 0, "n": {"x": 1, "y": 2}}),
+        ([("n", "x"), ("m", "x"), "a"], {"n": {"x": 0}, "m": {"x": 1}, "a": 2}),
+        (["a", "b"], None),
+        ([("n", "x"), "a", ("n", "y")], None),
+        ([("n", "x"), ("n", "m", "y")], None),
+        (["n", ("n", "x")], None),
+        ([("n", "x"), "n"], None),
+    ],
+)
+def test_outputs_are_sorted_by_level_where_their_order_stays(
+    keys: list[NestedKey], want: object
+) -> None:
+    assert by_level(list(zip(keys, range(len(keys)), strict=True))) == want
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_outputs_below_a_key_are_those_of_the_long_way(locked: bool) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(lambda x: x + 1, ["x"], ["y"]),
+        TensorDictModule(lambda y: (y + 1, y + 2), ["y"], [("next", "y"), ("next", "z")]),
+    )
+
+    def run(watched: bool) -> dict[str, object]:
+        td = TensorDict({"x": torch.zeros(3), "next": {"done": torch.ones(3)}}, [3], lock=locked)
+        handle = model.register_forward_hook(lambda *_: None) if watched else None
+        try:
+            model(td)
+        except Locked as error:
+            return {"error": str(error), "notes": getattr(error, "__notes__", []), **td.to_dict()}
+        finally:
+            if handle is not None:
+                handle.remove()
+        return td.to_dict()
+
+    run(False)
+    assert str(run(False)) == str(run(True))
+    assert ("error" in run(False)) is locked

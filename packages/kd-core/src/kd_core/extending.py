@@ -3,7 +3,8 @@
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
 `is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold; a sibling
-package calls `publish` last in its `__init__`. `restore_dense`, `restore_leaf`, `restore_stack` and
+package calls `publish` last in its `__init__`, and its plans store outputs with `assign_levels`.
+`restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
 package stays private.
 """
@@ -14,6 +15,7 @@ from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
 from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
+from kd_core._containers.level_writes import assign_levels as assign_levels
 from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str

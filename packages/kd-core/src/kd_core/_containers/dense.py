@@ -266,8 +266,8 @@ class Dense(TensorDictBase):
 # The methods that bypass a primitive for speed. A subclass that overrides the primitive on the left
 # gets the general methods on the right, which call it.
 _SHORTCUTS: Final = {
-    "_set_entry": ("_put", "_set_leaves", "_set_levels", "_store", "update"),
-    "_as_entry": ("_put", "_set_levels", "_store", "update"),
+    "_set_entry": ("_put", "_set_leaves", "_store", "update"),
+    "_as_entry": ("_put", "_store", "update"),
     "_like": ("_map_each", "_map_to_parts", "_rebuild", "_zip_each", "_shallow"),
     "_describe": ("_hold",),
 }

@@ -11,7 +11,6 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense, holds_nodes
-from kd_core._containers.level_writes import assign_levels
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
@@ -116,11 +115,6 @@ class TensorDict(Dense):
                 child._set_entry(path[1], value)
                 return
         super()._store(path, value)
-
-    def _set_levels(self, entries: Mapping[NestedKey, object]) -> bool:
-        # Overridden for speed: what is written below `next`, as in "world_model" of the programs.
-        usual = type(entries) is dict and self._desc.plain and not is_dynamo_compiling()
-        return usual and assign_levels(self, entries)  # type: ignore[arg-type]  # a dict
 
     def update(
         self,

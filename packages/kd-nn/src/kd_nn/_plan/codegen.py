@@ -162,8 +162,12 @@ class Calls:
             ((key, slot),) = outputs
             text.add(depth, f"_td.set({key!r}, _v{slot})")
         else:
-            pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in outputs)
-            text.add(depth, f"_td.assign({{{pairs}}})")
+            self.write_assignment(depth)
+
+    def write_assignment(self, depth: int) -> None:
+        """Write that all outputs are stored at once."""
+        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in self.program.outputs)
+        self.text.add(depth, f"_td.assign({{{pairs}}})")
 
     def write_holders(self) -> None:
         """Write that the dicts in which the steps are found get names: each is looked up once."""

@@ -13,7 +13,7 @@ The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Se
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeGuard, cast
@@ -21,6 +21,8 @@ from typing import Final, TypeGuard, cast
 import torch
 from torch import nn
 
+from kd_core import NestedKey
+from kd_core.extending import assign_levels
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import DISCARD, InKeySpec
@@ -191,6 +193,23 @@ class FastCalls(Calls):
             self.text.add(1, f"if {' or '.join(strange)}:")
             self.text.add(2, "return _BUSY")
 
+    def write_assignment(self, depth: int) -> None:
+        """Write that all outputs are stored at once, sorted by level here and not on each call."""
+        levels = by_level(self.program.outputs)
+        if levels is None:
+            super().write_assignment(depth)
+            return
+        pairs = []
+        for key, value in levels.items():
+            if isinstance(value, int):
+                pairs.append(f"{key!r}: _v{value}")
+            else:
+                below = ", ".join(f"{name!r}: _v{slot}" for name, slot in value.items())
+                pairs.append(f"{key!r}: {{{below}}}")
+        heads = tuple(key for key, value in levels.items() if not isinstance(value, int))
+        self.text.names.update(_assign_levels=assign_levels)
+        self.text.add(depth, f"_assign_levels(_td, {{{', '.join(pairs)}}}, {heads!r})")
+
     def _watch_containers(self) -> None:
         sequences = [self.root] if self.program.is_sequence else []
         for place, container in enumerate([*sequences, *self.program.containers]):
@@ -263,3 +282,25 @@ class FastCalls(Calls):
 
 def _global_hooks() -> list[object]:
     return [getattr(nn.modules.module, f"_global{kind}") for kind in HOOKS]
+
+
+def by_level(outputs: Sequence[tuple[NestedKey, int]]) -> dict[str, int | dict[str, int]] | None:
+    """Return slots by key, those one level below a key in a dict.
+
+    Returns:
+        None where no key has two parts, or one has more, or the order of the keys would differ.
+    """
+    levels: dict[str, int | dict[str, int]] = {}
+    for key, slot in outputs:
+        head, *rest = cast("tuple[str, ...]", (key,) if isinstance(key, str) else key)
+        last = next(reversed(levels), None)
+        if len(rest) > 1 or (head in levels and (not rest or head != last)):
+            return None
+        if not rest:
+            levels[head] = slot
+            continue
+        level = levels.setdefault(head, {})
+        if isinstance(level, int):
+            return None
+        level[rest[0]] = slot
+    return levels if any(isinstance(level, dict) for level in levels.values()) else None

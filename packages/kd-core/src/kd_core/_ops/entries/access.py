@@ -142,8 +142,6 @@ class Access(AbstractContainer):
         if not desc.frozen and type(entries) is dict and all_fit(entries, desc):
             self._set_leaves(entries)
             return self
-        if self._set_levels(entries):
-            return self
         staged = [_stage(self, path_of(key), value) for key, value in entries.items()]
         for level, path, entry in staged:
             if len(path) == 1 and isinstance(entry, Tensor):  # nothing is left to check
@@ -156,10 +154,6 @@ class Access(AbstractContainer):
         """Store checked tensors; locks were checked by the caller."""
         for key, value in leaves.items():
             self._set_entry(key, value)
-
-    def _set_levels(self, entries: Mapping[NestedKey, object]) -> bool:
-        """Store all entries of some levels if they surely fit; `False`: nothing was stored."""
-        return False
 
     def set_(self, key: NestedKey, value: object, *, non_blocking: bool = False) -> Self:
         """Write a value into the storage of the entry at `key`, which must exist.
