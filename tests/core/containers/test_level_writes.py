@@ -73,8 +73,8 @@ def test_levels_are_stored_as_by_path(seed: int) -> None:
     levels = tuple(key for key in entries if key in {"n", "m"})
     paths: dict[NestedKey, object] = {}
     for key, given in entries.items():
-        below = cast("dict[str, object]", given) if key in levels else {}
-        paths.update({(key, name): each for name, each in below.items()} or {key: given})
+        parts = cast("dict[str, object]", given) if key in levels else {}
+        paths.update({(key, name): each for name, each in parts.items()} if parts else {key: given})
     mark = rng.random()
     one, other = start_of(Random(mark)), start_of(Random(mark))
     want = outcome(one, lambda: one.assign(paths))
