@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 D = TypeVar("D", bound="Dense")
@@ -201,10 +201,6 @@ class Dense(TensorDictBase):
             theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
         else:
             collect_pairs(left, right, mine, theirs, path)
-
-    def _below(self) -> Sequence[Node]:
-        # Overridden for speed: "construct" in the benchmarks.
-        return super()._below() if self._nested else ()
 
     def _hold(self, count: int) -> None:
         # Overridden for speed: "lock" in the benchmarks.

@@ -236,6 +236,8 @@ class AbstractContainer:
             node._hold(count)
 
     def _below(self) -> Sequence[Node]:
+        if not self._nested:
+            return ()
         return [value for value in self._entries.values() if not isinstance(value, Tensor)]
 
 

@@ -404,8 +404,10 @@ def _unflattened(
         raise too_deep(tuple(prefix.split(separator)))
     level: dict[str, Entry] = {}
     below: dict[str, dict[str, Entry]] = {}
+    deeper = False
     for key, value in entries.items():
         name, found, rest = key.partition(separator)
+        deeper = deeper or separator in rest
         if name in below and found:
             below[name][rest] = value
         elif name in level:
@@ -415,8 +417,9 @@ def _unflattened(
             if found:
                 below[name] = {rest: value}
     for name, inner in below.items():
-        nested = _unflattened(inner, separator, prefix + name + separator, desc)
-        level[name] = registry.make_dense(nested, desc)
+        if deeper or prefix:
+            inner = _unflattened(inner, separator, prefix + name + separator, desc)
+        level[name] = registry.make_dense(inner, desc)
     return level
 
 
