@@ -112,6 +112,19 @@ CHECKS = (
         "the same for one operand: `td.neg_()` with a leaf of booleans behind others",
     ),
     Check(
+        "is_dynamo_compiling()",
+        "call",
+        "construct: `empty`; keys: `rename_key_`, `empty()`; lock: `lock_ + unlock_`",
+        "compiled code that is compiled again for each unrelated key, and for each batch size that "
+        "was seen before",
+    ),
+    Check(
+        "setattr(source, 'scope', size)",
+        "call",
+        "lock: `lock_ + unlock_`",
+        "`with td.unlock_():` that leaves the container unlocked",
+    ),
+    Check(
         "one_size.__class__ is int",
         "size",
         "construct: all; shape: all",
@@ -165,6 +178,7 @@ def names() -> dict[str, object]:
     forward = identity.forward
     return {
         "torch": torch,
+        "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
         "x": torch.randn(10, 4),
         "y": torch.randn(10, 4),
         "Tensor": torch.Tensor,

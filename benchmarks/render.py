@@ -174,9 +174,14 @@ FLOORS_HEAD = """
 ## Floors
 
 Where a goal is below what correct code can do, the goal of a row is 1.1 times its floor. A ratio
-below 1 means that kd is faster than the shortest code.
+below 1 means that kd is faster than the shortest code. The rows above their goal follow; the table
+after them says what kd does there that the floor does not.
 
 | area | rows with a floor | kd/floor | at their goal |
+| --- | ---: | ---: | ---: |
+"""
+ABOVE_HEAD = """
+| above the goal | kd | floor | kd/floor |
 | --- | ---: | ---: | ---: |
 """
 FLOOR_GOAL = 1.1
@@ -291,6 +296,18 @@ def table_of_floors(peer: Peer) -> list[str]:
     return lines
 
 
+def table_above_floors(peer: Peer) -> list[str]:
+    """Return the lines of the table of rows that miss the goal of their floor."""
+    lines = []
+    for area, rows in area_rows(peer).items():
+        for row in rows:
+            over = row.get("kd_floor")
+            if over is not None and over > FLOOR_GOAL:
+                cells = [f"{area}: `{row['row']}`", figure(row, "kd"), *floor_cells(row)]
+                lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def page(figures: Figures) -> str:
     """Return docs/benchmarks.md."""
     peer, costs = figures["peer"], figures["costs"]
@@ -302,6 +319,8 @@ def page(figures: Figures) -> str:
     text += DESIGNS_HEAD + "\n".join(table_of_designs(peer)) + "\n"
     floors = table_of_floors(peer)
     text += FLOORS_HEAD + "\n".join(floors) + "\n" if floors else ""
+    above = table_above_floors(peer)
+    text += ABOVE_HEAD + "\n".join(above) + "\n" if above else ""
     text += CHECKS_HEAD + "\n".join(table_of_checks(costs)) + "\n"
     text += COSTS_HEAD + "\n".join(table_of_costs(costs)) + "\n"
     lines = ["", "## All rows", "", ROWS_NOTE]
