@@ -172,6 +172,17 @@ def test_rows_of_a_mask_take_a_mask_in_one_graph() -> None:
     assert torch.equal(compiled(td)["a"], td["a"])
 
 
+@pytest.mark.parametrize(
+    "index", [slice(2), slice(1, None), slice(-1), slice(-2, -1), slice(0, 5, 2), 0, -1], ids=repr
+)
+def test_rows_of_a_mask_take_slices_and_numbers_in_one_graph(index: slice | int) -> None:
+    compiled = torch.compile(lambda td, mask: td[mask][index], backend="eager", fullgraph=True)
+    td = TensorDict({"a": torch.arange(4), "n": {"b": torch.ones(4, 2)}}, [4])
+    for rows in ([1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 1, 0]):
+        mask = torch.tensor(rows) == 1
+        assert_close(compiled(td, mask), td[mask][index])
+
+
 def test_sizes_of_a_result_are_sizes_in_the_graph() -> None:
     def grown(td: TensorDict) -> TensorDict:
         for _ in range(2):

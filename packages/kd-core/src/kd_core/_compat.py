@@ -64,6 +64,33 @@ def is_constant_size(size: int) -> bool:
     return has_static_value(size)
 
 
+def is_possible(condition: bool) -> bool:
+    """Return whether a condition may hold: a traced program may learn that only when it runs."""
+    if not is_dynamo_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_true  # as above
+
+    return guard_or_true(condition)
+
+
+def larger(one: int, other: int) -> int:
+    """Return the larger of two numbers, as a symbol if a traced program does not know which."""
+    if not is_possible(one < other):
+        return one
+    if not is_possible(one > other):
+        return other
+    return cast("int", torch.sym_max(one, other))  # type: ignore[no-untyped-call]  # torch's
+
+
+def smaller(one: int, other: int) -> int:
+    """Return the smaller of two numbers, as a symbol if a traced program does not know which."""
+    if not is_possible(one > other):
+        return one
+    if not is_possible(one < other):
+        return other
+    return cast("int", torch.sym_min(one, other))  # type: ignore[no-untyped-call]  # torch's
+
+
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
 

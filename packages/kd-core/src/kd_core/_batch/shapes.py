@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import named_dim, plain_size, resized
-from kd_core._compat import to_index
+from kd_core._compat import is_possible, larger, smaller, to_index
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -110,7 +111,11 @@ def index_int(batch: Batch, index: int) -> Batch:
     if not batch:
         raise too_many_indices((index,), batch)
     size = plain_size(batch[0])
-    if not -size <= index < size:
+    if is_dynamo_compiling():  # torch checks what is known later
+        inside = is_possible(-size <= index) and is_possible(index < size)
+    else:
+        inside = -size <= index < size
+    if not inside:
         raise OutOfRange(
             f"index {index} is out of range for batch_size {batch}: it must be between "
             f"{-size} and {size - 1}."
@@ -130,31 +135,30 @@ def slice_length(index: slice, size: int) -> int:
     # `index.indices(size)` would specialise a symbolic size; dynamo cannot compare a named one.
     size = plain_size(size)
     start, stop, step = index.start, index.stop, index.step
+    traced = is_dynamo_compiling()  # it may not know which of two sizes is larger
     if start is None:
         start = 0
-    elif not isinstance(start, int) or not 0 <= start <= size:
+    elif traced or not isinstance(start, int) or not 0 <= start <= size:
         start = _position(start, size)
     if stop is None:
         stop = size
-    elif not isinstance(stop, int) or not 0 <= stop <= size:
+    elif traced or not isinstance(stop, int) or not 0 <= stop <= size:
         stop = _position(stop, size)
-    if step is None:
-        return stop - start if stop > start else 0
-    if as_int(step) <= 0:
-        raise InvalidValue(
-            f"slices must have a positive step, got {step}. Use `flip` to reverse a dimension."
-        )
-    length = stop - start if step == 1 else (stop - start + step - 1) // step
-    return length if length > 0 else 0
+    length = stop - start
+    if step is not None:
+        if as_int(step) <= 0:
+            raise InvalidValue(
+                f"slices must have a positive step, got {step}. Use `flip` to reverse a dimension."
+            )
+        if step != 1:
+            length = (length + step - 1) // step
+    return length if not traced and length > 0 else larger(length, 0)
 
 
 def _position(bound: object, size: int) -> int:
     """Return a bound of a slice, counted from the front and clamped to the size."""
     bound = as_int(bound)
-    if bound < 0:
-        bound += size
-        return bound if bound > 0 else 0
-    return bound if bound < size else size
+    return larger(bound + size, 0) if bound < 0 else smaller(bound, size)
 
 
 def index_simple(
