@@ -37,9 +37,12 @@ def forged(path: Path, body: Body) -> None:
 
 def forged_text(path: Path, text: str) -> None:
     """Write a manifest from the text of its second line."""
-    data = text.encode()
-    digest = hashlib.sha256(data).hexdigest().encode()
-    (path / "manifest.json").write_bytes(b'{"sha256": "%s"}\n%s' % (digest, data))
+    (path / "manifest.json").write_text(text_of(text))
+
+
+def text_of(body: str) -> str:
+    """Return the text of a manifest from that of its second line."""
+    return f'{{"sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}\n{body}'
 
 
 def body_of(path: Path) -> Body:

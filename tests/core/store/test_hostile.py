@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from tests.core.store.forging import (
     Fault,
     body_of,
     forged,
+    forged_text,
     level,
     nested,
     refused,
     sample,
+    text_of,
 )
 
 from kd_core import FormatError, TensorDict, store
@@ -142,6 +145,11 @@ def test_ragged_rows_stay_inside_their_values(
         {"segments": [["manifest.json", 1, []]]},
         {"segments": [["seg-" + "0" * 32 + ".safetensors", -1, []]]},
         {"min_reader": 2},
+        {"min_reader": None},
+        {"min_reader": "2"},
+        {"min_reader": 0},
+        {"version": "1"},
+        {"version": 0},
     ],
     ids=str,
 )
@@ -163,3 +171,79 @@ def test_json_that_surprises_is_refused(text: bytes, tmp_path: Path) -> None:
     digest = hashlib.sha256(text).hexdigest().encode()
     (path / "manifest.json").write_bytes(b'{"sha256": "%s"}\n%s' % (digest, text))
     assert refused(path)
+
+
+def test_a_number_of_a_value_is_finite(tmp_path: Path) -> None:
+    TensorDict().save(tmp_path)
+    text = json.dumps(body_of(tmp_path) | {"tree": level(["a", data(0.5)])})
+    for number in ("1e999", "-1e999"):
+        forged_text(tmp_path, text.replace("0.5", number))
+        with pytest.raises(FormatError, match="is not a finite number"):
+            TensorDict.load(tmp_path)
+
+
+def test_two_segments_are_two_files(tmp_path: Path) -> None:
+    TensorDict({"a": torch.arange(4).view(2, 2)}, [2]).save(tmp_path)
+    parts = [level(["a", {"tensor": [at, "t0", "int64", [2, 2]]}], batch=[2]) for at in (0, 1)]
+    body = body_of(tmp_path)
+    forged(tmp_path, body | {"tree": {"cat": parts}, "segments": body["segments"] * 2})
+    with pytest.raises(FormatError, match="names a file of tensors twice"):
+        TensorDict.load(tmp_path)
+
+
+def forged_file(path: Path, change: Body) -> None:
+    """Write a single file whose manifest has other fields."""
+    data = torch.arange(4).numpy().tobytes()
+    body = {
+        "format": "kd",
+        "generation": 1,
+        "min_reader": 1,
+        "parent": None,
+        "sealed": True,
+        "segments": [["", len(data), [zlib.crc32(data)]]],
+        "tree": level(["a", LEAF]),
+        "version": 1,
+    }
+    row = {"data_offsets": [0, len(data)], "dtype": "I64", "shape": [2, 2]}
+    metadata = {"kd": text_of(json.dumps(body | change))}
+    header = {"__metadata__": metadata, "t0": row}
+    text = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
+    text = text.ljust(-(-(len(text) + 8) // 64) * 64 - 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segments": []},
+        {"segments": [["", 31, [0]]]},
+        {"segments": [["", 32, [0]]] * 2},
+        {"segments": [["seg-" + "0" * 32 + ".safetensors", 32, [0]]]},
+        {"sealed": False},
+    ],
+    ids=str,
+)
+def test_the_manifest_of_a_file_describes_its_data(change: Body, tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    forged_file(path, {})
+    assert TensorDict.load(path, verify="full")["a"].tolist() == [[0, 1], [2, 3]]
+    forged_file(path, change)
+    with pytest.raises(FormatError, match=r"does not describe its data|names a file .* twice"):
+        TensorDict.load(path)
+
+
+def test_the_manifest_of_a_file_is_ascii(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    for character in ("\ud800", "\u00e9"):
+        header = json.dumps({"__metadata__": {"kd": character}}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(FormatError, match="must be ASCII"):
+            TensorDict.load(path)
+
+
+def test_places_in_a_file_of_another_origin_are_integers(tmp_path: Path) -> None:
+    path = tmp_path / "td.safetensors"
+    header = b'{"a":{"dtype":"I8","shape":[1],"data_offsets":[false,true]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(FormatError, match="which is not valid"):
+        TensorDict.load(path)

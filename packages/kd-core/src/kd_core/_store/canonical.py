@@ -8,6 +8,7 @@ parser would fail are refused.
 from __future__ import annotations
 
 import json
+import math
 from typing import Final, Never
 
 from kd_core._errors import FormatError
@@ -48,5 +49,14 @@ def _not_finite(name: str) -> Never:
     raise ValueError(f"`{name}` is not a number of JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"`{text}` is not a finite number")
+    return value
+
+
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_not_finite)
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_finite
+)

@@ -123,16 +123,28 @@ def manifest_of(data: bytes, what: str) -> Manifest:
     # Without patterns, which are slow: "io" in the benchmarks.
     if fields.keys() == _FIELDS:
         generation, parent, sealed = fields["generation"], fields["parent"], fields["sealed"]
-        rows = fields["segments"]
-        counted = type(generation) is int and generation > 0
+        rows, version = fields["segments"], fields["version"]
+        counted = _is_count(generation) and _is_count(least) and _is_count(version)
         if counted and type(sealed) is bool and type(rows) is list and _is_digest(parent):
-            segments = [_segment_of(row, what) for row in rows]
+            segments = _segments_of(rows, what)
             return Manifest(generation, parent, segments, fields["tree"], sealed, digest)
     raise FormatError(f"{what} does not have the fields of a manifest. {RESTORE}")
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
 def _is_digest(parent: object) -> bool:
     return parent is None or isinstance(parent, str)
+
+
+def _segments_of(rows: list[object], what: str) -> list[Segment]:
+    segments = [_segment_of(row, what) for row in rows]
+    if len({segment.name for segment in segments}) < len(segments):
+        # Joined, the tensors of one file could become any number of bytes.
+        raise FormatError(f"{what} names a file of tensors twice. {RESTORE}")
+    return segments
 
 
 def _segment_of(row: object, what: str) -> Segment:

@@ -153,16 +153,26 @@ def _content_of(file: files.OpenFile, path: Path, full: bool) -> _Content:
         if isinstance(metadata, dict) and any(map(is_manifest, metadata.values())):
             raise FormatError(f"the metadata of `{path}` is damaged. {RESTORE}")
         return _foreign(file, header, path)
-    manifest = manifest_of(text.encode(), f"the metadata of `{path}`")
+    if not text.isascii():
+        raise FormatError(f"the metadata of `{path}` must be ASCII. {RESTORE}")
+    manifest = manifest_of(text.encode("ascii"), f"the metadata of `{path}`")
     specs = specs_of(manifest.tree, 1)
     layout = layout_of(specs[0], {METADATA: text})
     check_header(file, layout, str(path))
     start = len(layout.header)
+    _check_segment(manifest, file.size - start, path, there=bool(specs[0]))
     if full and manifest.segments:
-        found = Segment("", file.size - start, stored_checksums(file, start))
-        if [found] != manifest.segments:
+        [segment] = manifest.segments
+        if stored_checksums(file, start) != segment.checksums:
             raise FormatError(f"`{path}` is damaged: a checksum does not match. {RESTORE}")
     return _Content("file", manifest, specs, layout.starts)
+
+
+def _check_segment(manifest: Manifest, size: int, path: Path, *, there: bool) -> None:
+    """Check that a manifest describes the data of a file as one segment, if there are tensors."""
+    found = [(segment.name, segment.size) for segment in manifest.segments]
+    if found != [("", size)] * there or not manifest.sealed:
+        raise FormatError(f"the metadata of `{path}` does not describe its data. {RESTORE}")
 
 
 def _check_header_size(size: int, path: Path) -> None:
@@ -209,9 +219,13 @@ def _row_of(row: object, name: str) -> tuple[Spec, int, int]:
         case {
             "dtype": str(dtype),
             "shape": list(shape),
-            "data_offsets": [int(first), int(last)],
-        } if dtype in FOREIGN and all(type(size) is int and size >= 0 for size in shape):
+            "data_offsets": [first, last],
+        } if dtype in FOREIGN and all(map(_is_size, (first, last, *shape))):
             spec = Spec(FOREIGN[dtype], tuple(shape))
-            if first >= 0 and last - first == spec.nbytes:
+            if last - first == spec.nbytes:
                 return spec, first, last
     raise FormatError(f"tensor {name!r} has {str(row)[:80]!r}, which is not valid. {RESTORE}")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 0
