@@ -167,3 +167,9 @@ def test_rows_under_many_keys_take_the_memory_of_one(tmp_path: Path) -> None:
         part.append_to(tmp_path)
     loaded = TensorDict.load(tmp_path)
     assert len({value.data_ptr() for value in loaded.values()}) == 1
+
+
+def test_rows_that_cannot_be_saved_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="holds a `object`"):
+        TensorDict({"a": torch.ones(2), "b": MetaData(object())}, [2]).append_to(tmp_path / "td")
+    assert not names_in(tmp_path)

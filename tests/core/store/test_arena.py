@@ -187,3 +187,11 @@ def test_all_leaves_are_in_one_mapping(tmp_path: Path) -> None:
     assert len(places._LIVE) == 1
     assert loaded.saved_path == tmp_path / "td"
     assert torch.equal(torch.stack(list(loaded.values())), torch.arange(count))
+
+
+def test_what_is_not_a_store_is_not_sealed(tmp_path: Path) -> None:
+    for act in (store.seal, store.compact):
+        for path in (tmp_path, tmp_path / "td"):
+            with pytest.raises(FileNotFoundError, match="there is not a store"):
+                act(path)
+        assert not names_in(tmp_path)

@@ -11,7 +11,7 @@ import torch
 from tests.core.content import assert_same
 from tests.core.store.faults import CHANGING, EVERY, Killed, calls, names_in
 
-from kd_core import TensorDict, cat, store
+from kd_core import FormatError, TensorDict, cat, store
 from kd_core._store import files
 
 OLD = TensorDict({"a": torch.arange(5), "w": "old"})
@@ -213,3 +213,34 @@ def test_a_write_that_writes_nothing_is_an_error(
     with pytest.raises(OSError, match="no byte was written"):
         NEW.save(tmp_path / name)
     assert is_same(content(tmp_path / name), OLD)
+
+
+@pytest.mark.parametrize("form", ["store", "arena"])
+def test_a_reader_starts_again_when_its_files_are_gone(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(value: int) -> None:
+        td = TensorDict({"a": torch.full((3,), value)})
+        td.memmap(tmp_path) if form == "arena" else td.save(tmp_path)
+
+    read = files.read
+    left = [4, 3, 2, 1]
+
+    def read_late(file: files.OpenFile, start: int, count: int) -> bytes:
+        found = read(file, start, count)
+        if left:  # two commits, which remove the file that the manifest names
+            values = left.pop(), left.pop()
+            monkeypatch.undo()
+            for value in values:
+                write(value)
+            monkeypatch.setattr(files, "read", read_late)
+        return found
+
+    write(0)
+    monkeypatch.setattr(files, "read", read_late)
+    load = TensorDict.load_memmap if form == "arena" else TensorDict.load
+    assert load(tmp_path)["a"].tolist() == [4] * 3
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(FormatError, match=r"names `(arena|seg)-.*`, which does not exist"):
+        load(tmp_path)

@@ -2,6 +2,8 @@
 
 import errno
 import pickle
+import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -229,3 +231,13 @@ def test_other_names_of_saving_and_loading(tmp_path: Path) -> None:
     td.save(tmp_path / "one.safetensors")
     (tmp_path / "one.safetensors").rename(tmp_path / "one")
     assert_same(TensorDict.from_consolidated(tmp_path / "one"), td)
+
+
+def test_an_arena_that_was_removed_gains_no_entry(tmp_path: Path) -> None:
+    path = tmp_path / "td"
+    td = sample().memmap(path)
+    shutil.rmtree(path)
+    for act in (lambda: td.make_memmap("x", (3,)), td.memmap_refresh_):
+        with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
+            act()
+    assert not names_in(tmp_path)

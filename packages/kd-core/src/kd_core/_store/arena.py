@@ -16,7 +16,7 @@ import torch
 
 from kd_core._errors import FormatError
 from kd_core._store import files
-from kd_core._store.commit import read_manifest, writing
+from kd_core._store.commit import reading, writing
 from kd_core._store.decoding import Decoder, Specs, specs_of
 from kd_core._store.encoding import Encoder
 from kd_core._store.manifest import Manifest, Segment
@@ -84,25 +84,28 @@ def load(path: Path | str) -> AbstractContainer:
     Raises:
         FormatError: if it is not an arena, or it is sealed.
     """
-    with files.opened_folder(path) as folder:
-        manifest = check_open(read_manifest(folder, path), path)
+    place = os.path.realpath(path)
+
+    def mapped_segments(manifest: Manifest) -> tuple[Specs, list[MappedFile], object]:
+        check_open(manifest, path)
         specs = specs_of(manifest.tree, len(manifest.segments))
-        place = os.path.realpath(path)
         opened = [
             map_segment(folder, place, segment.name, layout_of(tensors))
             for segment, tensors in zip(manifest.segments, specs, strict=True)
         ]
-        return _container(place, specs, opened, manifest.tree)
+        return specs, opened, manifest.tree
+
+    with files.opened_folder(path) as folder:
+        return _container(place, *reading(folder, path, mapped_segments))
 
 
-def check_open(manifest: Manifest | None, path: Path | str) -> Manifest:
-    """Return the manifest of an arena; raise `FormatError` unless its tensors may change."""
-    if manifest is None or manifest.sealed:
+def check_open(manifest: Manifest, path: Path | str) -> None:
+    """Raise `FormatError` unless the tensors of a store may change."""
+    if manifest.sealed:
         raise FormatError(
             f"`{path}` is not an arena, or it is sealed: its tensors must not change. Read it with "
             "`load`, whose tensors may be written to in this process."
         )
-    return manifest
 
 
 def _container(
@@ -135,9 +138,9 @@ def seal(path: Path) -> None:
     Raises:
         FormatError: if it is not an arena, or it is sealed.
     """
-    with writing(path) as writer:
-        manifest = writer.current
-        if manifest is None or manifest.sealed:
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
+        if manifest.sealed:
             raise FormatError(f"`{path}` is not an arena, or it is sealed already.")
         with files.opened_folder(path) as folder:
             segments = [_on_disk(folder, segment) for segment in manifest.segments]

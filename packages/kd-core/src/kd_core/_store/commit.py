@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from kd_core._errors import FormatError, InvalidValue, listed
 from kd_core._store import files
+from kd_core._store.canonical import RESTORE
 from kd_core._store.manifest import (
     MOST_BYTES,
     SEGMENT,
@@ -59,6 +60,31 @@ def read_manifest(folder: int, path: Path | str) -> Manifest:
     return manifest_of(data, f"`{path}/{MANIFEST}`")
 
 
+def reading(folder: int, path: Path | str, opened: Callable[[Manifest], T]) -> T:
+    """Return what a function makes of the current manifest, however often that is replaced.
+
+    While writers commit, a file of the manifest that was read may be gone: then the new manifest
+    is read.
+
+    Args:
+        folder: the open directory.
+        path: its path, for messages.
+        opened: opens the files that a manifest names.
+    """
+    seen = ""
+    while True:
+        manifest = read_manifest(folder, path)
+        try:
+            return opened(manifest)
+        except FileNotFoundError as error:
+            if manifest.digest == seen:
+                raise FormatError(
+                    f"the manifest of `{path}` names `{error.filename}`, which does not exist. "
+                    f"{RESTORE}"
+                ) from None
+            seen = manifest.digest
+
+
 class Writer:
     """A store that is locked for changes."""
 
@@ -73,8 +99,17 @@ class Writer:
 
     def check_readable(self) -> None:
         """Raise `FormatError` if there is a manifest, and it is damaged."""
-        if self.current is None and MANIFEST in self.found:
-            read_manifest(self._folder, self._path)
+        if MANIFEST in self.found:
+            self.checked()
+
+    def checked(self) -> Manifest:
+        """Return the manifest.
+
+        Raises:
+            FormatError: if it is damaged.
+            FileNotFoundError: if there is none.
+        """
+        return self.current or read_manifest(self._folder, self._path)
 
     def add_segment(self, fill: Callable[[int], Segment]) -> Segment:
         """Write a segment, which no manifest names yet.
@@ -160,13 +195,20 @@ def _current(folder: int, path: Path) -> Manifest | None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Writer]:
-    """Open a store for changes, and create its directory if there is none.
+def writing(path: Path, *, create: bool = True) -> Iterator[Writer]:
+    """Open a store for changes.
+
+    Args:
+        path: its directory.
+        create: create the directory if there is none; else there must be a store.
 
     Raises:
         InvalidValue: if there is something else at the path.
+        FileNotFoundError: if there must be a store, and there is none.
     """
     if not path.exists():
+        if not create:
+            raise FileNotFoundError(ENOENT, "there is not a store", str(path))
         files.make_folder(path)
     elif not path.is_dir():
         raise InvalidValue(
@@ -174,7 +216,7 @@ def writing(path: Path) -> Iterator[Writer]:
             "path, or one that ends in `.safetensors` for a single file."
         )
     with files.opened_folder(path) as folder:
-        _check_is_store(folder, path)
+        _check_is_store(folder, path, create)
         with files.locked(LOCK, folder):
             writer = Writer(folder, path)
             writer.sweep()
@@ -185,8 +227,10 @@ def writing(path: Path) -> Iterator[Writer]:
                 raise
 
 
-def _check_is_store(folder: int, path: Path) -> None:
+def _check_is_store(folder: int, path: Path, create: bool) -> None:
     names = files.names_in(folder)
+    if not create and MANIFEST not in names:
+        read_manifest(folder, path)  # which says what is missing
     strange = [name for name in names if not is_own(name)]
     if strange and (MANIFEST not in names or _current(folder, path) is None):
         raise InvalidValue(

@@ -11,7 +11,7 @@ from kd_core._errors import FormatError, KdError, listed
 from kd_core._store import files
 from kd_core._store.appending import MISSHAPEN, check_fits, check_parts, parts_of
 from kd_core._store.canonical import RESTORE
-from kd_core._store.commit import is_own, read_manifest, writing
+from kd_core._store.commit import is_own, read_manifest, reading, writing
 from kd_core._store.decoding import LEVELS, Decoder, Specs, specs_of, wanted_of
 from kd_core._store.encoding import Encoder
 from kd_core._store.joining import Joiner
@@ -51,14 +51,15 @@ def append(td: AbstractContainer, path: Path) -> None:
         FormatError: if the manifest of the store is damaged.
         InvalidValue: if the rows do not fit those of the store.
     """
+    encoder = Encoder()
+    tree = encoder.node_of(td)
     with writing(path) as writer:
         writer.check_readable()  # else the rows that it names would be removed
         current = writer.current
-        encoder = Encoder(segment=len(current.segments) if current else 0)
-        tree = encoder.node_of(td)
         segments: list[Segment] = []
         if current is not None:
             check_sealed(current, path)
+            encoder.move_to(len(current.segments))
             parts = parts_of(current.tree)
             _check_fits(tree, parts[0], path)
             tree = {"cat": [*parts, tree]}
@@ -83,13 +84,12 @@ def _invalid_tree(path: Path, error: BaseException) -> FormatError:
 
 def compact(path: Path) -> None:
     """Rewrite a store in one segment."""
-    with writing(path) as writer:
-        if writer.current is None:
-            raise FormatError(f"`{path}` is not a store that can be read. {RESTORE}")
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
         with files.opened_folder(path) as folder:
-            opened = _opened_segments(folder, path, writer.current, full=True)
+            opened = _opened_segments(folder, path, manifest, full=True)
         encoder = Encoder()
-        tree = _joined(opened.decoder(), encoder, writer.current.tree, path)
+        tree = _joined(opened.decoder(), encoder, manifest.tree, path)
         segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if encoder.specs else []
         writer.commit(segments, tree)
 
@@ -116,11 +116,7 @@ def _fill(descriptor: int, encoder: Encoder) -> Segment:
 def load(
     path: Path, *, full: bool = False, keys: Iterable[NestedKey] | None = None
 ) -> AbstractContainer:
-    """Return the container that a directory holds; its tensors are mapped, copy on write.
-
-    While writers commit, a segment of the manifest that was read may be gone: then the new manifest
-    is read.
-    """
+    """Return the container that a directory holds; its tensors are mapped, copy on write."""
     wanted = None if keys is None else wanted_of(keys)
     with files.opened_folder(path) as folder:
         tree, segments = _current(folder, path, full)
@@ -130,19 +126,10 @@ def load(
 
 
 def _current(folder: int, path: Path, full: bool) -> tuple[object, _Segments]:
-    """Return the tree of the current manifest and its segments, however often it is replaced."""
-    seen = ""
-    while True:
-        manifest = read_manifest(folder, path)
-        try:
-            return manifest.tree, _opened_segments(folder, path, manifest, full)
-        except FileNotFoundError as error:
-            if manifest.digest == seen:
-                raise FormatError(
-                    f"the manifest of `{path}` names `{error.filename}`, which does not exist. "
-                    f"{RESTORE}"
-                ) from None
-            seen = manifest.digest
+    """Return the tree of the current manifest and its segments."""
+    return reading(
+        folder, path, lambda found: (found.tree, _opened_segments(folder, path, found, full))
+    )
 
 
 class _Segments(NamedTuple):

@@ -54,16 +54,15 @@ class Encoder:
 
     Args:
         named: returns the name of a tensor from its path and its number; `None`: `t<number>`.
-        segment: the position of the segment in the manifest.
     """
 
-    def __init__(self, named: Callable[[Path, int], str] | None = None, segment: int = 0) -> None:
+    def __init__(self, named: Callable[[Path, int], str] | None = None) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.specs: dict[str, Spec] = {}
         self.rows: list[str] = []
         """The tensors that describe rows: their non-tensor data, and where ragged ones are."""
-        self._segment = segment
         self._named = named
+        self._places: list[list[object]] = []
         self._known: dict[int, str] = {}
         self._ragged: dict[int, tuple[Tensor, Json]] = {}
         self._kinds: dict[tuple[torch.dtype, torch.Size], Spec] = {}
@@ -150,11 +149,18 @@ class Encoder:
             if kind not in self._kinds:
                 self._kinds[kind] = Spec(leaf.dtype, tuple(leaf.shape))
             self.specs[known] = self._kinds[kind]
-        return tensor_node(self._segment_of(leaf), known, self.specs[known])
+        place = place_of(self._segment_of(leaf), known, self.specs[known])
+        self._places.append(place)
+        return {"tensor": place}
 
     def _segment_of(self, leaf: Tensor) -> int:
         """Return the position of the segment that holds a tensor."""
-        return self._segment
+        return 0
+
+    def move_to(self, segment: int) -> None:
+        """Let all nodes of tensors refer to the segment at a position of the manifest."""
+        for place in self._places:
+            place[0] = segment
 
     def _batch_of(self, desc: Descriptor) -> Json:
         row: Json = {"batch": list(without_names(desc.batch))}
@@ -169,9 +175,9 @@ class Encoder:
         return device.type
 
 
-def tensor_node(segment: int, name: str, spec: Spec) -> Json:
-    """Return the node of a tensor."""
-    return {"tensor": [segment, name, NAMES[spec.dtype], list(spec.shape)]}
+def place_of(segment: int, name: str, spec: Spec) -> list[object]:
+    """Return the value of the node of a tensor."""
+    return [segment, name, NAMES[spec.dtype], list(spec.shape)]
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +47,7 @@ def append(td: AbstractContainer, path: str | Path) -> None:
 
 def compact(path: str | Path) -> None:
     """Rewrite the store at a path in one segment."""
-    directory.compact(_existing(path, "compact"))
+    directory.compact(_directory(path, "compact"))
 
 
 def create_arena(
@@ -78,7 +77,7 @@ def refresh(td: AbstractContainer) -> None:
 
 def seal(path: str | Path) -> None:
     """Write the arena at a path to the disk, and record its checksums."""
-    arena.seal(_existing(path, "seal"))
+    arena.seal(_directory(path, "seal"))
 
 
 def check(path: str | Path) -> None:
@@ -91,13 +90,6 @@ def info(path: str | Path) -> StoreInfo:
     """Return what the store at a path holds, without reading its tensors."""
     place = Path(path)
     return directory.info(place) if place.is_dir() else single.info(place)
-
-
-def _existing(path: str | Path, action: str) -> Path:
-    place = _directory(path, action)
-    if not place.is_dir():
-        raise FileNotFoundError(ENOENT, "there is not a store", str(path))
-    return place
 
 
 def _directory(path: str | Path, action: str) -> Path:

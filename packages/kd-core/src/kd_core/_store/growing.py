@@ -50,13 +50,15 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
     desc = level._desc
     if tuple(leaf.shape[: desc.ndim]) != desc.batch:
         raise batch_does_not_fit(format_key(keys), desc.batch, leaf.shape)
-    with writing(path) as writer:
-        manifest = check_open(writer.current, path)
+    encoder = Encoder()
+    node = encoder.add(leaf, keys)
+    layout = layout_of(encoder.specs)
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
+        check_open(manifest, path)
         _check_same_arena(td, manifest, path)
-        encoder = Encoder(segment=len(manifest.segments))
-        node = encoder.add(leaf, keys)
+        encoder.move_to(len(manifest.segments))
         _insert(cast("Json", manifest.tree), keys, node, path)
-        layout = layout_of(encoder.specs)
         segment = writer.add_arena(lambda fd: fill(fd, encoder, layout, filled))
         [[name, spec]] = encoder.specs.items()
         with files.opened_folder(path) as folder:

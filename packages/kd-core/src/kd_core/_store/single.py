@@ -15,7 +15,7 @@ from kd_core._store import files
 from kd_core._store.canonical import RESTORE, parsed
 from kd_core._store.decoding import Decoder, Specs, specs_of, wanted_of
 from kd_core._store.dtypes import FOREIGN
-from kd_core._store.encoding import Encoder, tensor_node
+from kd_core._store.encoding import Encoder, place_of
 from kd_core._store.manifest import Manifest, Segment, is_manifest, manifest_of, text_of
 from kd_core._store.segments import (
     BLOCK,
@@ -207,7 +207,7 @@ def _foreign(file: files.OpenFile, header: dict[str, object], path: Path) -> _Co
         end = last
     if start + end != file.size:
         raise FormatError(f"`{path}` must have {start + end} bytes, got {file.size}. {RESTORE}")
-    entries = [[name, tensor_node(0, name, spec)] for name, (spec, _, _) in rows.items()]
+    entries = [[name, {"tensor": place_of(0, name, spec)}] for name, (spec, _, _) in rows.items()]
     tree = {"td": {"batch": [], "entries": entries}}
     starts = {name: start + first for name, (_, first, _) in rows.items()}
     manifest = Manifest(0, None, [Segment("", end, [])], tree)
