@@ -244,3 +244,21 @@ def test_a_reader_starts_again_when_its_files_are_gone(
         file.unlink()
     with pytest.raises(FormatError, match=r"names `(arena|seg)-.*`, which does not exist"):
         load(tmp_path)
+
+
+def test_a_failed_call_says_which_path_it_was(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    OLD.save(path)
+    with (
+        pytest.raises(OSError, match=rf"\[Errno {errno.ENOSPC}\] .*: '{tmp_path}"),
+        calls(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), ("write",)),
+    ):
+        NEW.save(path)
+
+
+def test_a_file_that_cannot_be_opened_is_named_with_its_directory(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "td")
+    manifest = (tmp_path / "td" / "manifest.json").rename(tmp_path / "elsewhere")
+    (tmp_path / "td" / "manifest.json").symlink_to(manifest)
+    with pytest.raises(OSError, match=f"'{tmp_path}/td/manifest.json'"):
+        TensorDict.load(tmp_path / "td")

@@ -140,11 +140,21 @@ def locked(name: str, folder: int) -> Iterator[None]:
 
 @contextmanager
 def opened_folder(path: Path | str, folder: int | None = None) -> Iterator[int]:
-    """Open a directory for as long as the block runs; a link in `folder` is not followed."""
+    """Open a directory for as long as the block runs; a link in `folder` is not followed.
+
+    An `OSError` of the block says in which directory the file is.
+    """
     flags = _FOLDER if folder is None else _FOLDER | os.O_NOFOLLOW
     descriptor = os.open(path, flags, dir_fd=folder)
     try:
         yield descriptor
+    except OSError as error:
+        name = error.filename
+        if name is None and error.errno is not None:
+            error.filename = str(path)
+        elif isinstance(name, str) and os.sep not in name and name != str(path):
+            error.filename = f"{path}{os.sep}{name}"
+        raise
     finally:
         os.close(descriptor)
 
