@@ -59,7 +59,7 @@ def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContai
         with files.opened_folder(path) as folder:
             place = os.path.realpath(path)
             opened = [map_segment(folder, place, segment.name, layout) for segment in segments]
-            return _container(place, [encoder.specs], opened, tree)
+            return _container(place, [encoder.specs] if segments else [], opened, tree)
 
 
 def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
@@ -111,7 +111,7 @@ def check_open(manifest: Manifest, path: Path | str) -> None:
 def _container(
     place: str, specs: Specs, opened: list[MappedFile], tree: object
 ) -> AbstractContainer:
-    made = Decoder(specs, [file.tensor for file in opened]).container_of(tree)
+    made = Decoder(specs, [file.tensors for file in opened]).container_of(tree)
     record_root(made, place)
     return made
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 Path: TypeAlias = tuple[str, ...]
-Reader: TypeAlias = Callable[[str, Spec], Tensor]
-"""Returns a tensor of one segment from its name and what the manifest says of it."""
+Reader: TypeAlias = Callable[[Mapping[str, Spec]], dict[str, Tensor]]
+"""Returns tensors of one segment from what the manifest says of them."""
 
 Wanted: TypeAlias = "dict[str, Wanted] | None"
 """Which keys of a level to read; `None`: all."""
@@ -73,76 +73,89 @@ def specs_of(tree: object, count: int) -> Specs:
     """
     found: Specs = [{} for _ in range(count)]
     for part in parts_of(tree):
-        named: _Named = defaultdict(dict)
-        _add_specs(part, named, 0)
-        for segment, tensors in named.items():
+        collector = _Collector()
+        collector.add(part, 0)
+        for segment, tensors in collector.found.items():
             if not 0 <= segment < count or found[segment]:
                 raise _invalid("segment of a part", segment)
             found[segment] = tensors
     return found
 
 
-_Named: TypeAlias = "defaultdict[int, dict[str, Spec]]"
-"""The tensors of one part, by the positions of segments."""
+class _Collector:
+    """Collects the tensors of one part, by the positions of segments.
+
+    Tensors of one dtype and shape share what is said of them: "io" in the benchmarks.
+    """
+
+    def __init__(self) -> None:
+        self.found: defaultdict[int, dict[str, Spec]] = defaultdict(dict)
+        self._kinds: dict[tuple[str, tuple[int, ...]], Spec] = {}
+
+    def add(self, node: object, depth: int) -> None:
+        """Add the tensors of a node."""
+        kind, value = _kind_of(node)
+        if kind == "tensor":
+            self._tensor(value)
+            return
+        if depth > _MOST_NODES_DEEP:
+            raise _too_deep()
+        match kind, value:
+            case "jagged", [*parts, int()]:
+                for part in parts:
+                    if part is not None:
+                        self.add(part, depth + 1)
+            case "rows", {"values": {"tensor": row}}:
+                if not self._tensor(row):
+                    raise _invalid("tensor of rows, which one node names", row)
+            case "lazy", {"members": list(parts)}:
+                for part in parts:
+                    self.add(part, depth + 1)
+            case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
+                self._level(entries, depth)
+            case "data", _:
+                pass
+            case _:
+                raise _invalid(kind, value)
+
+    def _level(self, entries: list[object], depth: int) -> None:
+        for pair in entries:
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise _invalid("entry", pair)
+            node = pair[1]
+            # Tensors are the most frequent nodes: "io" in the benchmarks.
+            if isinstance(node, dict) and len(node) == 1 and "tensor" in node:
+                self._tensor(node["tensor"])
+            else:
+                self.add(node, depth + 1)
+
+    def _tensor(self, row: object) -> bool:
+        """Add a tensor; return whether no other node named it before."""
+        # Without patterns, which are slow: "io" in the benchmarks.
+        if isinstance(row, list) and len(row) == 4:
+            segment, name, dtype, sizes = row
+            if type(segment) is int and type(name) is str and type(dtype) is str:
+                kind = dtype, _sizes_of(sizes)
+                spec = self._kinds.get(kind)
+                if spec is None:
+                    spec = self._kinds[kind] = _spec_of(*kind)
+                tensors = self.found[segment]
+                if name not in tensors:
+                    tensors[name] = spec
+                    return True
+                if tensors[name] is spec:
+                    return False
+        raise _invalid("tensor", row)
 
 
-def _add_specs(node: object, found: _Named, depth: int) -> None:
-    """Add the tensors of a node."""
-    kind, value = _kind_of(node)
-    if kind == "tensor":
-        _add_spec(value, found)
-        return
-    if depth > _MOST_NODES_DEEP:
-        raise _too_deep()
-    match kind, value:
-        case "jagged", [*parts, int()]:
-            for part in parts:
-                if part is not None:
-                    _add_specs(part, found, depth + 1)
-        case "rows", {"values": {"tensor": row}}:
-            if not _add_spec(row, found):
-                raise _invalid("tensor of rows, which one node names", row)
-        case "lazy", {"members": list(parts)}:
-            for part in parts:
-                _add_specs(part, found, depth + 1)
-        case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
-            _add_specs_of_level(entries, found, depth)
-        case "data", _:
-            pass
-        case _:
-            raise _invalid(kind, value)
-
-
-def _add_specs_of_level(entries: list[object], found: _Named, depth: int) -> None:
-    for pair in entries:
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise _invalid("entry", pair)
-        node = pair[1]
-        # Tensors are the most frequent nodes: "io" in the benchmarks.
-        if isinstance(node, dict) and len(node) == 1 and "tensor" in node:
-            _add_spec(node["tensor"], found)
-        else:
-            _add_specs(node, found, depth + 1)
+def _spec_of(dtype: str, shape: tuple[int, ...]) -> Spec:
+    if dtype not in DTYPES:
+        raise _invalid("dtype", dtype)
+    return Spec(DTYPES[dtype], shape)
 
 
 _MOST_NODES_DEEP: Final = 2 * MAX_DEPTH
 """Containers may be nested `MAX_DEPTH` levels deep, and members are levels of nodes."""
-
-
-def _add_spec(row: object, found: _Named) -> bool:
-    """Add a tensor; return whether no other node named it before."""
-    # Without patterns, which are slow: "io" in the benchmarks.
-    if isinstance(row, list) and len(row) == 4:
-        segment, name, dtype, sizes = row
-        named = type(segment) is int and isinstance(name, str) and isinstance(dtype, str)
-        if named and dtype in DTYPES:
-            spec = Spec(DTYPES[dtype], _sizes_of(sizes))
-            known = found[segment].setdefault(name, spec)
-            if known is spec:
-                return True
-            if known == spec:
-                return False
-    raise _invalid("tensor", row)
 
 
 class Decoder:
@@ -164,7 +177,7 @@ class Decoder:
         self._specs = specs
         self._readers = readers
         self._places = places
-        self._known: dict[tuple[int, str], Tensor] = {}
+        self._known: list[dict[str, Tensor]] = [{} for _ in specs]
         self._ragged: dict[tuple[int, ...], Tensor] = {}
         self._ends: dict[tuple[int, int], int] = {}
         """Where rows end, by the ids of their offsets and lengths, which `_known` keeps alive."""
@@ -183,6 +196,9 @@ class Decoder:
         try:
             parts = parts_of(node)
             check_parts(parts)
+            if wanted is None:  # all at once, which is faster: "io" in the benchmarks
+                pairs = zip(self._readers, self._specs, strict=True)
+                self._known = [reader(specs) for reader, specs in pairs]
             return self._joined([self._container(part, wanted, ()) for part in parts])
         except KeyNotFound:
             raise
@@ -247,7 +263,7 @@ class Decoder:
         entries: dict[str, Entry] = {}
         for key, node in nodes.items():
             row = node.get("tensor")
-            leaf = None if row is None else self._tensor(row)
+            leaf = None if row is None else self._known[row[0]].get(row[1])
             if leaf is None or not leaf_fits(leaf, desc):
                 entries[key] = self._entry(node, None, desc, (*path, key))
             else:
@@ -325,12 +341,10 @@ class Decoder:
 
     def _tensor(self, row: Any) -> Tensor:
         segment, name, _, _ = row  # as `specs_of` checked
-        place = segment, name
-        known = self._known.get(place)
-        if known is None:
-            spec = self._specs[segment][name]
-            known = self._known[place] = self._readers[segment](name, spec)
-        return known
+        known: dict[str, Tensor] = self._known[segment]
+        if name not in known:
+            known |= self._readers[segment]({name: self._specs[segment][name]})
+        return known[name]
 
 
 _LEAVES: Final = frozenset({"tensor", "jagged"})

@@ -140,7 +140,7 @@ class _Segments(NamedTuple):
 
     def decoder(self) -> Decoder:
         """Return what builds containers from them."""
-        return Decoder(self.specs, [file.tensor for file in self.opened])
+        return Decoder(self.specs, [file.tensors for file in self.opened])
 
 
 def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) -> _Segments:

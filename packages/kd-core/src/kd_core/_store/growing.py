@@ -60,9 +60,9 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
         encoder.move_to(len(manifest.segments))
         _insert(cast("Json", manifest.tree), keys, node, path)
         segment = writer.add_arena(lambda fd: fill(fd, encoder, layout, filled))
-        [[name, spec]] = encoder.specs.items()
         with files.opened_folder(path) as folder:
-            made = map_segment(folder, f"{path}", segment.name, layout).tensor(name, spec)
+            opened = map_segment(folder, f"{path}", segment.name, layout)
+        [made] = opened.tensors(encoder.specs).values()
         with unchanged_on_error(td):
             _set(td, keys, made)
             writer.commit([*manifest.segments, segment], manifest.tree, sealed=False)

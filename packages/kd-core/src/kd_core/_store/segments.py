@@ -62,22 +62,25 @@ class Layout(NamedTuple):
 
 def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = None) -> Layout:
     """Return the layout of a file that holds some tensors."""
-    stored = {spec: _stored(spec) for spec in set(specs.values())}
-    sized = [(name, stored[spec]) for name, spec in specs.items()]
+    # Few kinds of tensors, whose specs are mostly shared: "io" in the benchmarks.
+    kinds = {id(spec): spec for spec in specs.values()}
+    stored = {kind: _stored(spec) for kind, spec in kinds.items()}
+    order = list(specs.items())
     if len({each.itemsize for each in stored.values()}) > 1:
-        sized.sort(key=_itemsize)
+        order.sort(key=lambda item: -stored[id(item[1])].itemsize)
     rows: dict[str, str] = {}
-    offsets: dict[str, int] = {}
+    starts: dict[str, int] = {}
     end = 0
-    for name, (_, nbytes, rest) in sized:
-        start = offsets[name] = end
+    for name, spec in order:
+        _, nbytes, rest = stored[id(spec)]
+        starts[name] = start = end
         end += nbytes
-        rows[name] = f'"data_offsets":[{start},{end}],{rest}'
+        rows[name] = f'{{"data_offsets":[{start},{end}],{rest}}}'
     text = _header_text(rows, metadata)
     length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
     header = length.to_bytes(8, "little") + text.ljust(length)
-    starts = {name: len(header) + offset for name, offset in offsets.items()}
-    return Layout(header, starts, len(header) + end)
+    size = len(header)
+    return Layout(header, {name: size + start for name, start in starts.items()}, size + end)
 
 
 class _Stored(NamedTuple):
@@ -95,19 +98,15 @@ def _stored(spec: Spec) -> _Stored:
     return _Stored(wire.itemsize, spec.nbytes, f'"dtype":"{wire.name}","shape":[{sizes}]')
 
 
-def _itemsize(row: tuple[str, _Stored]) -> int:
-    return -row[1].itemsize
-
-
 def _header_text(rows: dict[str, str], metadata: Mapping[str, str] | None) -> bytes:
     """Return canonical JSON, joined from rows; encoders are slower: "io" in the benchmarks."""
     if metadata is not None:
-        rows["__metadata__"] = canonical(metadata).decode("ascii")[1:-1]
+        rows["__metadata__"] = canonical(metadata).decode("ascii")
     names = sorted(rows)
     if _PLAIN.fullmatch("".join(names)):
-        pairs = [f'"{name}":{{{rows[name]}}}' for name in names]
+        pairs = [f'"{name}":{rows[name]}' for name in names]
     else:
-        pairs = [f"{canonical(name).decode('ascii')}:{{{rows[name]}}}" for name in names]
+        pairs = [f"{canonical(name).decode('ascii')}:{rows[name]}" for name in names]
     return f"{{{','.join(pairs)}}}".encode("ascii")
 
 
@@ -207,19 +206,26 @@ class MappedFile(NamedTuple):
     memory: mmap.mmap
     starts: Mapping[str, int]
 
-    def tensor(self, name: str, spec: Spec) -> Tensor:
-        """Return a view of one tensor."""
-        dtype, shape = spec
-        count = math.prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        start = self.starts[name]
-        if start % dtype.itemsize:  # in a file of another origin
-            own = bytearray(self.memory[start : start + spec.nbytes])
-            return torch.frombuffer(own, dtype=dtype).view(shape)
-        flat = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
-        # Sizes one by one, which is faster than as a tuple: "io" in the benchmarks.
-        return flat.view(*shape) if shape else flat.view(shape)
+    def tensors(self, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
+        """Return tensors of the file that share its memory."""
+        memory, starts = self
+        made: dict[str, Tensor] = {}
+        last = None
+        for name, spec in specs.items():
+            if spec is not last:  # mostly it is: "io" in the benchmarks
+                last, (dtype, shape) = spec, spec
+                count, itemsize = math.prod(shape), dtype.itemsize
+            start = starts[name]
+            if not count:
+                made[name] = torch.empty(shape, dtype=dtype)
+            elif start % itemsize:  # in a file of another origin
+                octets = bytearray(memory[start : start + spec.nbytes])
+                made[name] = torch.frombuffer(octets, dtype=dtype).view(shape)
+            else:
+                flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+                # Sizes one by one, which is faster than as a tuple: "io" in the benchmarks.
+                made[name] = flat.view(*shape) if shape else flat.view(shape)
+        return made
 
 
 def mapped(file: files.OpenFile, starts: Mapping[str, int], *, shared: bool = False) -> MappedFile:

@@ -118,7 +118,7 @@ def load(
     with files.opened(path, None) as file:
         _, manifest, specs, starts = _content_of(file, path, full)
         data = mapped(file, starts)
-    return Decoder(specs, [data.tensor]).container_of(manifest.tree, wanted)
+    return Decoder(specs, [data.tensors]).container_of(manifest.tree, wanted)
 
 
 def check(path: Path) -> None:

@@ -143,8 +143,11 @@ def _reader_of(specs: Mapping[str, Spec], expected: BufferSpec, flat: Tensor) ->
         )
     starts = dict(zip(specs, accumulate(sizes, initial=0), strict=False))
 
-    def read(name: str, spec: Spec) -> Tensor:
-        start = starts[name]
-        return flat[start : start + math.prod(spec.shape)].view(spec.shape)
+    def read(some: Mapping[str, Spec]) -> dict[str, Tensor]:
+        made = {}
+        for name, (_, shape) in some.items():
+            start = starts[name]
+            made[name] = flat[start : start + math.prod(shape)].view(shape)
+        return made
 
     return read
