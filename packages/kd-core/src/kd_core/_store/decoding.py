@@ -101,6 +101,8 @@ class _Collector:
         if depth > _MOST_NODES_DEEP:
             raise _too_deep()
         match kind, value:
+            case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
+                self._level(entries, depth)
             case "jagged", [*parts, int()]:
                 for part in parts:
                     if part is not None:
@@ -111,8 +113,6 @@ class _Collector:
             case "lazy", {"members": list(parts)}:
                 for part in parts:
                     self.add(part, depth + 1)
-            case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
-                self._level(entries, depth)
             case "data", _:
                 pass
             case _:

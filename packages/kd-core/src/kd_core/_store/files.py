@@ -172,7 +172,8 @@ def opened(name: str | Path, folder: int | None, *, writable: bool = False) -> I
         OSError: if it is not a regular file, or has other names beside this one.
     """
     flags = _READ if folder is not None else _READ & ~os.O_NOFOLLOW
-    flags |= os.O_RDWR if writable else os.O_RDONLY
+    if writable:
+        flags |= os.O_RDWR
     descriptor = os.open(name, flags, dir_fd=folder)
     try:
         found = os.fstat(descriptor)
@@ -188,14 +189,11 @@ def opened(name: str | Path, folder: int | None, *, writable: bool = False) -> I
 
 def read(file: OpenFile, start: int, count: int) -> bytes:
     """Return bytes of a file: fewer than `count` only if it ends."""
-    parts = []
-    while count:
-        part = os.pread(file.descriptor, count, start)
-        if not part:
-            break
-        parts.append(part)
-        start, count = start + len(part), count - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    found = part = os.pread(file.descriptor, count, start)
+    while part and len(found) < count:
+        part = os.pread(file.descriptor, count - len(found), start + len(found))
+        found += part
+    return found
 
 
 def names_in(folder: int) -> list[str]:

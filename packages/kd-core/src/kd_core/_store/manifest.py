@@ -157,4 +157,4 @@ def _segment_of(row: object, what: str) -> Segment:
 
 
 def _are_checksums(sums: object) -> bool:
-    return isinstance(sums, list) and all(type(each) is int for each in sums)
+    return isinstance(sums, list) and {*map(type, sums)} <= {int}
