@@ -77,11 +77,12 @@ class KeyNode:
         Args:
             out_keys: Those of its `writes`, or of their parts, that are needed.
         """
-        if self.inner is None:
-            found = dict.fromkeys(self.partly, False)
-            found |= {key: key not in self.optional for key in self.reads}
-        else:
+        if self.inner is not None:
             found = self.inner.trace_back(out_keys)[1]
+        else:
+            found = dict.fromkeys(self.partly, False) if self.partly else {}
+            for key in self.reads:
+                found[key] = key not in self.optional
         # Whether it runs at all depends on all that it reads.
         return dict.fromkeys([*found, *self.reads], False) if self.may_skip else found
 
@@ -134,8 +135,9 @@ class KeyFlow:
         """
         found: list[NestedKey] = []
         for _, node, later in self._backwards():
-            kept = [key for key in node.writes if key != DISCARD and not is_covered(key, later)]
-            found += reversed(kept)
+            for key in reversed(node.writes):
+                if key != DISCARD and not is_covered(key, later):
+                    found.append(key)
         return unique(reversed(found))
 
     @property
@@ -206,6 +208,7 @@ class KeyFlow:
             out_keys: Keys that some steps write.
         """
         live = dict.fromkeys(out_keys, False)
+        nested = any(type(key) is tuple for key in live)
         kept: dict[int, Keys] = {}
         for idx in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[idx]
@@ -213,9 +216,10 @@ class KeyFlow:
             if written or node.has_effects:
                 kept[idx] = written
                 if not node.may_skip:
-                    drop_covered(live, written)
+                    drop_covered(live, written, nested)
                 for key, must in node.needs(written).items():
-                    live[key] = live.get(key, False) or must
+                    live[key] = must or live.get(key, False)
+                    nested = nested or type(key) is tuple
         return kept, live
 
     def restrict(self, indices: Sequence[int]) -> Self:
@@ -276,8 +280,9 @@ def _wanted_of(writes: Keys, wanted: Iterable[NestedKey]) -> Keys:
         if key in wanted:
             found.append(key)
             continue
+        flat = type(key) is str  # such a key holds nested ones only
         for want in wanted:
-            if isinstance(key, str) and isinstance(want, str):
+            if flat and type(want) is str:
                 continue
             if is_prefix(key, want):
                 found.append(want)

@@ -164,12 +164,13 @@ def is_covered(key: NestedKey, by: Collection[NestedKey]) -> bool:
     return key in by or (type(key) is not str and any(is_prefix(other, key) for other in by))
 
 
-def drop_covered(keys: dict[NestedKey, T], by: Collection[NestedKey]) -> None:
-    """Remove the keys that are one of `by` or that one of `by` holds."""
+def drop_covered(keys: dict[NestedKey, T], by: Collection[NestedKey], nested: bool) -> None:
+    """Remove the keys that are one of `by` or, if there are nested ones, that one of `by` holds."""
     for key in by:
         keys.pop(key, None)
-    for key in [key for key in keys if type(key) is not str and is_covered(key, by)]:
-        del keys[key]
+    if nested:
+        for key in [key for key in keys if type(key) is not str and is_covered(key, by)]:
+            del keys[key]
 
 
 def without_covered(keys: Sequence[NestedKey]) -> Keys:

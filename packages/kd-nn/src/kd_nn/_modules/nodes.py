@@ -1,13 +1,15 @@
 """A keyed module as one node of a key graph: its keys, and what people read beside them."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import UninitializedParameter
 
 from kd_nn._dispatch.dispatch import keys_of, optional_keys
 from kd_nn._keys.flow import KeyNode
-from kd_nn._keys.specs import DISCARD, parse_keys
+from kd_nn._keys.specs import DISCARD, Keys, parse_keys
 from kd_nn._plan.program import keyed, runs_in_part
 
 
@@ -19,17 +21,45 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
         step: The keyed module.
         may_skip: Whether the sequence that holds it leaves it out for want of inputs.
     """
+    reads, writes = keys_as_parsed(step)
     inner = keyed(step)._graph() if runs_in_part(step) else None
-    return KeyNode(
-        name,
-        type(step).__name__,
-        keys_of(step, "in_keys"),
-        tuple([key for key in keys_of(step, "out_keys") if key != DISCARD]),
-        partly=parse_keys(list(getattr(step, "partly_read", ())), "partly_read"),
-        optional=optional_keys(step) if inner is None else (),
-        inner=inner,
-        may_skip=may_skip or (inner is None and getattr(step, "may_skip", False) is True),
-    )
+    optional = optional_keys(step) if inner is None else ()
+    partly = getattr(step, "partly_read", ())
+    may_skip = may_skip or (inner is None and getattr(step, "may_skip", False) is True)
+    plain = inner is None and not optional and not partly
+    make = _make_node if is_dynamo_compiling() or not plain else _equal_node
+    node = make(name, type(step).__name__, reads, writes, may_skip)
+    if plain:
+        return node
+    parts = parse_keys(list(partly), "partly_read")
+    return replace(node, partly=parts, optional=optional, inner=inner)
+
+
+def _make_node(name: str, kind: str, reads: Keys, writes: Keys, may_skip: bool) -> KeyNode:
+    visible = tuple([key for key in writes if key != DISCARD])
+    return KeyNode(name, kind, reads, visible, may_skip=may_skip)
+
+
+_equal_node = lru_cache(maxsize=1024)(_make_node)
+"""Nodes are immutable, so sequences with equal steps, as copies of a network, share them."""
+
+
+def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
+    """Return `in_keys` and visible `out_keys` of a step.
+
+    A class of this library parses its keys when they are assigned, and building a sequence asks
+    twice for those of each step: they are taken as they are.
+
+    Raises:
+        KeysNotDeclared: If the step has none.
+        InvalidKey: If one is not a nested key.
+    """
+    state = step.__dict__
+    spec, writes = state.get("_in_spec"), state.get("_out_keys")
+    if spec is None or writes is None or not getattr(type(step), "changes_by_assignment", False):
+        return keys_of(step, "in_keys"), keys_of(step, "out_keys")
+    selected = state.get("_selected")
+    return spec.keys, writes if selected is None else selected
 
 
 def label_of(step: nn.Module) -> str:

@@ -13,10 +13,11 @@ from torch import nn
 
 from kd_core import InvalidArgument, KeyNotFound, OutOfRange
 from kd_core.extending import plain_str
-from kd_nn._dispatch.dispatch import describe, keys_of
+from kd_nn._dispatch.dispatch import describe
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._errors import KeysNotDeclared, NotKeyed, list_keys, suggest
 from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.nodes import keys_as_parsed
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 Step = tuple[str, nn.Module]
@@ -217,8 +218,7 @@ def check_keyed(name: str, step: object) -> None:
     """
     if isinstance(step, nn.Module):
         try:
-            keys_of(step, "in_keys")
-            keys_of(step, "out_keys")
+            keys_as_parsed(step)
             return
         except KeysNotDeclared:
             pass  # which of them, and why, is said below
