@@ -1,9 +1,10 @@
 import threading
 
+import pytest
 import torch
 from torch import Tensor
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import InvalidArgument, TensorDict, TensorDictBase
 from kd_nn import (
     TensorDictModule,
     TensorDictModuleBase,
@@ -67,15 +68,52 @@ def test_another_thread_does_not_see_the_switch() -> None:
     assert torch.equal(seen[0], -X)
 
 
-def test_decorated_forward_skips_itself() -> None:
+def decorated(mode: bool | None, seen: list[bool] | None = None) -> TensorDictModuleBase:
     class Custom(TensorDictModuleBase):
         in_keys = ["x"]  # noqa: RUF012  # as users write it
         out_keys = ["y"]  # noqa: RUF012  # as users write it
 
-        @set_skip_existing()
+        @set_skip_existing(mode)
         def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            if seen is not None:
+                seen.append(skip_existing())
             return tensordict.set("y", tensordict["x"] + 1)
 
-    assert torch.equal(Custom()(TensorDict(x=X, y=OLD))["y"], X + 1)
+    return Custom()
+
+
+@pytest.mark.parametrize(("mode", "skipped", "inside"), [(True, 2, True), (False, 0, False)])
+def test_decorated_forward_has_its_own_switch(mode: bool, skipped: int, inside: bool) -> None:
+    seen: list[bool] = []
+    module = decorated(mode, seen)
+    results = [module(TensorDict(x=X, y=OLD))["y"]]
+    with set_skip_existing(not mode):
+        results.append(module(TensorDict(x=X, y=OLD))["y"])
+    assert sum(result is OLD for result in results) == skipped
+    module(TensorDict(x=X))
+    assert set(seen) == {inside}
+    assert not skip_existing()
+
+
+def test_decorated_with_none_follows_the_switch() -> None:
+    module = decorated(None)
+    assert torch.equal(module(TensorDict(x=X, y=OLD))["y"], X + 1)
     with set_skip_existing(True):
-        assert Custom()(TensorDict(x=X, y=OLD))["y"] is OLD
+        assert module(TensorDict(x=X, y=OLD))["y"] is OLD
+        with set_skip_existing(False):
+            assert torch.equal(module(TensorDict(x=X, y=OLD))["y"], X + 1)
+
+
+def test_decorated_with_none_compiles_in_one_graph() -> None:
+    module = torch.compile(decorated(None), backend="eager", fullgraph=True)
+    assert torch.equal(module(TensorDict(x=X, y=OLD))["y"], X + 1)
+
+
+def test_modes_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"must be True, False or None, got \['y'\]"):
+        set_skip_existing(["y"])  # type: ignore[arg-type]  # wrong on purpose
+    with (
+        pytest.raises(InvalidArgument, match="`mode` must be True or False"),
+        set_skip_existing(None),
+    ):
+        pass

@@ -12,7 +12,7 @@ from typing import ParamSpec, Self, TypeVar, cast
 
 from torch import nn
 
-from kd_core import TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, TensorDictBase, is_tensor_collection
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import has_entry
 from kd_nn._keys.specs import DISCARD
@@ -43,13 +43,17 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
     """Skip keyed modules whose outputs all exist, unless they read one of them.
 
     As a context manager it switches skipping on (or off) for every keyed module that is called
-    inside. As a decorator of a module's `forward(self, tensordict)` it makes that module skip
-    itself while the switch is on.
+    inside. As a decorator of a module's `forward(self, tensordict)` it does so for each call of
+    that module, which skips itself, too. `set_skip_existing(None)` decorates a module that skips
+    itself where the caller has switched it on.
 
     Args:
-        mode: Whether to skip.
+        mode: Whether to skip; None, for a decorator alone, leaves the switch as it is.
         in_key_attr: The attribute that lists what a decorated method's module reads.
         out_key_attr: The attribute that lists what it writes.
+
+    Raises:
+        InvalidArgument: If `mode` is none of these, or None in a `with` statement.
 
     Example:
         >>> import torch
@@ -65,13 +69,26 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
     """
 
     def __init__(
-        self, mode: bool = True, in_key_attr: str = "in_keys", out_key_attr: str = "out_keys"
+        self,
+        mode: bool | None = True,
+        in_key_attr: str = "in_keys",
+        out_key_attr: str = "out_keys",
     ) -> None:
+        if not isinstance(mode, bool) and mode is not None:
+            raise InvalidArgument(
+                f"`mode` must be True, False or None, got {mode!r}. To keep single entries, call "
+                "the modules that write them one by one."
+            )
         self.mode = mode
         self.in_key_attr, self.out_key_attr = in_key_attr, out_key_attr
         self._tokens: list[Token[bool]] = []
 
     def __enter__(self) -> Self:
+        if self.mode is None:
+            raise InvalidArgument(
+                "`set_skip_existing(None)` decorates a method. In a `with` statement `mode` must "
+                "be True or False."
+            )
         self._tokens.append(_SWITCH.set(self.mode))
         anyone_skips.append(self)
         return self
@@ -90,18 +107,22 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            module = args[0]
+            module = args[0] if args else None
             tensordict = args[1] if len(args) > 1 else kwargs.get("tensordict")
             if (
                 isinstance(module, nn.Module)
                 and is_tensor_collection(tensordict)
-                and self.mode
                 and outputs_exist(module, tensordict, self.in_key_attr, self.out_key_attr)
             ):
                 return cast("R", tensordict)
             return function(*args, **kwargs)
 
-        return guarded
+        @functools.wraps(function)
+        def switched(*args: P.args, **kwargs: P.kwargs) -> R:
+            with set_skip_existing(self.mode):
+                return guarded(*args, **kwargs)
+
+        return guarded if self.mode is None else switched
 
 
 def outputs_exist(
