@@ -32,6 +32,7 @@ from kd_nn._keys.specs import (
     unique,
 )
 from kd_nn._modules.facts import ModuleFacts
+from kd_nn._modules.hiding import call_as_selected
 from kd_nn._modules.infer import infer_shapes, with_shapes
 from kd_nn._modules.nodes import described, key_node
 from kd_nn._modules.tensor_hooks import TensorHooks
@@ -138,7 +139,9 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
         if _is_traced():
             result = self._call_traced(args, kwargs)
-            return super().__call__(*args, **kwargs) if result is BUSY else result
+            if result is not BUSY:
+                return result
+            return call_as_selected(self, super().__call__, args, kwargs)
         try:
             plan: Plan = self.__dict__["_plan"]
         except KeyError:
@@ -162,7 +165,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
                 f"{describe(self)} cannot take `self` by keyword, since torch calls the module so. "
                 "Give that key by position, or in a container."
             )
-        return super().__call__(*args, **kwargs)
+        return call_as_selected(self, super().__call__, args, kwargs)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Return a parameter, buffer or sub-module; raise an error that names what is missing."""

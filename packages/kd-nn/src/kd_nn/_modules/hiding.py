@@ -1,0 +1,113 @@
+"""Calls of modules whose `forward` writes all of its outputs, whatever is selected.
+
+The classes of this library write what is selected. A class of the user need not know of
+`select_out_keys`: what its `forward` wrote to hidden keys is taken back after the call.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, cast
+
+from kd_core import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorClass,
+    TensorDictBase,
+    is_tensor_collection,
+    unravel_key,
+    unravel_key_to_tuple,
+)
+from kd_nn._dispatch.dispatch import keys_of
+from kd_nn._dispatch.entries import has_entry
+from kd_nn._keys.specs import DISCARD, Keys, overlaps
+from kd_nn._plan.invalidation import Flagged
+
+Before: TypeAlias = list[tuple[TensorDictBase, dict[NestedKey, object]]]
+
+
+def call_as_selected(
+    module: Flagged,
+    call: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
+    """Call a module; entries at keys that are not selected are afterwards as they were before.
+
+    Args:
+        module: A keyed module.
+        call: Calls it.
+        args: What the module is called with: a container first, or tensors.
+        kwargs: The keyword arguments.
+
+    Returns:
+        What the call returned; a container that the module made has no entry at a hidden key that
+        was not in the input.
+    """
+    selected = module.__dict__.get("_selected")
+    if selected is None or module.changes_by_assignment:
+        return call(*args, **kwargs)
+    given = args[0] if args else kwargs.get("tensordict")
+    if not is_tensor_collection(given):
+        return call(*args, **kwargs)
+    source = keys_of(module, "out_keys_source")
+    # Less those that a selected one holds or is in.
+    hidden = tuple(key for key in source if key != DISCARD and not overlaps(key, selected))
+    before: Before = [(part, _present(part, hidden)) for part in _parts(given)]
+    result = call(*args, **kwargs)
+    if result is given or result is None:
+        for part, entries in before:
+            _restore(part, hidden, entries)
+    elif is_tensor_collection(result) and not any(result is value for value in kwargs.values()):
+        kept = {key for _, entries in before for key in entries}
+        for part in _parts(result):
+            _restore(part, tuple(key for key in hidden if key not in kept), {})
+    return result
+
+
+def _parts(tensordict: TensorDictBase) -> Iterator[TensorDictBase]:
+    """Yield a container, or the members of a stack, which may have different keys."""
+    if isinstance(tensordict, LazyStackedTensorDict):
+        for member in tensordict.unbind(tensordict.stack_dim):
+            yield from _parts(member)
+    else:
+        yield tensordict
+
+
+def _present(tensordict: TensorDictBase, keys: Keys) -> dict[NestedKey, object]:
+    """Return the entries at those of the keys, and of the levels above them, that are there."""
+    levels = {level for key in keys for level in _levels(key)}
+    return {key: tensordict.get(key) for key in levels if has_entry(tensordict, key)}
+
+
+def _restore(tensordict: TensorDictBase, keys: Keys, before: dict[NestedKey, object]) -> None:
+    for key in keys:
+        if key in before:
+            if tensordict.get(key) is not before[key]:
+                tensordict.set(key, before[key])
+            continue
+        for level in _levels(key):  # a level that the module made goes with its last entry
+            if level in before or not _is_left(tensordict, level, key):
+                break
+            _remove(tensordict, level)
+
+
+def _levels(key: NestedKey) -> list[NestedKey]:
+    """Return a key and the keys of the containers that it is in, innermost first."""
+    parts = unravel_key_to_tuple(key)
+    return [unravel_key(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def _is_left(tensordict: TensorDictBase, level: NestedKey, key: NestedKey) -> bool:
+    """Return whether there is something to remove: the entry itself, or an empty level above."""
+    if not has_entry(tensordict, level):
+        return False
+    found = tensordict.get(level)
+    return level == key or (is_tensor_collection(found) and not list(found.keys()))
+
+
+def _remove(tensordict: TensorDictBase, key: NestedKey) -> None:
+    *above, name = unravel_key_to_tuple(key)
+    holder = cast("TensorDictBase", tensordict.get(tuple(above)) if above else tensordict)
+    if isinstance(holder, TensorClass):
+        holder.set(name, None)
+    else:
+        del holder[name]
