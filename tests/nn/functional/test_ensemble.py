@@ -1,5 +1,7 @@
 import copy
+import operator
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -123,6 +125,38 @@ def test_part_that_cannot_be_drawn_again_is_reported() -> None:
 
     with pytest.warns(UserWarning, match=r"equal values in `module.0`. Define `reset_parameters`"):
         EnsembleModule(nn.Sequential(Scale()), 2)
+
+
+def test_reset_draws_new_values_for_each_copy() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    ensemble = EnsembleModule(TensorDictModule(network, ["x"], ["y"]), 2)
+    ensemble(x=X)
+    before = {name: value.clone() for name, value in ensemble.state_dict().items()}
+    parameters = list(ensemble.parameters())
+    TensorDictSequential(ensemble).reset_parameters_recursive()
+    state = ensemble.state_dict()
+    weight = state["params.module.0.weight"]
+    assert not bool((weight == before["params.module.0.weight"]).any())
+    assert not torch.equal(weight[0], weight[1])
+    assert state["params.module.1.num_batches_tracked"].tolist() == [0, 0]
+    assert all(map(operator.is_, parameters, ensemble.parameters()))
+
+
+def test_reset_of_a_container_leaves_the_ensemble_alone() -> None:
+    ensemble = EnsembleModule(TensorDictModule(nn.Linear(4, 1), ["x"], ["y"]), 2)
+    before = [parameter.clone() for parameter in ensemble.parameters()]
+    given = TensorDict.from_module(ensemble).detach().clone().zero_()
+    ensemble.reset_parameters_recursive(given)
+    assert bool((given["params", "module", "weight"] != 0).all())
+    assert all(map(torch.equal, before, ensemble.parameters()))
+
+
+def test_ensemble_of_ensembles_draws_all_copies() -> None:
+    inner = EnsembleModule(TensorDictModule(nn.Linear(4, 1), ["x"], ["y"]), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer = EnsembleModule(inner, 3)
+    assert len(one(outer, x=X[:1]).unique()) == 6
 
 
 def test_selected_outputs_are_returned() -> None:

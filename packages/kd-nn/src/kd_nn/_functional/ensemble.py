@@ -33,6 +33,7 @@ from kd_nn._functional.at_once import is_unchanged, run_at_once, runs_at_once
 from kd_nn._functional.params import TensorDictParams
 from kd_nn._keys.specs import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.facts import reset_members
 from kd_nn._modules.module import TensorDictModule
 
 
@@ -120,6 +121,16 @@ class EnsembleModule(TensorDictModuleBase):
         if template is not None:
             template.train(mode)
         return super().train(mode)
+
+    def reset_parameters(self) -> None:
+        """Draw new values for each copy; `reset_parameters_recursive` calls this."""
+        params = cast(TensorDictParams, self._modules["params"]).copy()
+        template = self.__dict__["_template"]
+        for idx in range(self.num_copies):
+            with torch.no_grad():
+                own = params[idx]
+            with own.to_module(template):
+                reset_members(template)
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -251,18 +262,18 @@ _CALL: Final = TensorDictModule.__call__
 
 def _fresh(module: nn.Module) -> nn.Module:
     made = copy.deepcopy(module)
-    for member in made.modules():
-        reset = getattr(type(member), "reset_parameters", None)
-        if callable(reset):
-            reset(member)
+    reset_members(made)
     return made
 
 
 def _warn_of_equal_parts(module: nn.Module) -> None:
+    ensembles = [member for member in module.modules() if isinstance(member, EnsembleModule)]
+    drawn = {member for ensemble in ensembles for member in ensemble.modules()}
     equal = [
         path or type(member).__name__
         for path, member in module.named_modules()
-        if any(True for _ in member.parameters(recurse=False))
+        if member not in drawn
+        and any(True for _ in member.parameters(recurse=False))
         and not callable(getattr(type(member), "reset_parameters", None))
     ]
     if equal:

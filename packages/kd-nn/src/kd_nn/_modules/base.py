@@ -31,7 +31,7 @@ from kd_nn._keys.specs import (
     parse_out_keys,
     unique,
 )
-from kd_nn._modules.facts import ModuleFacts
+from kd_nn._modules.facts import ModuleFacts, reset_members
 from kd_nn._modules.hiding import call_as_selected
 from kd_nn._modules.infer import infer_shapes, with_shapes
 from kd_nn._modules.nodes import described, key_node
@@ -281,11 +281,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             with parameters.to_module(self):
                 self.reset_parameters_recursive()
             return parameters
-        for member in self.modules():
-            # Of the class: a wrapper passes the method of what it wraps on, which has its own turn.
-            reset = getattr(type(member), "reset_parameters", None)
-            if callable(reset):
-                reset(member)
+        reset_members(self)
         return None
 
     def key_graph(self, sample: TensorDictBase | None = None) -> KeyGraph:

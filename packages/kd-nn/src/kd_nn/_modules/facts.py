@@ -52,3 +52,12 @@ class ModuleFacts(CheckedSettings):
         """Return the device of the first parameter or buffer; the CPU if there is none."""
         held = next(chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if held is None else held.device
+
+
+def reset_members(module: nn.Module) -> None:
+    """Draw new values in a module and all its sub-modules, as `reset_parameters` of each does."""
+    for member in module.modules():
+        # Of the class: a wrapper passes the method of what it wraps on, which has its own turn.
+        reset = getattr(type(member), "reset_parameters", None)
+        if callable(reset):
+            reset(member)
