@@ -259,3 +259,16 @@ def test_functions_and_other_things_are_refused_when_they_are_decorated() -> Non
 
     with pytest.raises(InvalidArgument, match="decorates a method, got 3"):
         dispatch(3)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def test_a_method_that_returns_no_container_is_told() -> None:
+    class Silent(nn.Module):
+        in_keys = ["x"]  # noqa: RUF012  # as users write it
+        out_keys = ["y"]  # noqa: RUF012  # as users write it
+
+        @dispatch
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[return]  # wrong on purpose
+            tensordict["y"] = tensordict["x"]
+
+    with pytest.raises(InvalidArgument, match="`Silent` must return a container, got NoneType"):
+        Silent()(torch.ones(2))

@@ -92,6 +92,11 @@ def test_state_independent_scale_expands_to_the_location() -> None:
     assert torch.equal(scale, torch.full((3, 2, 4), 0.5).exp())
 
 
+def test_one_state_independent_scale_for_all_elements() -> None:
+    loc, scale = AddStateIndependentNormalScale()(torch.zeros(3, 4))
+    assert torch.equal(scale, torch.ones_like(loc))
+
+
 def test_state_independent_scale_learns() -> None:
     module = AddStateIndependentNormalScale(4)
     scale = module(torch.zeros(3, 4))[1]

@@ -163,7 +163,12 @@ class Dispatched(Generic[M]):
         result = self.function(module, container_of(bound, batch_size), **extras)
         return self._pick(module, result)
 
-    def _pick(self, module: nn.Module, result: TensorDictBase) -> object:
+    def _pick(self, module: nn.Module, result: object) -> object:
+        if not is_tensor_collection(result):
+            raise InvalidArgument(
+                f"{describe(module)} must return a container, got {type(result).__name__}. Return "
+                "the one that the method was given."
+            )
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
         # On the class: a module looks for a missing attribute among its parameters, which is slow.
         if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:

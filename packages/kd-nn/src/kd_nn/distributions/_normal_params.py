@@ -115,7 +115,7 @@ class AddStateIndependentNormalScale(nn.Module):
 
     Args:
         scale_shape: Shape of the scale, equal to the last dimensions of the location; an int is one
-            dimension.
+            dimension, and `()` one scale for all elements.
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
         scale_lb: The smallest scale that is returned, 0 or above.
         device: Where the scale is created; by default torch's default device.
@@ -134,7 +134,7 @@ class AddStateIndependentNormalScale(nn.Module):
 
     def __init__(
         self,
-        scale_shape: int | Sequence[int],
+        scale_shape: int | Sequence[int] = (),
         scale_mapping: str | PositiveMap = "exp",
         scale_lb: float = 1e-4,
         *,
