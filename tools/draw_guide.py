@@ -1,10 +1,13 @@
-"""Draw the pictures of the guide: kinds of container, keys, shapes, indices, stacks, data.
+"""Draw the pictures of the guide: containers, keys, shapes, indices, stacks, data, key graphs.
 
     python -m tools.draw_guide
 
 Sizes, groups and masks are those that kd_core returns for the containers in this file, so a picture
 shows what the library does.
 """
+
+import functools
+from collections.abc import Callable
 
 import torch
 from tools.picture import ROW, Picture, write
@@ -19,6 +22,7 @@ from kd_core import (
     stack,
     unravel_key_to_tuple,
 )
+from kd_nn import TensorDictModule, TensorDictSequential
 
 
 def kinds() -> str:
@@ -188,13 +192,27 @@ def stacks() -> str:
     return picture.svg()
 
 
-PICTURES = {
+def key_graph(*selected: str) -> str:
+    """Draw which step reads and writes which keys; steps that are not needed are grey."""
+    model = TensorDictSequential(
+        TensorDictModule(torch.nn.Linear(4, 8), ["obs"], ["hidden"]),
+        TensorDictModule(torch.nn.Linear(8, 2), ["hidden"], ["action"]),
+        TensorDictModule(torch.nn.Linear(10, 1), ["hidden", "action"], [("critic", "value")]),
+    )
+    if selected:
+        model.select_out_keys(*selected)
+    return model.key_graph().to_svg()
+
+
+PICTURES: dict[str, Callable[[], str]] = {
     "container-kinds.svg": kinds,
     "keys.svg": keys,
     "shapes.svg": shapes,
     "indexing.svg": indexing,
     "lazy-stack.svg": stacks,
     "data.svg": data,
+    "key-graph.svg": key_graph,
+    "key-graph-selected.svg": functools.partial(key_graph, "action"),
 }
 
 
