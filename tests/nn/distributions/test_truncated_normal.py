@@ -31,6 +31,14 @@ TAILS: list[Case] = [
     (0.0, 1.0, -1e-4, 1e-4),
     (0.5, 3.0, 0.4, 0.4001),
 ]
+NARROW: list[Case] = [
+    (0.0, 1e6, -1e-3, 1e-3),
+    (0.0, 1.0, -1e-6, 1e-6),
+    (1.0, 1e6, 37.0, 39.0),
+    (-3.0, 1e5, -100.0, -90.0),
+    (3.0, 50.0, -2e-4, 1e-4),
+    (1e-5, 1.0, -1e-6, 1e-6),
+]
 P = torch.linspace(0.001, 0.999, 21, dtype=torch.float64)
 
 
@@ -196,6 +204,57 @@ def test_random_intervals_hold_quantiles_and_probabilities() -> None:
     assert bool((ours.stddev > 0).all())
     assert bool((ours.stddev <= scale * (1 + 1e-9)).all())
     assert bool(((ours.mean >= a) & (ours.mean <= a + width)).all())
+
+
+@pytest.mark.parametrize("case", NARROW)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_quantiles_keep_their_digits_in_narrow_intervals(case: Case, dtype: torch.dtype) -> None:
+    ours = dist(case, dtype)
+    whole = (ours.b - ours.a).double()
+    place = (ours.icdf(P.to(dtype)).double() - ours.a) / whole  # the density is flat there
+    grain = (torch.finfo(dtype).eps * torch.maximum(ours.a.abs(), ours.b.abs()) / whole).item()
+    torch.testing.assert_close(place, P, rtol=0, atol=2e-4 + 2 * grain)
+    fine = torch.finfo(dtype).eps * 10 + 2 * grain
+    torch.testing.assert_close(ours.cdf(ours.icdf(P.to(dtype))).double(), P, rtol=0, atol=fine)
+
+
+@pytest.mark.parametrize("case", NARROW)
+def test_gradients_of_quantiles_in_narrow_intervals(case: Case) -> None:
+    numbers = params(case)
+    point = torch.tensor([0.3], dtype=torch.float64)
+    _, _, a, b = numbers
+    slopes = torch.autograd.grad(TruncatedNormal(*numbers).icdf(point), [a, b])
+    torch.testing.assert_close(slopes[0], 1 - point, rtol=0, atol=2e-4)
+    torch.testing.assert_close(slopes[1], point, rtol=0, atol=2e-4)
+
+
+def test_a_location_farther_than_squares_reach_gives_finite_draws() -> None:
+    ours = TruncatedNormal(torch.zeros(()), 1e-30, 5.0, 6.0)
+    assert ours.median == 5
+    assert TruncatedNormal(torch.zeros(()), 1e-30, -6.0, -5.0).median == -5
+
+
+@pytest.mark.parametrize("case", [*CASES, *TAILS, *NARROW])
+def test_gradients_of_extreme_quantiles_are_finite(case: Case) -> None:
+    loc, scale, a, b = (torch.tensor(number, requires_grad=True) for number in case)
+    p = torch.tensor([0.0, 2**-24, 0.5, 1 - 2**-24, 1.0])
+    slopes = torch.autograd.grad(TruncatedNormal(loc, scale, a, b).icdf(p).sum(), [loc, scale])
+    assert all(bool(slope.isfinite()) for slope in slopes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_zero_of_the_generator_is_no_draw_from_infinity(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.zeros(shape, **options))
+    ours = dist((0.0, 1.0, -INF, 3.0), dtype)
+    assert -6 < ours.sample() < -5
+
+
+def test_draws_of_short_numbers_reach_into_the_tail() -> None:
+    torch.manual_seed(0)
+    draws = dist((0.0, 1.0, 0.0, INF), torch.bfloat16).sample((20_000,))
+    assert 3.5 < draws.max() < 5.5  # eight bits of a probability reach 2.9
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

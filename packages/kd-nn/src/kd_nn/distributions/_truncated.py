@@ -10,8 +10,9 @@ between 0 and 1 wherever the interval lies.
   interval is so narrow that the difference would cancel.
 - Moments are sums over fixed nodes (Gauss-Legendre), whose terms are positive. The formulas of
   textbooks subtract numbers as large as `m^2`.
-- A quantile is `ndtri` if the interval holds the location. Elsewhere it is found by Newton's method
-  on the logarithm of the tail: a concave function, so the method converges from one side.
+- A quantile is a distance from the mode, too. If the interval holds the location, it is `erfinv`
+  near the location and `ndtri` in the tails. Elsewhere it is found by Newton's method: on the mass
+  if the interval is narrow, else on the logarithm of the tail, a concave function.
 
 Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributions, 2nd ed., 1994.
 """
@@ -33,7 +34,10 @@ _FAR = 30.0
 """From here on the Mills ratio is computed by its asymptotic series, which keeps derivatives."""
 
 _ASYMPTOTIC = (10395.0, -945.0, 105.0, -15.0, 3.0, -1.0, 1.0)
-_STEPS = 5
+_STEPS, _NARROW_STEPS = 5, 3
+_CENTRE = 0.5
+"""Up to here a quantile is computed from zero on: `erfinv` keeps its digits there."""
+
 _HALF_ROOT = math.sqrt(math.pi / 2)
 _ROOT = math.sqrt(2.0)
 
@@ -57,7 +61,7 @@ def log_mass(lower: Tensor, width: Tensor) -> Tensor:
 
 def _tail_mass(near: Tensor, width: Tensor) -> Tensor:
     """Return the integral of `exp(-near t - t^2 / 2)` over `[0, width]`, for `near >= 0`."""
-    narrow = width * (near + 1) < _NARROW
+    narrow = _is_narrow(near, width)
     end = torch.exp(-width * (near + width / 2))
     wide = mills(near) - end * mills(near + width)
     part = torch.where(narrow, width, 0.0)  # the series may overflow where it is not used
@@ -67,6 +71,11 @@ def _tail_mass(near: Tensor, width: Tensor) -> Tensor:
     series = series * square / 168 + (steep - 6) * steep + 3
     series = (series * square / 80 + steep - 1) * square / 24 + 1
     return torch.where(narrow, part * torch.exp(-part * (slope - part / 4) / 2) * series, wide)
+
+
+def _is_narrow(near: Tensor, width: Tensor) -> Tensor:
+    """Return whether the log-density hardly changes over an interval."""
+    return width * (near + 1) < _NARROW
 
 
 def mills(x: Tensor) -> Tensor:
@@ -100,62 +109,94 @@ def log_part(mode: Tensor, y: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor
 class Quantile(torch.autograd.Function):
     """The quantile of the standard normal distribution restricted to an interval.
 
-    The derivatives are those of the implicit function `cdf(z) = p`. `backward` is written in
+    It is the distance from the mode, so that it keeps its digits where the interval is narrow. The
+    derivatives are those of the implicit function `cdf(mode + y) = p`. `backward` is written in
     differentiable operations, so they have derivatives again.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(p: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """Return the point below which the fraction `p` of the mass lies; equal shapes."""
-        inside = _inner_quantile(p, lower, upper)
-        left = upper <= 0
-        fraction = torch.where(left, 1 - p, p)
-        near = torch.where(left, -upper, lower).clamp_min(0)
-        step = _tail_quantile(fraction, near, upper - lower)
-        outside = torch.where(left, upper - step, lower + step)
-        found = torch.where((lower < 0) & (upper > 0), inside, outside)
-        return found.clamp(lower, upper)
+    def forward(p: Tensor, mode: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Return the point below which the fraction `p` of the mass lies; equal shapes.
+
+        Args:
+            p: The fraction.
+            mode: The point of the interval that is nearest to zero.
+            low: The distance of the lower end from the mode, not positive.
+            high: The distance of the upper end, not negative.
+        """
+        left = high <= 0
+        filled, rest = torch.where(left, 1 - p, p), torch.where(left, p, 1 - p)
+        step = _tail_quantile(filled, rest, mode.abs(), high - low)
+        outside = torch.where(left, -step, step)
+        found = torch.where((low < 0) & (high > 0), _inner_quantile(p, low, high), outside)
+        return found.clamp(low, high)
 
     @staticmethod
     def setup_context(
-        ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor
+        ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor
     ) -> None:
-        """Keep the ends of the interval and the result."""
-        ctx.save_for_backward(*inputs[1:], output)
+        """Keep the fraction, the interval and the result."""
+        ctx.save_for_backward(*inputs, output)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of `p` and of both ends."""
-        lower, upper, z = ctx.saved_tensors  # type: ignore[attr-defined]  # of the context of a backward
-        mode = torch.zeros_like(z).clamp(lower, upper)
-        y, low, high = z - mode, lower - mode, upper - mode
-        below, above, density = log_part(mode, y, low, high)
-        total = log_mass(lower, upper - lower)
-        to_p = torch.exp(total - density)
-        to_lower = torch.exp(above - total - low * (mode + low / 2) - density)
-        to_upper = torch.exp(below - total - high * (mode + high / 2) - density)
-        return grad * to_p, grad * to_lower, grad * to_upper
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of `p`, of the mode and of the distances of both ends."""
+        p, mode, low, high, y = ctx.saved_tensors  # type: ignore[attr-defined]  # of the context of a backward
+        density = -y * (mode + y / 2)
+        limits = torch.finfo(p.dtype)
+        below, above = p.clamp_min(limits.tiny).log(), (1 - p).clamp_min(limits.tiny).log()
+        logs = (
+            log_mass(mode + low, high - low),
+            above - low * (mode + low / 2),
+            below - high * (mode + high / 2),
+        )
+        # Large, but finite: a gradient of zero times infinity would be NaN.
+        to_p, to_low, to_high = (
+            (log - density).clamp_max(math.log(limits.max) / 2).exp() for log in logs
+        )
+        return grad * to_p, grad * (to_low + to_high - 1), grad * to_low, grad * to_high
 
 
 def _inner_quantile(p: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Return the quantile of an interval around zero, from the nearer tail."""
-    whole = (torch.erf(upper / _ROOT) - torch.erf(lower / _ROOT)) / 2
-    below = torch.special.ndtr(lower) + p * whole
-    above = torch.special.ndtr(-upper) + (1 - p) * whole
+    """Return the quantile of an interval around zero, from zero or from the nearer tail."""
+    start, end = torch.erf(lower / _ROOT), torch.erf(upper / _ROOT)
+    centre = (1 - p) * start + p * end
+    below = torch.special.ndtr(lower) + p * (end - start) / 2
+    above = torch.special.ndtr(-upper) + (1 - p) * (end - start) / 2
     from_left = below < above
     quantile = torch.special.ndtri(torch.where(from_left, below, above))
-    return torch.where(from_left, quantile, -quantile)
+    tail = torch.where(from_left, quantile, -quantile)
+    return torch.where(centre.abs() < _CENTRE, _ROOT * torch.erfinv(centre), tail)
 
 
-def _tail_quantile(fraction: Tensor, near: Tensor, width: Tensor) -> Tensor:
-    """Return how far from its nearer end an interval in the tail reaches a fraction of its mass."""
+def _tail_quantile(filled: Tensor, rest: Tensor, near: Tensor, width: Tensor) -> Tensor:
+    """Return how far from its nearer end an interval in the tail reaches a fraction of its mass.
+
+    Args:
+        filled: The fraction.
+        rest: One minus the fraction, exactly.
+        near: The nearer end, non-negative.
+        width: The width of the interval.
+    """
+    mass = _tail_mass(near, width)
+    narrow = filled * width
+    for _ in range(_NARROW_STEPS):
+        excess = _tail_mass(near, narrow) - filled * mass
+        narrow = narrow - excess * torch.exp(narrow * (near + narrow / 2))
+    beyond = torch.exp(-width * (near + width / 2)) * mills(near + width)
+    wide = _reached(filled * mass, rest * mass + beyond, near)
+    return torch.where(_is_narrow(near, width), narrow, wide)
+
+
+def _reached(below: Tensor, above: Tensor, near: Tensor) -> Tensor:
+    """Return how far from `near` the tail has these masses, by Newton's method on its logarithm."""
     start = mills(near)
-    limits = torch.finfo(start.dtype)
-    filled = (fraction * _tail_mass(near, width) / start).clamp_max(1 - limits.eps / 2)
-    gone = -torch.log1p(-filled)
-    step = 2 * gone / (near + torch.sqrt(near * near + 2 * gone)).clamp_min(limits.tiny)
+    tiny = torch.finfo(start.dtype).tiny
+    few = below < above
+    gone = torch.where(few, -torch.log1p(-below / start), -(above / start).clamp_min(tiny).log())
+    step = 2 * gone / (near + torch.sqrt(near * near + 2 * gone)).clamp_min(tiny)
     for _ in range(_STEPS):
         tail = mills(near + step)
         step = step + (torch.log(tail / start) - step * (near + step / 2) + gone) * tail

@@ -102,7 +102,10 @@ class TruncatedNormal(OnInterval):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw with gradients, shape (*sample_shape, *batch_shape)."""
         shape = self._extended_shape(Size(sample_shape))
-        return self._at(torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
+        dtype = torch.promote_types(self.loc.dtype, torch.float32)
+        p = torch.rand(shape, dtype=dtype, device=self.loc.device)
+        # A zero stands for the numbers that round to it, not for an end at infinity.
+        return self._at(p.clamp_min(torch.finfo(dtype).eps / 4))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density, `-inf` outside of the interval."""
@@ -138,9 +141,9 @@ class TruncatedNormal(OnInterval):
     def _at(self, p: Tensor) -> Tensor:
         """Return the quantile of a probability."""
         standard, low, high = self._interval()
-        p, lower, upper = broadcast_all(p.to(low.dtype), standard + low, standard + high)
-        z: Tensor = Quantile.apply(p, lower, upper)  # type: ignore[no-untyped-call]  # by torch
-        return self._narrow(self.loc + self.scale * z).clamp(self.a, self.b)
+        given = broadcast_all(p.to(low.dtype), standard, low, high)
+        y: Tensor = Quantile.apply(*given)  # type: ignore[no-untyped-call]  # by torch
+        return self._narrow(self.mode + self.scale * y).clamp(self.a, self.b)
 
     def _narrow(self, result: Tensor) -> Tensor:
         """Convert a result to the dtype of the parameters: `_interval` widens short ones."""
