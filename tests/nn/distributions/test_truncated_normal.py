@@ -5,6 +5,7 @@ import scipy.integrate
 import scipy.stats
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kd_nn import TruncatedNormal
 
@@ -335,6 +336,33 @@ def test_vmap_over_parameters() -> None:
     got = torch.vmap(torch.func.grad(slope))(loc, point)
     expected = [torch.func.grad(slope)(*pair) for pair in zip(loc, point, strict=True)]
     torch.testing.assert_close(got, torch.stack(expected))
+
+
+def test_each_element_is_computed_as_if_alone() -> None:
+    def compute(loc: Tensor, scale: Tensor, a: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        ours = TruncatedNormal(loc, scale, a, b, validate_args=False)
+        x = ours.icdf(p)
+        return x, ours.log_prob(x), ours.cdf(x), ours.mean
+
+    cases = torch.tensor([*CASES, *TAILS, *NARROW], dtype=torch.float64)
+    p = torch.linspace(0.1, 0.9, len(cases), dtype=torch.float64)
+    numbers = torch.cat((cases, p.unsqueeze(-1)), -1)
+    together = compute(*numbers.unbind(-1))
+    singly = [compute(*one) for one in numbers]
+    for whole, parts, mapped in zip(
+        together, zip(*singly, strict=True), torch.vmap(compute)(*numbers.unbind(-1)), strict=True
+    ):
+        torch.testing.assert_close(torch.stack(parts), whole, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(mapped, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_a_trace_fits_other_intervals() -> None:
+    def scores(loc: Tensor) -> Tensor:
+        return TruncatedNormal(loc, 1.0, -1.0, 1.0, validate_args=False).log_prob(torch.zeros(2))
+
+    traced = make_fx(scores)(torch.zeros(2))
+    elsewhere = torch.tensor([0.5, 40.0])
+    torch.testing.assert_close(traced(elsewhere), scores(elsewhere))
 
 
 @pytest.mark.parametrize("interval", [(-1.0, 1.0), (5.0, 9.0), (-40.0, -38.0)])

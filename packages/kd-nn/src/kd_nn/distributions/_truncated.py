@@ -18,11 +18,14 @@ Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributi
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+
+from kd_core.extending import is_eager
 
 REACH: Final = 40.0
 """How many standard deviations from the mode an interval matters: beyond, the density is zero."""
@@ -34,7 +37,7 @@ _FAR = 30.0
 """From here on the Mills ratio is computed by its asymptotic series, which keeps derivatives."""
 
 _ASYMPTOTIC = (10395.0, -945.0, 105.0, -15.0, 3.0, -1.0, 1.0)
-_STEPS, _NARROW_STEPS = 5, 3
+_STEPS, _NARROW_STEPS = 4, 3
 _CENTRE = 0.5
 """Up to here a quantile is computed from zero on: `erfinv` keeps its digits there."""
 
@@ -52,25 +55,56 @@ def log_mass(lower: Tensor, width: Tensor) -> Tensor:
         width: The widths, non-negative and finite; the same shape.
     """
     upper = lower + width
-    inside = (lower < 0) & (upper > 0)
-    both = _HALF_ROOT * (torch.erf(upper / _ROOT) - torch.erf(lower / _ROOT))
-    near = torch.where(lower >= 0, lower, -upper)
-    mass = torch.where(inside, both, _tail_mass(near.clamp_min(0), width))
+
+    def around() -> Tensor:
+        return _HALF_ROOT * (torch.erf(upper / _ROOT) - torch.erf(lower / _ROOT))
+
+    def beside() -> Tensor:
+        near = torch.where(lower >= 0, lower, -upper)
+        return _tail_mass(near.clamp_min(0), width)
+
+    mass = _either((lower < 0) & (upper > 0), around, beside)
     return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
+
+
+def _either(mask: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]) -> Tensor:
+    """Return `one()` where a mask is true, and `other()` elsewhere.
+
+    Each of them is most of the work, so one that is needed nowhere is left out, where values can be
+    read: not in a capture, nor under a transformation; and on a GPU a read would have to wait.
+    """
+    if is_eager() and mask.device.type == "cpu" and not torch._C._is_tracing():
+        count = int(mask.sum())
+        if count == mask.numel():
+            return one()
+        if not count:
+            return other()
+    return torch.where(mask, one(), other())
 
 
 def _tail_mass(near: Tensor, width: Tensor) -> Tensor:
     """Return the integral of `exp(-near t - t^2 / 2)` over `[0, width]`, for `near >= 0`."""
     narrow = _is_narrow(near, width)
-    end = torch.exp(-width * (near + width / 2))
-    wide = mills(near) - end * mills(near + width)
-    part = torch.where(narrow, width, 0.0)  # the series may overflow where it is not used
-    slope = torch.where(narrow, near, 0.0) + part / 2  # that of the log-density, at the centre
-    steep, square = slope * slope, part * part
+
+    def series() -> Tensor:  # it may overflow where it is not used
+        return _narrow_mass(torch.where(narrow, near, 0.0), torch.where(narrow, width, 0.0))
+
+    return _either(narrow, series, lambda: mills(near) - _mass_beyond(near, width))
+
+
+def _mass_beyond(near: Tensor, width: Tensor) -> Tensor:
+    """Return the integral of `exp(-near t - t^2 / 2)` from `width` on."""
+    return torch.exp(-width * (near + width / 2)) * mills(near + width)
+
+
+def _narrow_mass(near: Tensor, width: Tensor) -> Tensor:
+    """Return the same as `_tail_mass` by a series, for narrow intervals."""
+    slope = near + width / 2  # that of the log-density, at the centre
+    steep, square = slope * slope, width * width
     series = ((steep - 15) * steep + 45) * steep - 15
     series = series * square / 168 + (steep - 6) * steep + 3
     series = (series * square / 80 + steep - 1) * square / 24 + 1
-    return torch.where(narrow, part * torch.exp(-part * (slope - part / 4) / 2) * series, wide)
+    return width * torch.exp(-width * (slope - width / 4) / 2) * series
 
 
 def _is_narrow(near: Tensor, width: Tensor) -> Tensor:
@@ -81,12 +115,16 @@ def _is_narrow(near: Tensor, width: Tensor) -> Tensor:
 def mills(x: Tensor) -> Tensor:
     """Return the upper tail of the standard normal distribution over its density, for `x >= 0`."""
     far = x > _FAR
-    inverse = 1 / torch.where(far, x, _FAR)
-    square = inverse * inverse
-    series = torch.full_like(square, _ASYMPTOTIC[0])
-    for coefficient in _ASYMPTOTIC[1:]:
-        series = series * square + coefficient
-    return torch.where(far, inverse * series, _HALF_ROOT * torch.special.erfcx(x / _ROOT))
+
+    def asymptotic() -> Tensor:
+        inverse = 1 / torch.where(far, x, _FAR)
+        square = inverse * inverse
+        series = torch.full_like(square, _ASYMPTOTIC[0])
+        for coefficient in _ASYMPTOTIC[1:]:
+            series = series * square + coefficient
+        return inverse * series
+
+    return _either(far, asymptotic, lambda: _HALF_ROOT * torch.special.erfcx(x / _ROOT))
 
 
 def log_part(mode: Tensor, y: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,12 +164,15 @@ class Quantile(torch.autograd.Function):
             low: The distance of the lower end from the mode, not positive.
             high: The distance of the upper end, not negative.
         """
-        left = high <= 0
-        filled, rest = torch.where(left, 1 - p, p), torch.where(left, p, 1 - p)
-        step = _tail_quantile(filled, rest, mode.abs(), high - low)
-        outside = torch.where(left, -step, step)
-        found = torch.where((low < 0) & (high > 0), _inner_quantile(p, low, high), outside)
-        return found.clamp(low, high)
+
+        def beside() -> Tensor:
+            left = high <= 0
+            filled, rest = torch.where(left, 1 - p, p), torch.where(left, p, 1 - p)
+            step = _tail_quantile(filled, rest, mode.abs(), high - low)
+            return torch.where(left, -step, step)
+
+        inside = (low < 0) & (high > 0)
+        return _either(inside, lambda: _inner_quantile(p, low, high), beside).clamp(low, high)
 
     @staticmethod
     def setup_context(
@@ -181,13 +222,19 @@ def _tail_quantile(filled: Tensor, rest: Tensor, near: Tensor, width: Tensor) ->
         width: The width of the interval.
     """
     mass = _tail_mass(near, width)
-    narrow = filled * width
-    for _ in range(_NARROW_STEPS):
-        excess = _tail_mass(near, narrow) - filled * mass
-        narrow = narrow - excess * torch.exp(narrow * (near + narrow / 2))
-    beyond = torch.exp(-width * (near + width / 2)) * mills(near + width)
-    wide = _reached(filled * mass, rest * mass + beyond, near)
-    return torch.where(_is_narrow(near, width), narrow, wide)
+    narrow = _is_narrow(near, width)
+
+    def within() -> Tensor:
+        step = filled * width
+        for _ in range(_NARROW_STEPS):
+            excess = _narrow_mass(near, step) - filled * mass
+            step = step - excess * torch.exp(step * (near + step / 2))
+        return step
+
+    def across() -> Tensor:
+        return _reached(filled * mass, rest * mass + _mass_beyond(near, width), near)
+
+    return _either(narrow, within, across)
 
 
 def _reached(below: Tensor, above: Tensor, near: Tensor) -> Tensor:

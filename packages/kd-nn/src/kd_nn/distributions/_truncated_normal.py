@@ -156,10 +156,9 @@ class TruncatedNormal(OnInterval):
         float32: the functions of torch that follow do not know shorter numbers.
         """
         mode = self.mode
-        low, high = self.a - mode, self.b - mode
         reach = REACH * self.scale.detach()
         # The ends are replaced before they are divided: infinite ones have no gradients.
-        low = torch.where(low < -reach, -reach, low) / self.scale
-        high = torch.where(high > reach, reach, high) / self.scale
+        low = torch.maximum(self.a - mode, -reach) / self.scale
+        high = torch.minimum(self.b - mode, reach) / self.scale
         wide = torch.promote_types(self.loc.dtype, torch.float32)
         return ((mode - self.loc) / self.scale).to(wide), low.to(wide), high.to(wide)
