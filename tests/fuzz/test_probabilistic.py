@@ -105,14 +105,11 @@ class Step:
         module = self.module
         dist = self.build(values)
         kind = asked or module.default_interaction_type
-        count = module.num_samples
         if kind is InteractionType.RANDOM:
-            shape = torch.Size() if count is None else torch.Size((count,))
             with self.source():
-                value = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
+                value = dist.rsample() if dist.has_rsample else dist.sample()
         else:
             value = self.kind.estimates[kind](dist)
-            value = value if count is None else value.expand(count, *value.shape)
         values[self.writes] = value
         if module.return_log_prob:
             values[f"{self.writes}_log_prob"] = log_prob(dist, value)

@@ -53,6 +53,7 @@ def nested(module: ProbabilisticTensorDictModule) -> torch.nn.Module:
 SETTINGS: list[tuple[str, object]] = [
     ("num_samples", 4),
     ("num_samples", 0),
+    ("num_samples", torch.Size((2, 3))),
     ("generator", "seed"),
     ("generator", 7),
     ("default_interaction_type", "mean"),
@@ -101,9 +102,10 @@ def flat(td: TensorDict) -> list[tuple[object, object]]:
 
 
 WRONG: list[tuple[str, object, str]] = [
-    ("num_samples", -1, "`num_samples` must be a non-negative int or None, got -1"),
-    ("num_samples", 2.0, "`num_samples` must be a non-negative int or None, got 2.0"),
-    ("num_samples", True, "`num_samples` must be a non-negative int or None, got True"),
+    ("num_samples", -1, "`num_samples` must be a non-negative int, a tuple of.*got -1"),
+    ("num_samples", 2.0, "`num_samples` must be a non-negative int, a tuple of.*got 2.0"),
+    ("num_samples", (2, -1), r"must be a non-negative int, a tuple of.*got \(2, -1\)"),
+    ("num_samples", True, "`num_samples` must be a non-negative int, a tuple of.*got True"),
     ("n_empirical_estimate", 0, "`n_empirical_estimate` must be a positive int, got 0"),
     ("generator", 1.5, "`generator` must be a `torch.Generator`.*got float: 1.5"),
     ("generator", True, "`generator` must be a `torch.Generator`.*got bool"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Size
 from torch.distributions import Distribution
 
 from kd_core import NestedKey
@@ -24,7 +25,7 @@ class ConfiguredModule(TensorDictModuleBase):
     default_interaction_type: InteractionType
     generator: Generator
     n_empirical_estimate: int
-    num_samples: int | None
+    num_samples: int | Size | None
     return_log_prob: bool
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -58,8 +58,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         cache_dist: Whether to keep the last distribution, and use it again while the parameters are
             the same tensors, for example for `log_prob` after a call. It keeps them alive.
         n_empirical_estimate: Number of draws to average for a mean without a formula.
-        num_samples: Number of values, in a new first dimension. The result is then a new container
-            with that dimension in front of its batch size.
+        num_samples: Number of values, in a new first dimension; or the sizes of several such
+            dimensions. The result is then a new container with these in front of its batch size.
         generator: The source of random draws: a generator, a seed for a generator of this module,
             or the key of an entry that holds a generator or a seed. This entry is read too, and
             may be missing if nothing is drawn. By default torch's global generator.
@@ -98,7 +98,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         log_prob_keys: Sequence[NestedKey] | None = None,
         cache_dist: bool = False,
         n_empirical_estimate: int = 1000,
-        num_samples: int | None = None,
+        num_samples: int | Sequence[int] | None = None,
         generator: Generator = None,
     ) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         outputs = self._outputs(values, generator)
         target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and tensordict_out is None:
-            target = tensordict.expand(self.num_samples, *tensordict.batch_size)
+            target = tensordict.expand(*_shape_of(self), *tensordict.batch_size)
         visible = self.out_keys
         made = zip(self.out_keys_source, outputs, strict=True)
         written = {key: value for key, value in made if key != DISCARD and key in visible}
@@ -338,14 +338,14 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         return {name: value for name, value in super().__getstate__().items() if name != "_kept"}
 
     def _take(self, dist: Distribution, kind: InteractionType) -> Tensor:
-        count = self.num_samples
+        shape = _shape_of(self)
         if kind is InteractionType.RANDOM:
-            return draw(dist, _ONE if count is None else Size((count,)))
+            return draw(dist, shape)
         if kind is InteractionType.MEAN:
             value = mean_or_empirical(dist, self.n_empirical_estimate)
         else:
             value = estimate(dist, kind)
-        return value if count is None else value.expand(count, *value.shape)
+        return value.expand(*shape, *value.shape) if shape else value
 
     def _own_generator(
         self, generator: torch.Generator | int, values: Sequence[object]
@@ -363,6 +363,14 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
 
 
 _ONE = Size()
+
+
+def _shape_of(module: ProbabilisticTensorDictModule) -> Size:
+    """Return the shape of the values that a module takes at once."""
+    number = module.num_samples
+    if isinstance(number, int):
+        return Size((number,))
+    return _ONE if number is None else number
 
 
 def _read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Self, TypeVar, overload
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
@@ -105,7 +105,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return _drawing(self._leaves()[-1]).default_interaction_type
 
     @property
-    def num_samples(self) -> int | None:
+    def num_samples(self) -> int | Size | None:
         """That of the last probabilistic module."""
         return _drawing(self._leaves()[-1]).num_samples
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Self, TypeAlias, cast
 
 import torch
+from torch import Size
 from torch.distributions import Distribution
 
 from kd_core import (
@@ -44,6 +45,7 @@ class Settings:
         feeds: Which of them feeds each argument of the distribution.
         build: Calls the distribution class.
         sample_keys: The key of each value.
+        num_samples: How many values, None for one without a new dimension.
         log_prob_keys: The key of the log-probability of each value, or the one of their sum.
         aggregates: Whether the log-probabilities of several values are summed.
         in_keys: All keys that are read.
@@ -64,9 +66,8 @@ class Settings:
         self.return_log_prob = _flag("return_log_prob", given["return_log_prob"])
         self.default_interaction_type = as_interaction_type(given["default_interaction_type"])
         self.cache_dist = _flag("cache_dist", given["cache_dist"])
-        self.n_empirical_estimate = _count("n_empirical_estimate", given, 1)
-        number = given["num_samples"]
-        self.num_samples = None if number is None else _count("num_samples", given, 0)
+        self.n_empirical_estimate = _positive("n_empirical_estimate", given)
+        self.num_samples = _samples(given["num_samples"])
         self.generator = _generator(given["generator"])
         asked = [self.generator] if isinstance(self.generator, (str, tuple)) else []
         self.in_keys: list[NestedKey] = list(dict.fromkeys([*self.params, *asked]))
@@ -256,15 +257,27 @@ def _flag(name: str, value: object) -> bool:
     raise InvalidArgument(f"`{name}` must be True or False, got {value!r}.")
 
 
-def _count(name: str, given: Mapping[str, object], least: int) -> int:
+def _positive(name: str, given: Mapping[str, object]) -> int:
     value = given[name]
-    kind = "a non-negative int or None" if least == 0 else "a positive int"
-    message = f"`{name}` must be {kind}, got {value!r}."
+    message = f"`{name}` must be a positive int, got {value!r}."
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgument(message)
-    if value < least:
+    if value < 1:
         raise InvalidValue(message)
     return value
+
+
+def _samples(value: object) -> int | Size | None:
+    """Return a number of values or a shape of them; no dimensions are as None."""
+    sizes = value if isinstance(value, (tuple, list)) else () if value is None else (value,)
+    message = f"`num_samples` must be a non-negative int, a tuple of them or None, got {value!r}."
+    if any(not isinstance(size, int) or isinstance(size, bool) for size in sizes):
+        raise InvalidArgument(message)
+    if any(size < 0 for size in sizes):
+        raise InvalidValue(message)
+    if isinstance(value, int):
+        return value
+    return Size(sizes) if sizes else None
 
 
 def _generator(value: object) -> Generator:
