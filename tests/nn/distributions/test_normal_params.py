@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,9 +94,11 @@ def test_state_independent_scale_expands_to_the_location() -> None:
     assert torch.equal(scale, torch.full((3, 2, 4), 0.5).exp())
 
 
-def test_one_state_independent_scale_for_all_elements() -> None:
-    loc, scale = AddStateIndependentNormalScale()(torch.zeros(3, 4))
-    assert torch.equal(scale, torch.ones_like(loc))
+def test_state_independent_scale_may_be_one_number() -> None:
+    layer = AddStateIndependentNormalScale(init_value=1.0)
+    _, scale = layer(torch.zeros(3, 4))
+    assert layer.state_independent_scale.shape == ()
+    torch.testing.assert_close(scale, torch.full((3, 4), math.e))
 
 
 def test_state_independent_scale_learns() -> None:
