@@ -43,6 +43,13 @@ def test_it_is_the_normal_distribution_transformed(
     torch.testing.assert_close(ours.median, ours.icdf(torch.tensor(0.5, dtype=torch.float64)))
 
 
+def test_values_near_the_centre_keep_their_digits() -> None:
+    x = torch.tensor([1e-8, -1e-6, 1e-4, 0.01])
+    ours = TanhNormal(x, 1.0)
+    assert torch.equal(ours.median, x.tanh())
+    torch.testing.assert_close(ours.icdf(ours.cdf(ours.median)), x.tanh(), rtol=0, atol=2e-7)
+
+
 @pytest.mark.parametrize(("loc", "scale"), GRID)
 def test_density_integrates_to_one(loc: float, scale: float) -> None:
     ours = dist(loc, scale)

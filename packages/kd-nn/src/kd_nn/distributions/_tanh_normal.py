@@ -86,7 +86,7 @@ class TanhNormal(OnInterval):
         inner: Tensor = self._normal().log_prob(x)  # type: ignore[no-untyped-call]  # by torch
         # log(1 - tanh(x)^2), which rounds to log(0) where it is computed so
         slope = 2 * (_LOG_2 - x - functional.softplus(-2 * x))
-        density = inner - slope - ((self.high - self.low) / 2).log()
+        density = inner - slope - self._ends()[1].log()
         return torch.where((value < self.low) | (value > self.high), -torch.inf, density)
 
     def cdf(self, value: Tensor) -> Tensor:
@@ -108,14 +108,19 @@ class TanhNormal(OnInterval):
     def _squash(self, x: Tensor) -> Tensor:
         """Map a real number into the interval."""
         largest = 1 - torch.finfo(x.dtype).eps
-        unit = (x.tanh().clamp(-largest, largest) + 1) / 2
-        return (self.low + (self.high - self.low) * unit).clamp(self.low, self.high)
+        unit = x.tanh().clamp(-largest, largest)
+        centre, radius = self._ends()
+        return torch.addcmul(centre, radius, unit).clamp(self.low, self.high)
 
     def _stretch(self, value: Tensor) -> Tensor:
         """Map a value of the interval to the real number that it comes from."""
         largest = 1 - torch.finfo(self.loc.dtype).eps
-        unit = (2 * (value - self.low) / (self.high - self.low) - 1).clamp(-largest, largest)
-        return unit.atanh()
+        centre, radius = self._ends()
+        return ((value - centre) / radius).clamp(-largest, largest).atanh()
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Return the centre of the interval, near which values keep digits, and its radius."""
+        return torch.lerp(self.low, self.high, 0.5), (self.high - self.low) / 2
 
 
 def _kl_on_one_interval(p: TanhNormal, q: TanhNormal) -> Tensor:
