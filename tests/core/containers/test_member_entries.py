@@ -15,3 +15,13 @@ def test_the_printed_form_shows_shapes_and_keys_of_all_members() -> None:
     assert "r: ragged, of shapes (), (1,)" in text
     assert "x: Tensor(shape=torch.Size([2])" in text
     assert text.count("stack_dim=0") == 2
+
+
+def test_a_stack_of_ragged_stacks_is_used_as_one() -> None:
+    rows = [TensorDict({"r": torch.zeros(n), "n": {"x": 1.0}}) for n in (1, 2)]
+    stack = lazy_stack([lazy_stack(rows), lazy_stack(rows)])
+    assert "r: ragged, of shapes (1,), (2,)" in repr(stack)
+    assert list(stack.keys(True, True)) == ["r", ("n", "x")]
+    added = stack.clone().update(stack) + 1
+    assert [row.tolist() for row in added.get("r", as_list=True)[1]] == [[1.0], [1.0, 1.0]]
+    assert stack.auto_batch_size_().batch_size == (2, 2)

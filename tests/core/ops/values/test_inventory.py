@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import KeyNotFound, TensorDict, lazy_stack
+from kd_core import KeyNotFound, ShapeMismatch, TensorDict, lazy_stack
 
 
 def make() -> TensorDict:
@@ -65,3 +65,19 @@ def test_floating_point_and_addresses() -> None:
     td = TensorDict({"a": torch.ones(2, 3)}, [2])
     assert td[1:].data_ptr()["a"].item() == td["a"].data_ptr() + 12
     assert td[1:].data_ptr(storage=True)["a"].item() == td["a"].data_ptr()
+
+
+def test_ragged_entries_have_a_shape_and_a_line() -> None:
+    rows = [
+        TensorDict({"a": torch.ones(n, 4), "s": "x", "n": {"b": torch.ones(n)}}) for n in (2, 3)
+    ]
+    stack = lazy_stack(rows)
+    assert stack.get_item_shape("a") == (2, -1, 4)
+    assert lazy_stack([stack, stack]).get_item_shape(("n", "b")) == (2, 2, -1)
+    assert (stack.get_item_shape("s"), stack.get_item_shape("n")) == ((2,), (2,))
+    assert stack.non_tensor_items() == [("s", ["x", "x"])]
+    lines = TensorDict({"rows": stack}, [2]).summary().splitlines()
+    assert lines[1].split() == ["('rows',", "'a')", "(2,", "-1,", "4)", "float32", "cpu", "80"]
+    mixed = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": 1.0})])
+    with pytest.raises(ShapeMismatch, match=r"of `a` differ among the members: .* \(2,\), \(\)"):
+        mixed.get_item_shape("a")

@@ -140,7 +140,7 @@ def dims_of(containers: object, name: str) -> int:
 def combined(containers: Sequence[C], how: Join, out: C | None) -> C:
     """Join containers into new leaves or the leaves of `out`."""
     if out is None:
-        return _join(how, containers, (), None)  # type: ignore[return-value]  # the kind of the first
+        return _joined(how, containers, (), None)  # type: ignore[return-value]  # the kind of the first
     staged = _Staged([], [])
     _stage_out(how, containers, out, (), staged)
     for write in staged.copies:
@@ -175,6 +175,31 @@ class _Staged(NamedTuple):
     copies: list[Write]
 
 
+def _joined(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
+    """Join containers; lazy stacks with ragged entries are stacked member by member."""
+    try:
+        return _join(how, nodes, path, memo)
+    except ShapeMismatch:
+        stacks = [node for node in nodes if isinstance(node, Composite)]
+        first = stacks[0] if stacks else None
+        if first is None or how.name != "stack" or any(not _alike(first, node) for node in nodes):
+            raise
+        at = first._dim
+        inner = how._replace(dim=how.dim - (how.dim > at))
+        rows = zip(*[stack._members for stack in stacks], strict=True)
+        members = [_joined(inner, cast("Column", row), path, None) for row in rows]
+        made = first._of(cast("list[TensorDictBase]", members), at + (how.dim <= at))
+        made._describe(made._desc.with_batch(_joined_descriptor(how, nodes, path, None).batch))
+        return cast("Entry", made)
+
+
+def _alike(first: Composite, node: Entry) -> bool:
+    """Return whether two lazy stacks have as many members along the same dimension."""
+    if not isinstance(node, Composite) or node._desc.batch != first._desc.batch:
+        return False
+    return node._dim == first._dim
+
+
 def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
     """Join containers level by level."""
     try:
@@ -200,8 +225,8 @@ def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
             else:  # passing the default dimension is slower than leaving it out
                 joined[key] = call(column)
     except KdError as error:
-        if not column or _is_other(column[0]):
-            raise
+        if not column or _is_other(column[0]) or isinstance(nodes[0], Composite):
+            raise  # by a container below, or by an entry that a stack could not read
         _explain(how, column, (*path, key), error)
     except KeyError as error:
         number = next(i for i, level in enumerate(levels) if key not in level)
@@ -221,7 +246,7 @@ def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
         stack = (
             how.members(column, how) if how.members and isinstance(column[0], Composite) else None
         )
-        return _join(how, column, path, memo) if stack is None else stack
+        return _joined(how, column, path, memo) if stack is None else stack
     leaves = [leaf for leaf in column if isinstance(leaf, Tensor) and leaf.layout is torch.jagged]
     if len(leaves) < len(column):
         _explain(how, column, path, None)

@@ -16,6 +16,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._containers.non_tensor_stack import join_data
 from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.loops import kinds_by_key
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class StackedEntries(Mapping[str, "Entry"]):
         """Return the keys and, for each, an entry of the same kind; nothing is stacked."""
         stack = self._stack
         found: list[tuple[str, Entry]] = []
+        levels = [kinds_by_key(member._entries) for member in stack._members]
         for key in self:
-            rows = [member._entries[key] for member in stack._members]
+            rows = [level[key] for level in levels]
             nodes = all(isinstance(row, AbstractContainer) for row in rows)
             entry = rows[0]
             if nodes:
@@ -89,16 +91,22 @@ class StackedEntries(Mapping[str, "Entry"]):
 
     def _ragged(self, key: str) -> str:
         """Describe an entry whose shapes differ among the members."""
-        entries = [member._entries[key] for member in self._stack._members]
-        return (
-            f"ragged, of shapes {', '.join({shape_text(_shape_of(each)): 0 for each in entries})}"
-        )
+        return f"ragged, of shapes {', '.join(dict.fromkeys(_shapes(self._stack, key)))}"
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, key: object) -> bool:
         return all(key in member._entries for member in self._stack._members)
+
+
+def _shapes(stack: Composite, key: str) -> Iterator[str]:
+    """Yield the shape of an entry in each member, those of the members of stacks one by one."""
+    for member in stack._members:
+        if isinstance(member, stack.__class__):
+            yield from _shapes(member, key)
+        else:
+            yield shape_text(_shape_of(member._entries[key]))
 
 
 def _shape_of(entry: Entry) -> tuple[int, ...]:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
+from kd_core._batch.computing import Padded, Reduced
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
+from kd_core._containers.member_moves import moved_members
 from kd_core._containers.member_writes import (
     held_twice,
     holds_value_of_row,
@@ -207,9 +209,14 @@ class MemberStorage(TensorDictBase, Composite):
         found = index_of(fn)  # recorded by an enclosing container
         index = None if found is None else for_nested(*found)
         picked = None if found is None else pick(index, self._desc.batch, self._dim)
-        if picked is None:
+        if picked is not None:
+            return cast("Self", self._result(picked))
+        try:
             return super()._map_each(fn, batch, memo)
-        return cast("Self", self._result(picked))
+        except ShapeMismatch:
+            if isinstance(batch, (Reduced, Padded)):  # of all rows of an entry, which is ragged
+                raise
+            return cast("Self", moved_members(self, fn, batch))
 
     def _result(self, picked: Picked) -> TensorDictBase:
         """Return the result of an index: not locked, and a copy where torch copies."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from kd_core._errors import InvalidArgument
 from kd_core._leaves.foreach import shares_storage
 from kd_core._leaves.loops import find_entry
-from kd_core._ops.scopes.undoing import Path, Relocked, note
+from kd_core._ops.scopes.undoing import Moved, Path, Relocked, note
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
 
@@ -57,6 +57,11 @@ def enter(view: AbstractContainer) -> None:
     before: Snapshot = {} if where is None else _snapshot(view)
     if not _has_members_for(source, before):
         raise _nothing_to_undo()
+    if isinstance(before, list) and isinstance(undo, Moved):
+        raise InvalidArgument(
+            "`with` cannot carry the rows of a ragged stack back. Assign the result to a name, and "
+            "write to it."
+        )
     scope = _Scope(view, source, undo, before, origin)
     _entered.setdefault(id(view), []).append(scope)
 

@@ -197,6 +197,11 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
 
 def shapes_of(level: AbstractContainer) -> Iterator[tuple[int, ...]]:
     """Yield the shape of each leaf, and of the values of rows that are not tensors."""
+    if isinstance(level, Composite):  # stacking them may be impossible
+        dim, count = level._dim, len(level._members)
+        for member in level._members:
+            yield from ((*shape[:dim], count, *shape[dim:]) for shape in shapes_of(member))
+        return
     for value in level._entries.values():
         if isinstance(value, Tensor):
             yield value.shape

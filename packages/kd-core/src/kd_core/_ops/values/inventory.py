@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.computing import EVERYTHING
-from kd_core._keys import path_of
+from kd_core._errors import ShapeMismatch, shape_text
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_by_key, kinds_of
-from kd_core._leaves.views import walk_items
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
+    from kd_core._nodes.entry import Data
     from kd_core._types import NestedKey
-
-
-def _is_data(kind: type) -> bool:
-    """Return whether entries of a type are non-tensor data."""
-    return not issubclass(kind, AbstractContainer)
 
 
 class Inventory(AbstractContainer):
@@ -83,11 +80,21 @@ class Inventory(AbstractContainer):
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of the entry at a key: of a tensor, or the batch size of another entry.
 
+        A size that differs among the members of a lazy stack is -1.
+
         Raises:
             KeyNotFound: if there is no such entry.
+            ShapeMismatch: if the numbers of dimensions differ among the members of a stack.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict, lazy_stack
+            >>> lazy_stack([TensorDict(a=torch.zeros(n, 4)) for n in (2, 3)]).get_item_shape("a")
+            torch.Size([2, -1, 4])
         """
-        entry = self._read(path_of(key))
-        return entry.shape if isinstance(entry, Tensor) else entry._desc.size
+        path = path_of(key)
+        check_has(self, path)
+        return torch.Size(_shape_at(self, path))
 
     def is_non_tensor(self, key: NestedKey) -> bool:
         """Return whether the entry at a key is non-tensor data.
@@ -130,8 +137,11 @@ class Inventory(AbstractContainer):
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).non_tensor_items(include_nested=True)
             [(('b', 'c'), 'text')]
         """
-        found = walk_items(self._entries, (include_nested, True, _is_data, False))
-        return [(key, value._item()) for key, value in found if not isinstance(value, Tensor)]
+        return [
+            (path if path[1:] else path[0], kind._item())
+            for path, _, kind in _kinds(self, (), include_nested)
+            if not isinstance(kind, Tensor)
+        ]
 
     def summary(self) -> str:
         """Write a table: a line for each leaf, with its key, shape, dtype, device and bytes.
@@ -146,15 +156,15 @@ class Inventory(AbstractContainer):
             1 tensor            6 numbers           24
         """
         rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
-        for key, value in walk_items(self._entries, (True, True, _is_data, False)):
-            if isinstance(value, Tensor):
-                dtype = str(value.dtype).removeprefix("torch.")
-                device = str(value.device)
-                rows.append(
-                    (str(key), str(tuple(value.shape)), dtype, device, f"{_bytes(value):,}")
-                )
-            else:
-                rows.append((str(key), "", type(value._item()).__name__, "", ""))
+        for path, level, kind in _kinds(self, (), True):
+            name = str(path if path[1:] else path[0])
+            if not isinstance(kind, Tensor):
+                rows.append((name, "", type(kind._item()).__name__, "", ""))
+                continue
+            shape = str(_shape_at(level, path[-1:]))
+            dtype = str(kind.dtype).removeprefix("torch.")
+            size = sum(map(_bytes, _leaves_at(level, path[-1])))
+            rows.append((name, shape, dtype, str(kind.device), f"{size:,}"))
         leaves = leaves_of(self)
         count = f"{len(leaves)} tensor{'' if len(leaves) == 1 else 's'}"
         numbers = sum(leaf.numel() for leaf in leaves)
@@ -167,6 +177,44 @@ def _kind_at(td: AbstractContainer, path: tuple[str, ...]) -> object:
     """Return the entry at a path, or one of the same kind where reading it would stack."""
     check_has(td, path)
     return kinds_by_key(level_at(td, path[:-1])._entries)[path[-1]]
+
+
+def _kinds(
+    level: AbstractContainer, path: tuple[str, ...], nested: bool
+) -> Iterator[tuple[tuple[str, ...], AbstractContainer, Tensor | Data]]:
+    """Yield the path of each leaf, its level and the leaf, or one like it in a stack."""
+    for key, kind in kinds_of(level._entries):
+        if not isinstance(kind, AbstractContainer):
+            yield (*path, key), level, cast("Tensor | Data", kind)
+        elif nested:
+            yield from _kinds(kind, (*path, key), nested)
+
+
+def _shape_at(level: AbstractContainer, path: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the shape of an entry; a size that differs among the members of a stack is -1."""
+    if isinstance(level, Composite):
+        shapes = {_shape_at(member, path): None for member in level._members}
+        if len({len(shape) for shape in shapes}) > 1:
+            raise ShapeMismatch(
+                f"the numbers of dimensions of {format_key(path)} differ among the members: their "
+                f"shapes are {', '.join(map(shape_text, shapes))}. Read it with "
+                f"`get({path[-1]!r}, as_list=True)`."
+            )
+        sizes = [each[0] if len(set(each)) == 1 else -1 for each in zip(*shapes, strict=True)]
+        return (*sizes[: level._dim], len(level._members), *sizes[level._dim :])
+    entry = level._entries[path[0]]
+    if path[1:] and isinstance(entry, AbstractContainer):
+        return _shape_at(entry, path[1:])
+    return tuple(entry.shape) if isinstance(entry, Tensor) else tuple(entry._desc.batch)
+
+
+def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:
+    """Yield the tensors that a leaf is stacked from."""
+    if isinstance(level, Composite):
+        for member in level._members:
+            yield from _leaves_at(member, key)
+    else:
+        yield cast("Tensor", level._entries[key])
 
 
 def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:
