@@ -5,7 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kd_core import InvalidArgument, MetaData, TensorDict, TensorDictBase, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    MetaData,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 from kd_core._types import Index
 
 WORDS = ("a", "b", "c")
@@ -145,3 +153,39 @@ def test_an_ellipsis_means_the_batch_of_the_root(index: Index) -> None:
     stack.set_at_(("n", "a"), 2.0, index).set_at_(("n", "w"), "z", index)
     assert stack["n", "a"].tolist() == [[0, 0], [0, 0], [2, 2]]
     assert stack["n", "w"] == [["x", "y"], ["x", "y"], ["z", "z"]]
+
+
+def test_a_list_is_stored_member_by_member() -> None:
+    rows = [TensorDict({"a": torch.zeros(n), "s": "x"}) for n in (1, 2)]
+    stack = lazy_stack(rows)
+    values = [torch.ones(3), torch.ones(4)]
+    stack["new"] = values
+    assert [row["new"] is value for row, value in zip(rows, values, strict=True)] == [True, True]
+    stack.update(
+        {"new": values, "below": [TensorDict({"b": value}) for value in values]}, clone=True
+    )
+    assert rows[0]["new"] is not values[0]
+    assert rows[1]["below", "b"].shape == (4,)
+    stack["s"] = ["y", "z"]
+    assert rows[1]["s"] == "z"
+
+
+def test_a_ragged_list_is_written_in_place() -> None:
+    rows = [TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]
+    leaves = [row["a"] for row in rows]
+    lazy_stack(rows).lock_().set_("a", [torch.ones(1), torch.ones(2)])
+    lazy_stack(rows).update_({"a": [leaf * 2 for leaf in leaves]})
+    assert [leaf.tolist() for leaf in leaves] == [[2.0], [2.0, 2.0]]
+
+
+def test_a_list_that_does_not_fit_changes_nothing() -> None:
+    rows = [TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)]
+    stack = lazy_stack(rows)
+    with pytest.raises(ShapeMismatch, match=r"does not fit entry `a`.* got \(3,\)"):
+        stack["a"] = [torch.ones(2, 5), torch.ones(3)]
+    with pytest.raises(ShapeMismatch, match="to `a` in place"):
+        stack.set_("a", [torch.ones(2, 1), torch.ones(2, 5)])
+    with pytest.raises(InvalidValue, match="must hold each member once"):
+        lazy_stack([rows[0], rows[0]]).set_("a", [torch.ones(2, 1), torch.zeros(2, 1)])
+    assert [row["a"].shape for row in rows] == [(2, 1), (2, 2)]
+    assert not any(row["a"].any() for row in rows)

@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from kd_core import TensorDict, cat, lazy_stack, pad, pad_sequence, stack
+from kd_core import (
+    InvalidValue,
+    LazyStackedTensorDict,
+    ShapeMismatch,
+    TensorDict,
+    cat,
+    lazy_stack,
+    pad,
+    pad_sequence,
+    stack,
+)
 from kd_core._protocol.validation import MAX_DEPTH
 
 PATH = ("n",) * MAX_DEPTH
@@ -83,3 +93,39 @@ def from_below(frames: int, call: Callable[[], object]) -> object:
 def test_every_operation_holds_the_deepest_container(name: str) -> None:
     td, other = deepest(), deepest()
     from_below(150, lambda: OPERATIONS[name](td, other))
+
+
+def test_lists_of_tensors_of_one_shape_are_stacked() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    td = TensorDict({"a": [weight, weight * 2], "b": ((torch.zeros(3),), [torch.ones(3)])}, [2])
+    assert td["a"].tolist() == [[1.0, 1.0], [2.0, 2.0]]
+    assert td["a"].requires_grad
+    assert td["b"].shape == (2, 1, 3)
+    assert TensorDict({"a": [torch.tensor(1), torch.tensor(2)]})["a"].tolist() == [1, 2]
+    td.set_("a", [torch.zeros(2), torch.ones(2)])
+    td[0] = {"b": [torch.full((3,), 7.0)]}
+    assert td["a"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert td["b"][0].tolist() == [[7.0, 7.0, 7.0]]
+
+
+def test_lists_of_tensors_that_cannot_be_stacked() -> None:
+    ragged = TensorDict({"a": [torch.ones(1), torch.ones(2)]}, [2])
+    assert [row.shape[0] for row in ragged["a"]] == [1, 2]
+    with pytest.raises(ShapeMismatch, match=r"must start with \(3,\), got \(2, 4\)"):
+        TensorDict({"a": [torch.ones(4), torch.ones(4)]}, [3])
+    with pytest.raises(
+        InvalidValue, match=r"entry `\('n', 'a'\)` cannot be stacked: .* one device"
+    ):
+        TensorDict({"n": {"a": [torch.ones(1), torch.ones(1, device="meta")]}})
+
+
+def test_lists_of_containers_become_stacks() -> None:
+    rows = [TensorDict({"a": torch.ones(3), "s": name}) for name in ("x", "y")]
+    td = TensorDict({"rows": rows}, [2])
+    assert td["rows", "a"].shape == (2, 3)
+    assert td["rows", "s"] == ["x", "y"]
+    rows[0]["a"] = torch.ones(2)
+    lazy = TensorDict({"rows": rows}).nested("rows", LazyStackedTensorDict)
+    assert lazy.get_item_shape("a") == (2, -1)
+    episodes = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]  # of different batch sizes
+    assert TensorDict({"episodes": episodes}, [2])["episodes"] == episodes

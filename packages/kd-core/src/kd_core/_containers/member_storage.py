@@ -21,8 +21,10 @@ from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_moves import moved_members
 from kd_core._containers.member_writes import (
+    MemberRows,
     held_twice,
     holds_value_of_row,
+    rows_of_list,
     rows_to_write,
     stage_rows,
     writes_of_member,
@@ -118,8 +120,18 @@ class MemberStorage(TensorDictBase, Composite):
     def _del_entry(self, key: str) -> None:
         self._change_members(f"remove {format_key(key)}", lambda member: member._del_entry(key))
 
+    def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+        rows = rows_of_list(self, value)  # which cannot be stacked if they are ragged
+        if rows is None:
+            return super()._as_entry(key, value, path)
+        pairs = zip(self._members, rows, strict=True)
+        entries = [member._as_entry(key, row, path) for member, row in pairs]
+        return cast("Entry", MemberRows(entries))
+
     def _rows(self, value: Entry) -> Sequence[Entry]:
         """Return the part of an entry that belongs to each member."""
+        if isinstance(value, MemberRows):
+            return value.rows
         dim = self._dim
         if isinstance(value, Tensor):
             return value.unbind(dim)

@@ -33,6 +33,7 @@ from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry, Node
+    from kd_core._types import LeafFn
 
     Path = tuple[str, ...]
 
@@ -48,18 +49,48 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
     if not all(isinstance(entry, Tensor) for entry in entries):
         return _values_of_members(stack, entries, value, path)
     leaves = cast("list[Tensor]", entries)
+    one_each = rows_of_list(stack, value)
+    if one_each is not None:
+        _check_held_once(stack, path)
+        return one_each
     source = value if isinstance(value, Tensor) else as_source(path, value)
     if not source.ndim:
         return [source] * len(leaves)
     shapes = {leaf.shape for leaf in leaves}
     if len(shapes) > 1:
         raise ragged(key, leaves)
-    if len({id(member) for member in stack._members}) < len(leaves):
-        raise held_twice(f"write rows to {format_key(path)}")
+    _check_held_once(stack, path)
     shape = list(shapes.pop())
     shape.insert(stack._dim, len(leaves))
     stacked = torch.empty((), dtype=source.dtype, device="meta").expand(shape)
     return writable_source(path, stacked, source).expand(shape).unbind(stack._dim)
+
+
+def rows_of_list(stack: Composite, value: object) -> Sequence[object] | None:
+    """Return a list with a tensor or container for each member; `None` for other values."""
+    if stack._dim or not isinstance(value, (list, tuple)) or len(value) != len(stack._members):
+        return None
+    kinds = (Tensor, AbstractContainer)
+    return value if all(isinstance(row, kinds) for row in value) else None
+
+
+def _check_held_once(stack: Composite, path: Path) -> None:
+    if len({id(member) for member in stack._members}) < len(stack._members):
+        raise held_twice(f"write rows to {format_key(path)}")
+
+
+class MemberRows:
+    """The checked entries of the members that one value is stored as."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Sequence[Entry]) -> None:
+        self.rows = rows
+
+    def _map_each(self, fn: LeafFn) -> MemberRows:
+        return MemberRows(
+            [fn(row) if isinstance(row, Tensor) else row._map_each(fn) for row in self.rows]
+        )
 
 
 def _values_of_members(

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as tensors, without importing these libraries.
+"""Arrays of other libraries, and lists of tensors, as tensors, without importing these libraries.
 
 Knows the protocols that arrays offer (`__dlpack__`, `__array__`, `__array_interface__`): numpy,
 pandas, polars, pyarrow and JAX have one of them at least.
@@ -46,6 +46,25 @@ def tensor_of_array(value: object) -> Tensor | None:
     if array.ndim and _must_be_copied(array):
         array = array.astype(dtype.newbyteorder("="), order="C", copy=True)
     return torch.as_tensor(array)
+
+
+def tensor_of_list(value: object) -> Tensor | None:
+    """Return a list of tensors of one shape as one tensor; `None` for other values.
+
+    Lists may be nested; a named tuple is another value.
+
+    Raises:
+        RuntimeError: if torch cannot stack them, because they are on different devices.
+    """
+    if not isinstance(value, (list, tuple)) or not value or hasattr(value, "_fields"):
+        return None
+    rows: list[Tensor] = []
+    for item in value:
+        row = item if isinstance(item, Tensor) else tensor_of_list(item)
+        if row is None or row.is_nested or (rows and row.shape != rows[0].shape):
+            return None
+        rows.append(row)
+    return torch.stack(rows)
 
 
 def _numpy_array(value: object) -> Array | None:

@@ -25,7 +25,7 @@ from kd_core._errors import (
     unknown_keys,
 )
 from kd_core._keys import format_key
-from kd_core._leaves.arrays import tensor_of_array
+from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
 from kd_core._leaves.foreach import PLAIN, needs_grad, run_copies, shares_storage
 from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._leaves.wrapped import are_unwrapped, refused_write
@@ -376,10 +376,12 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
         if dtype is not None and isinstance(value, (int, float, complex)):
             return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch does in place
         array = tensor_of_array(value)
+        if array is None:
+            array = tensor_of_list(value)
         return torch.as_tensor(value if array is None else array, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         into = "" if dtype is None else f", whose dtype is {dtype}"
         raise InvalidArgument(
             f"cannot write {value!r} of type `{type(value).__name__}` to {_name(where)}{into}: "
-            f"{error}. Pass a tensor, a number, or a list of numbers."
+            f"{error}. Pass a tensor, a number, or a list of numbers or of tensors of one shape."
         ) from None

@@ -1,9 +1,10 @@
 """Validation of the values that are stored in a container.
 
 A tensor that fits is stored as it is; a mapping becomes a nested container; numbers, lists of
-numbers and arrays of any library become tensors; another list with an item for each row becomes one
-value per row; everything else becomes non-tensor data, one value for the whole batch. Knows
-tensors, numbers, arrays and the registry; must not know a container class.
+numbers, arrays of any library and lists of tensors of one shape become tensors; a list of
+containers becomes a stack; another list with an item for each row becomes one value per row;
+everything else becomes non-tensor data, one value for the whole batch. Knows tensors, numbers,
+arrays and the registry; must not know a container class.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from kd_core._errors import (
     given_twice,
 )
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.arrays import tensor_of_array
-from kd_core._leaves.loops import leaf_fits
+from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
+from kd_core._leaves.loops import entries_of, leaf_fits
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data
 
@@ -58,6 +59,9 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         return mapping_as_entry(key, value, desc, path)
     converted = _as_tensor(key, value, path)
     if converted is None:
+        stacked = _as_stack(value)
+        if stacked is not None:
+            return _node_as_entry(key, stacked, desc, path)
         rows = _rows_of(value) if desc.batch else None
         if rows is None:
             return registry.wrap_data(value, desc)
@@ -161,7 +165,7 @@ def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
 
 
 def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
-    """Return a number, a list of numbers or an array as a tensor; `None` for other data.
+    """Return a number, an array, or a list of numbers or tensors as a tensor; else `None`.
 
     Raises:
         InvalidValue: if it is an array whose elements are not numbers.
@@ -174,6 +178,15 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
         except (ValueError, TypeError):
             return None
     try:
+        stacked = tensor_of_list(value)
+    except RuntimeError as error:
+        raise InvalidValue(
+            f"the tensors in the list of entry {format_key((*path, key))} cannot be stacked: "
+            f"{error}. Move them to one device."
+        ) from error
+    if stacked is not None:
+        return stacked
+    try:
         return tensor_of_array(value)
     except TypeError as error:
         raise InvalidValue(
@@ -181,6 +194,17 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
             f"`{type(value).__name__}`: {error}. Convert it, or wrap it in `NonTensorData` to "
             "store it as one value that every row has."
         ) from None
+
+
+def _as_stack(value: object) -> Node | None:
+    """Return a list of containers of one batch size as a stack of them; `None` for other values."""
+    if not isinstance(value, (list, tuple)) or not value or hasattr(value, "_fields"):
+        return None
+    if not all(is_node(item) and entries_of(item) is not None for item in value):
+        return None
+    if any(item._desc.batch != value[0]._desc.batch for item in value):
+        return None
+    return registry.maybe_dense_stack(value)
 
 
 def _rows_of(value: object) -> Sequence[object] | None:
