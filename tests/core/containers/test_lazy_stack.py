@@ -21,6 +21,7 @@ from kd_core import (
     NonTensorStack,
     OutOfRange,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
     TensorDictBase,
     dense_stack_tds,
@@ -200,12 +201,17 @@ def test_contiguous_stacks_all_entries() -> None:
     assert dense["w"] == "x"
 
 
+class Text(TensorClass):
+    ids: torch.Tensor
+
+
 def test_maybe_dense_stack_is_dense_where_members_are_alike() -> None:
     assert type(maybe_dense_stack(members(2, 2))) is TensorDict
     assert type(maybe_dense_stack(members(2, 3))) is LazyStackedTensorDict
     rows = members(2, 2)
     rows[0]["own"] = 1.0
     assert type(maybe_dense_stack(rows)) is LazyStackedTensorDict
+    assert type(maybe_dense_stack([Text(ids=torch.ones(2)), Text(ids=torch.zeros(2))])) is Text
 
 
 def test_a_stack_of_stacks_reads_and_writes() -> None:
@@ -361,3 +367,11 @@ def test_dense_stack_takes_lazy_stacks() -> None:
     got = dense_stack_tds([lazy_stack(rows), lazy_stack(rows)], 1)
     assert isinstance(got, TensorDict)
     assert got["a"].shape == (3, 2, 2)
+
+
+def test_members_are_listed_whatever_locks_them() -> None:
+    rows = members(2, 3)
+    stack = lazy_stack(rows)
+    assert ids(*stack.tensordicts) == ids(*rows)
+    with pytest.raises(Locked):
+        stack.lock_().tensordicts[0]["new"] = torch.zeros(())

@@ -1,5 +1,6 @@
 """An index of a stack takes what it takes of a tensor: members, their rows, or copies of both."""
 
+import numpy
 import pytest
 import torch
 from tests.core.kinds import inner
@@ -104,3 +105,13 @@ def test_an_enclosing_container_hands_its_index_down() -> None:
 def test_a_row_that_is_not_there_is_refused(index: object) -> None:
     with pytest.raises(OutOfRange, match=r"batch_size \(3, 3, 3\)"):
         stacked(1)[index]  # type: ignore[call-overload]  # any of the above
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_row_by_a_number_of_numpy_or_torch_is_the_member(dim: int) -> None:
+    stack = stacked(dim)
+    for number in (numpy.int64(1), torch.tensor(1), torch.tensor(-2)):
+        index = (*[slice(None)] * dim, number)
+        assert stack[index] is stack.tensordicts[1]
+    stack[torch.tensor(0), :2].zero_()
+    assert not stack[0, :2]["a"].any()

@@ -28,6 +28,7 @@ ROWS: list[tuple[str, tuple[Any, ...]]] = [
     ("flip", ((0,),)),
     ("narrow", (0, 1, 2)),
     ("index_select", (0, torch.tensor([2]))),
+    ("masked_select", (torch.ones(4, 3, dtype=torch.bool).triu(),)),
     ("gather", (0, torch.zeros(1, 3, dtype=torch.int64))),
     ("split", (2,)),
     ("split", ([1, 3], 0)),

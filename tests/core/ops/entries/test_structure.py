@@ -105,6 +105,10 @@ def test_replace_is_a_new_container_with_shared_tensors() -> None:
     assert other["a"] is td["a"]
     assert "z" not in td
     torch.testing.assert_close(td["n", "b"], torch.ones(3))
+    named = td.replace({"z": torch.zeros(3)}, source=torch.ones(3), a=torch.full((3,), 5.0))
+    assert list(named.keys()) == [*td.keys(), "z", "source"]
+    assert named["a"].tolist() == [5, 5, 5]
+    assert td.replace() is not td
 
 
 def test_select_shares_tensors_and_keeps_the_asked_order() -> None:

@@ -5,7 +5,15 @@ import io
 import pytest
 import torch
 
-from kd_core import InvalidArgument, KeyCollision, KeySetMismatch, Locked, ShapeMismatch, TensorDict
+from kd_core import (
+    InvalidArgument,
+    KeyCollision,
+    KeySetMismatch,
+    Locked,
+    ShapeMismatch,
+    TensorClass,
+    TensorDict,
+)
 
 
 @pytest.fixture
@@ -64,6 +72,45 @@ def test_assigning_takes_structure_and_tensors(td: TensorDict) -> None:
     assert inner.batch_size == (3, 2)
     with pytest.raises(Locked, match="replace entries"):
         target.lock_().load_state_dict(td.state_dict(), assign=True)
+
+
+class Sample(TensorClass):
+    x: torch.Tensor
+    name: str = "a"
+
+
+class Final(TensorClass, frozen=True):
+    x: torch.Tensor
+    name: str = "a"
+
+
+def test_assigning_keeps_names_and_kinds() -> None:
+    sample = Sample(x=torch.zeros(2), batch_size=[2])
+    td = TensorDict({"p": sample}, [2], names=["time"])
+    other = TensorDict({"p": Sample(x=torch.ones(2), name="b", batch_size=[2])}, [2])
+    td.load_state_dict(other.state_dict(), assign=True)
+    assert td.names == ["time"]
+    assert (td.nested("p", Sample).x.tolist(), td.nested("p", Sample).name) == ([1, 1], "b")
+
+
+def test_fields_are_assigned_all_or_none() -> None:
+    sample = Sample(x=torch.zeros(2), batch_size=[2])
+    longer = Sample(x=torch.ones(3), name="b", batch_size=[3])
+    with pytest.raises(KeySetMismatch, match="lacks `name`"):
+        sample.load_state_dict({"x": torch.ones(2)}, assign=True)
+    assert sample.load_state_dict(longer.state_dict(), assign=True) is sample
+    assert (sample.batch_size, sample.x.tolist(), sample.name) == ((3,), [1, 1, 1], "b")
+    final = Final(x=torch.zeros(2), batch_size=[2])
+    with pytest.raises(Locked, match="frozen"):
+        final.load_state_dict(longer.state_dict(), assign=True)
+    assert (final.batch_size, final.x.tolist()) == ((2,), [0, 0])
+
+
+def test_flat_keys_are_named_in_the_remedy(td: TensorDict) -> None:
+    with pytest.raises(KeySetMismatch, match="joined by dots, `from_flatten=True`"):
+        td.load_state_dict(td.state_dict(flatten=True))
+    with pytest.raises(KeySetMismatch, match=r"`assign=True` to take all\.$"):
+        td.load_state_dict({"a": 1})
 
 
 def test_parameters_load_in_place() -> None:

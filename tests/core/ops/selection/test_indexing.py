@@ -19,6 +19,7 @@ from kd_core import (
     OutOfRange,
     ShapeMismatch,
     TensorDict,
+    lazy_stack,
 )
 
 
@@ -178,8 +179,12 @@ def test_rows_of_one_entry_are_read_and_written() -> None:
     torch.testing.assert_close(td["n", "b"], torch.tensor([0.0, 1.0, 1.0]))
     with pytest.raises(KeyNotFound, match="`x`"):
         td.set_at_("x", 0.0, 0)
-    with pytest.raises(KeyNotFound, match="`x`"):
-        td.get_at("x", 0)
+    for holder in (td, lazy_stack([td])):
+        with pytest.raises(KeyNotFound, match="`x`"):
+            holder.get_at("x", 0)
+        assert holder.get_at("x", 0, None) is None
+        assert holder.get_at(("n", "x"), 0, default=5) == 5
+        assert torch.equal(holder.get_at("a", 0, None), holder["a"][0])
 
 
 def test_iteration_needs_a_dimension() -> None:

@@ -148,3 +148,11 @@ def test_a_nested_container_without_leaves_keeps_the_sizes_that_it_has() -> None
     td = TensorDict({"a": torch.zeros(3, 0), "n": inner}, [3]).auto_batch_size_()
     assert td.batch_size == (3,)
     assert td.nested("n", TensorDict).batch_size == (3, 2)
+
+
+def test_the_first_dimensions_keep_their_names() -> None:
+    td = TensorDict({"a": torch.zeros(3, 4, 5)}, [3, 4], names=["time", "env"])
+    td.batch_size = [3, 4, 5]
+    assert td.names == ["time", "env", None]
+    td.batch_size = [3]
+    assert td.names == ["time"]

@@ -1,7 +1,7 @@
 """Batch dimensions are rearranged as those of a tensor of shape `batch_size`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -278,3 +278,13 @@ def test_view_takes_its_size_by_keyword() -> None:
     assert container().view(size=(-1,)).batch_size == (6,)
     with pytest.raises(InvalidArgument, match="expected `size` once"):
         container().view(-1, size=(6,))
+
+
+def test_dims_are_passed_by_keyword() -> None:
+    td = TensorDict({"a": torch.arange(6).reshape(2, 3)}, [2, 3])
+    by_torch: object = torch.flip(cast("torch.Tensor", td), dims=[0])
+    for flipped in (td.flip(dims=[0]), cast("TensorDict", by_torch)):
+        assert flipped["a"].tolist() == [[3, 4, 5], [0, 1, 2]]
+    assert td.tile(dims=(2, 1)).batch_size == (4, 3)
+    with pytest.raises(InvalidArgument, match="expected `dims` once"):
+        td.flip(0, dims=0)

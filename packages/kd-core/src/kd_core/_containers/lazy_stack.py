@@ -121,6 +121,11 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         """The batch dimension along which the members are stacked."""
         return self._dim
 
+    @property
+    def tensordicts(self) -> tuple[TensorDictBase, ...]:
+        """The members, in order; `append`, `extend` and `insert` add others."""
+        return tuple(self._members)
+
     @overload
     def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
@@ -152,8 +157,12 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         """Return several rows; called by `DataLoader`."""
         return self[list(indices)]
 
-    def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
-        """Read rows of one entry; only batch dimensions are indexed."""
+    def get_at(
+        self, key: str | tuple[str, ...], index: Index, default: object = NO_DEFAULT
+    ) -> Tensor:
+        """Read rows of one entry, or return `default` if a member has no such entry."""
+        if default is not NO_DEFAULT and not has_entry(self._entries, path_of(key)):
+            return cast(Tensor, default)
         rows = self.select(key)[index]
         return cast(Tensor, rows._read(path_of(key)))
 
@@ -413,7 +422,7 @@ def lazy_stack(
 def maybe_dense_stack(
     members: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
 ) -> TensorDictBase:
-    """Stack containers into a `TensorDict` if their entries can be stacked, else lazily.
+    """Stack containers densely, as `stack` does, if their entries can be stacked, else lazily.
 
     Args:
         members: one or more containers of the same batch size.
@@ -434,7 +443,7 @@ def maybe_dense_stack(
     if any(keys != first for keys in others):
         return stack
     try:
-        return stack.contiguous()
+        return cast("TensorDictBase", registry.stack(members, stack.stack_dim))
     except KdError:
         return stack
 

@@ -56,7 +56,7 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
         The resolved index, or `None` where it mixes members, selects none, or is wrong: the general
         method then raises the error.
     """
-    items = plain_index(index, batch)
+    items = tuple(map(_row_number, plain_index(index, batch)))
     advanced = [item for item in items if isinstance(item, Tensor)]
     if len(advanced) > 1 or any(isinstance(item, bool) or _is_flag(item) for item in items):
         return None
@@ -103,6 +103,13 @@ def _width(item: IndexItem) -> int:
     if isinstance(item, Tensor):
         return 1 if item.dtype is torch.bool else item.ndim
     return 0 if isinstance(item, int) else 1
+
+
+def _row_number(item: IndexItem) -> IndexItem:
+    """Return a 0-d integer tensor as an integer: torch selects a view for it, too."""
+    if isinstance(item, Tensor) and not item.ndim and item.dtype is not torch.bool:
+        return int(item)
+    return item
 
 
 def _is_flag(item: IndexItem) -> bool:

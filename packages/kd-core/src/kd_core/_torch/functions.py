@@ -53,7 +53,7 @@ _list_methods("split chunk tensor_split unbind narrow index_select gather scatte
 _list_methods(
     "rsub is_floating_point all any clone cummax cummin cumprod cumsum quantile softmax "
     "log_softmax max min clamp clamp_min clamp_max lerp addcmul addcdiv "
-    "masked_fill detach"
+    "masked_fill masked_select detach"
 )
 
 

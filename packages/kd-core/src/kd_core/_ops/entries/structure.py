@@ -131,9 +131,23 @@ class Structure(AbstractContainer):
         commit_all(stage)
         return self
 
-    def replace(self, source: Source[AnyKey]) -> Self:
-        """Return a shallow copy in which the entries of `source` replace the old ones."""
-        return self._shallow().update(source)
+    def replace(self, source: Source[AnyKey] | None = None, /, **entries: object) -> Self:
+        """Return a shallow copy in which other entries replace the old ones.
+
+        Args:
+            source: a mapping or container of the new entries.
+            **entries: new entries as keywords.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict(a=1, b=2)
+            >>> td.replace(b=3).to_dict(), td["b"]
+            ({'a': tensor(1), 'b': tensor(3)}, tensor(2))
+        """
+        new = self._shallow()
+        if source is not None:
+            new.update(source)
+        return new.update(entries) if entries else new
 
     def select(
         self,

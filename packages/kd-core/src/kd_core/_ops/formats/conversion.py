@@ -310,11 +310,10 @@ def _stage(
         return
     entries = kinds_by_key(td._entries)
     if strict and content.keys() != entries.keys():
-        raise KeySetMismatch(
-            f"the state dict lacks {listed(key for key in entries if key not in content)}, and the "
-            f"container lacks {listed(key for key in content if key not in entries)}. Pass "
-            "`strict=False` to take the shared keys, or `assign=True` to take all."
-        )
+        remedy = "Pass `strict=False` to take the shared keys, or `assign=True` to take all."
+        if any("." in key for key in content.keys() - entries.keys()):
+            remedy = f"{remedy[:-1]}; for nested keys that are joined by dots, `from_flatten=True`."
+        raise _other_keys(entries, content, remedy)
     if BATCH_SIZE in state and tuple(cast("tuple[int, ...]", state[BATCH_SIZE])) != td._desc.batch:
         raise ShapeMismatch(
             f"the state dict is of batch_size {tuple(cast('tuple[int, ...]', state[BATCH_SIZE]))}, "
@@ -335,6 +334,16 @@ def _stage(
             )
 
 
+def _other_keys(
+    entries: Mapping[str, object], content: Mapping[str, object], remedy: str
+) -> KeySetMismatch:
+    """Build the error for a state dict of other keys than a container."""
+    return KeySetMismatch(
+        f"the state dict lacks {listed(key for key in entries if key not in content)}, and the "
+        f"container lacks {listed(key for key in content if key not in entries)}. {remedy}"
+    )
+
+
 def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
     td._check_unlocked("replace entries by those of a state dict")
     members = _member_states(td, state, ())
@@ -344,11 +353,19 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
                 _assign(member, cast("Mapping[str, object]", each))
         return
     made = cast("AbstractContainer", _restored(td, state))
-    for key in list(td._entries):
+    fixed = [key for key in td._entries if td._keeps(key)]
+    if fixed and made._entries.keys() != td._entries.keys():
+        raise _other_keys(td._entries, made._entries, "Leave out `assign`, with `strict=False`.")
+    for key in td._entries.keys() - fixed:
         td._del_entry(key)
+    before = td._desc
     td._describe(made._desc)
-    for key, entry in made._entries.items():
-        td._set_entry(key, entry)
+    try:
+        for key, entry in made._entries.items():
+            td._set_entry(key, entry)
+    except KdError:  # of a class whose fields cannot be set
+        td._describe(before)
+        raise
 
 
 def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
@@ -358,8 +375,16 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
         rows = [_restored(td, each) for each in states]
         return registry.lazy_stack(rows, cast("int", state[STACK_DIM]))
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
-    content = {
-        key: _restored(td, value) if isinstance(value, Mapping) and BATCH_SIZE in value else value
-        for key, value in _content(state).items()
-    }
-    return registry.nest_mapping(content, td._desc.with_batch(batch), ())
+    if batch == td._desc.batch:
+        batch = td._desc.batch  # its sizes have names
+    kinds = kinds_by_key(td._entries)
+    content = dict[str, object]()
+    for key, value in _content(state).items():
+        content[key] = value
+        if isinstance(value, Mapping) and BATCH_SIZE in value:
+            there = kinds.get(key)
+            content[key] = _restored(there if isinstance(there, AbstractContainer) else td, value)
+    made = registry.nest_mapping(content, td._desc.with_batch(batch), ())
+    if isinstance(td, Composite) or not isinstance(made, AbstractContainer):
+        return made
+    return cast("Entry", td._like(dict(made._entries), made._desc))

@@ -26,7 +26,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
-from kd_core._leaves.loops import find_entry, missing_key
+from kd_core._leaves.loops import find_entry, has_entry, missing_key
 from kd_core._leaves.writes import (
     INCOMPLETE,
     Write,
@@ -52,6 +52,7 @@ from kd_core._ops.selection.index_plan import (
 from kd_core._ops.selection.rows import take_rows
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
@@ -145,9 +146,23 @@ class Indexing(AbstractContainer):
         """Return several rows; called by `DataLoader`."""
         return _taken(self, torch.as_tensor(indices, dtype=torch.int64))
 
-    def get_at(self, key: str | tuple[str, ...], index: Index) -> Tensor:
-        """Read rows of one entry; only batch dimensions are indexed."""
-        entry = self._read(path_of(key))
+    def get_at(
+        self, key: str | tuple[str, ...], index: Index, default: object = NO_DEFAULT
+    ) -> Tensor:
+        """Read rows of one entry; only batch dimensions are indexed.
+
+        Args:
+            key: the key of the entry.
+            index: an index of the batch dimensions.
+            default: what is returned for a missing key.
+
+        Raises:
+            KeyNotFound: if the key is missing, and no default is given.
+        """
+        path = path_of(key)
+        if default is not NO_DEFAULT and not has_entry(self._entries, path):
+            return cast(Tensor, default)
+        entry = self._read(path)
         batch = self._desc.batch
         fn, after = resolve(index, batch)
         if isinstance(entry, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
+from kd_core._batch.names import has_names
 from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
@@ -33,15 +35,15 @@ class Description(AbstractContainer):
     def batch_size(self) -> torch.Size:
         """The leading dimensions shared by all entries.
 
-        Assigning to it checks every entry and changes nothing if one does not fit.
+        Assigning to it checks every entry and changes nothing if one does not fit. The first
+        dimensions keep their names, as far as their sizes stay.
         """
         return self._desc.size
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         self._check_unlocked("change the batch size")
-        batch = batch_of(batch_size)
-        desc = self._desc.with_batch(batch)
+        desc = self._desc.with_batch(_with_same_names(batch_of(batch_size), self._desc.batch))
         self._with_descriptor(desc)  # refuses what does not fit, before anything is changed
         _refuse_locked(self, desc, ())
         _grow_children(self, desc)
@@ -193,6 +195,15 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
             value._describe(own)
         if isinstance(value, AbstractContainer):
             _grow_children(value, own)
+
+
+def _with_same_names(batch: Batch, old: Batch) -> Batch:
+    """Return a batch size whose first sizes are the old ones, with their names, while equal."""
+    if not has_names(old):
+        return batch
+    pairs = zip(old, batch, strict=False)
+    same = list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return (*(size for size, _ in same), *batch[len(same) :])
 
 
 def shapes_of(level: AbstractContainer) -> Iterator[tuple[int, ...]]:

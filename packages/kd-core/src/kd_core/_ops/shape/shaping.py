@@ -265,9 +265,9 @@ class Shape(AbstractContainer):
         result = moved(repeat_plan(self._desc.batch, counts), self)
         return become(self, result, "repeat in place") if inplace else result
 
-    def tile(self, *dims: int | Sequence[int]) -> Self:
+    def tile(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
         """Copy the batch several times, like `repeat`; missing counts in front are 1."""
-        counts = one_per_dim(dims, self._desc.batch, "tile")
+        counts = one_per_dim(_sizes_or(args, dims, "dims"), self._desc.batch, "tile")
         missing = self._desc.ndim - len(counts)
         return moved(repeat_plan(self._desc.batch, (1,) * missing + counts), self)
 
@@ -320,9 +320,9 @@ class Shape(AbstractContainer):
             result = moved(roll_plan(self._desc.batch, shifts, along), self)
         return become(self, result, "roll in place") if inplace else result
 
-    def flip(self, *dims: Dims) -> Self:
+    def flip(self, *args: Dims, dims: Dims | None = None) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
-        return moved(flip_plan(self._desc.batch, dims), self)
+        return moved(flip_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
 
 
 def _sizes_or(given: tuple[T, ...], named: T | None, name: str) -> tuple[T, ...]:
