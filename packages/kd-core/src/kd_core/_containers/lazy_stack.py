@@ -19,7 +19,7 @@ from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import MemberReading
-from kd_core._containers.member_storage import MemberStorage, describe_stack
+from kd_core._containers.member_storage import MemberStorage, are_alike, describe_stack
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -252,7 +252,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         update_batch_size: bool = False,
     ) -> Self:
         """Store the entries of a source; a stack of the same shape updates member by member."""
-        if inplace or not (isinstance(source, MemberStorage) and self._matches(source)):
+        if inplace or not (isinstance(source, MemberStorage) and are_alike(self, source)):
             if update_batch_size:
                 raise InvalidArgument(
                     "`update_batch_size=True` cannot change the number of members of a lazy stack. "

@@ -35,8 +35,8 @@ def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBas
         batch: the function of a batch size.
 
     Returns:
-        A lazy stack of members that share what `fn` shares; one row alone is no stack, and a
-        result without rows is a `TensorDict`, because a stack has at least one member.
+        A lazy stack of members that share what `fn` shares; for one row the row itself, and for
+        none a `TensorDict`, because a stack has at least one member.
     """
     old = stack._desc.batch
     rows = torch.arange(numel(old)).reshape(old)

@@ -135,13 +135,10 @@ class MemberStorage(TensorDictBase, Composite):
         dim = self._dim
         if isinstance(value, Tensor):
             return value.unbind(dim)
-        if isinstance(value, MemberStorage) and self._matches(value):
+        if isinstance(value, MemberStorage) and are_alike(self, value):
             return cast("list[Entry]", value._members)
         count = len(self._members)
         return [value._map_each(_Row(dim, row), _without(dim)) for row in range(count)]
-
-    def _matches(self, other: MemberStorage) -> bool:
-        return other._dim == self._dim and len(other._members) == len(self._members)
 
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         batch = self._desc.batch
@@ -269,6 +266,11 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _below(self) -> list[TensorDictBase]:
         return self._members
+
+
+def are_alike(one: Composite, other: Composite) -> bool:
+    """Return whether two stacks have as many members along the same dimension."""
+    return one._dim == other._dim and len(one._members) == len(other._members)
 
 
 def describe_stack(
