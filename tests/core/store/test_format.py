@@ -1,16 +1,19 @@
 """Stores of format version 1 stay readable, here and by a reader that follows the description."""
 
-import hashlib
 import json
-import zlib
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from safetensors.torch import load_file
+from hypothesis import given, settings
 from tests.core.content import assert_same
+from tests.core.store import described
+from tests.core.store.trees import trees
 
-from kd_core import MetaData, TensorDict, TensorDictBase, cat, lazy_stack
+from kd_core import MetaData, TensorDict, TensorDictBase, cat, lazy_stack, store
 
 DATA = Path(__file__).with_name("data")
 
@@ -58,30 +61,56 @@ def test_a_file_of_version_1_is_read() -> None:
     assert loaded[1]["y"] == 1
 
 
-def test_the_description_is_enough_to_read_a_store() -> None:
-    path = DATA / "v1" / "rows.kd"
-    first, _, body = (path / "manifest.json").read_bytes().partition(b"\n")
-    assert json.loads(first) == {"sha256": hashlib.sha256(body).hexdigest()}
-    fields = json.loads(body)
-    tensors = []
-    for name, size, sums in fields["segments"]:
-        content = (path / name).read_bytes()
-        assert (len(content), [zlib.crc32(content)]) == (size, sums)
-        tensors.append(load_file(path / name))
+def read(node: Any) -> Any:
+    """Return a node as what it holds, of some kinds."""
+    [(kind, value)] = node.items()
+    if kind == "td":
+        return {key: read(inner) for key, inner in value["entries"]}
+    if kind == "rows":
+        return json.loads(read(value["values"]))
+    return value[0] if kind == "tensor" else value
 
-    def read(node: Any) -> Any:
-        [(kind, value)] = node.items()
-        if kind == "tensor":
-            return tensors[value[0]][value[1]].tolist()
-        if kind == "td":
-            return {key: read(inner) for key, inner in value["entries"]}
-        if kind == "rows":
-            return json.loads(bytes(read(value["values"])))
-        return [read(part) for part in value] if kind == "cat" else value
 
-    parts = read(fields["tree"])
-    assert [part["a"] for part in parts] == [[[0], [1]], [[7], [8]]]
-    assert parts[1]["n"][""] == [[0, 7], [0, 8]]
+def test_the_description_is_enough_to_read_version_1(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "v1" / "rows.kd", tmp_path, dirs_exist_ok=True)
+    (tmp_path / ".lock").touch()
+    first, second = map(read, described.read_directory(tmp_path)["cat"])
+    assert first["a"] == struct.pack("<2q", 0, 1)
+    assert second["n"][""] == struct.pack("<4d", 0, 7, 0, 8)
     odd = {"d": [["p", {"f": "-inf"}], ["q", {"t": [{"b": "AA=="}, None]}]]}
-    assert parts[1]["n"]["word"] == ["w7", odd]
-    assert parts[0]["unit"]["value"] == "m"
+    assert second["n"]["word"] == ["w7", odd]
+    assert first["unit"]["value"] == "m"
+
+
+@settings(deadline=None, max_examples=40)
+@given(td=trees())
+def test_the_description_is_enough_to_read_and_write_stores(
+    td: TensorDictBase, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("stores")
+    td.save(path / "td")
+    td.save(path / "td.safetensors")
+    td.memmap(path / "arena")
+    tree = described.read_directory(path / "td")
+    assert described.read_file(path / "td.safetensors") == tree
+    assert described.read_directory(path / "arena") == tree
+    described.write_directory(path / "other", [tree])
+    described.write_file(path / "other.safetensors", tree)
+    described.write_directory(path / "other.arena", [tree], sealed=False)
+    for name in ("other", "other.safetensors"):
+        assert_same(TensorDictBase.load(path / name, verify="full"), td)
+    assert_same(TensorDictBase.load_memmap(path / "other.arena"), td)
+    store.seal(path / "other.arena")
+    assert described.read_directory(path / "other.arena") == tree
+
+
+def test_the_description_is_enough_to_append(tmp_path: Path) -> None:
+    for start in (0, 7):
+        rows(start).append_to(tmp_path / "td")
+    parts = described.read_directory(tmp_path / "td")["cat"]
+    described.write_directory(tmp_path / "other", parts)
+    for path in (tmp_path / "td", tmp_path / "other"):
+        rows(9).append_to(path)
+        store.compact(path)
+        store.compact(path)  # so that what was replaced is removed
+    assert described.read_directory(tmp_path / "other") == described.read_directory(tmp_path / "td")
