@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -166,6 +167,8 @@ def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
         MemoryMappedTensor.from_filename(tmp_path, torch.float32, (4, 4))
     with pytest.raises(InvalidValue, match="`index` must give a view"):
         MemoryMappedTensor.from_filename(path, torch.float32, (3, 4), torch.tensor([0]))
+    with pytest.raises(TypeError, match="`input` must be a tensor, got a `list`"):
+        MemoryMappedTensor.from_tensor(cast("Tensor", [1, 2]))
     with pytest.raises(InvalidValue, match="must be a dense tensor with data"):
         MemoryMappedTensor(torch.empty(2, device="meta"), filename=tmp_path / "b")
     with pytest.raises(FileNotFoundError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidValue, shape_text
+from kd_core._errors import InvalidValue, shape_text, wrong_type
 from kd_core._naming.left_out import leaves_out
 
 if TYPE_CHECKING:
@@ -77,9 +77,12 @@ class MemoryMappedTensor(Tensor):
 
         Raises:
             FileExistsError: if the file exists, unless `existsok`.
+            InvalidArgument: if it is not a tensor.
             InvalidValue: if the tensor is sparse, nested, or without data.
             OSError: if writing fails, as on a full disk; a file that exists stays as it is.
         """
+        if not isinstance(input, Tensor):
+            raise wrong_type("`input`", "a tensor", input)
         if input.layout is not torch.strided or input.is_nested or input.is_meta:
             raise InvalidValue(
                 "`input` must be a dense tensor with data to be written to a file, got layout "
