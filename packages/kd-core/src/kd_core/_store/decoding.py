@@ -261,13 +261,14 @@ class Decoder:
                 if key in wanted
             }
         entries: dict[str, Entry] = {}
+        batch, ndim = desc.batch, desc.ndim
         for key, node in nodes.items():
-            row = node.get("tensor")
-            leaf = None if row is None else self._known[row[0]].get(row[1])
-            if leaf is None or not leaf_fits(leaf, desc):
-                entries[key] = self._entry(node, None, desc, (*path, key))
-            else:
-                entries[key] = leaf
+            leaf = None
+            if "tensor" in node:  # mostly: "io" in the benchmarks
+                segment, name, _, _ = node["tensor"]
+                if self._specs[segment][name].shape[:ndim] == batch:
+                    leaf = self._known[segment].get(name)
+            entries[key] = self._entry(node, None, desc, (*path, key)) if leaf is None else leaf
         return desc, entries
 
     def _entry(self, node: object, wanted: Wanted, above: Descriptor, path: Path) -> Entry:

@@ -158,7 +158,7 @@ class Encoder:
         return 0
 
     def move_to(self, segment: int) -> None:
-        """Let all nodes of tensors refer to the segment at a position of the manifest."""
+        """Write the position of a segment into all nodes of tensors."""
         for place in self._places:
             place[0] = segment
 
