@@ -4,8 +4,11 @@ It keeps the promises that raw does not. What is saved is there as a whole or no
 writer works at a time: a file is written under another name, and renamed. Links are not followed,
 and what is opened is compared: digest, type, size and header. A file names no other folder, and
 what it makes a reader allocate has a limit. A manifest is canonical JSON of the form that the
-specification of the format gives: containers can be nested, and keys are not names of tensors. No
-object of it has a key twice. A file of tensors is one of safetensors. A saved file survives a
+specification of the format gives: containers can be nested, keys are not names of tensors, and a
+mapped container may have several files, as one that gained entries has. No object of it has a key
+twice, no number is infinite, and no file is named twice. A file of tensors is one of safetensors,
+in which they are aligned, whatever their dtypes are. A reader whose files are gone because the
+manifest was replaced starts again. A saved file survives a
 crash, and damage is noticed: it is synced to the disk before it has its name, the folder after, and
 each tensor has a checksum. A mapped one changes, and promises neither: it is locked, and which file
 a tensor is in is known as long as it is mapped, so that another process can map it too.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import mmap
@@ -24,7 +28,7 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -50,8 +54,20 @@ FIELDS = {
 ROOTS: dict[int, tuple[str, weakref.ref[Floor]]] = {}
 """Which floor is the whole of a folder, by its id."""
 
-NAMES = {torch.float32: "float32"}
-DTYPES = {name: (dtype, "F32") for dtype, name in NAMES.items()}
+WIRE = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in WIRE}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 Tree = dict[str, object]
 Specs = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -83,9 +99,8 @@ class Stored(Floor):
                 old = os.listdir(folder)
                 kept = {".lock", MANIFEST, name}
                 if MANIFEST in old:
-                    kept.add(segment_of(manifest_of(folder))[0])
-                octets = torch._C._nn.flatten_dense_tensors(list(self.entries.values()))
-                put(folder, name, header, octets_of(octets))
+                    kept |= {name for name, _ in segments_of(manifest_of(folder))}
+                put(folder, name, header, *contents_of(self.entries.values()))
                 digest = hashlib.sha256(body).hexdigest().encode()
                 put(folder, MANIFEST, b'{"sha256": "%s"}\n' % digest, body)
                 for each in old:
@@ -97,45 +112,65 @@ class Stored(Floor):
     def load_memmap(cls, path: str) -> Stored:
         """Map the file; a tensor is a view of it."""
         with opened(path, None, os.O_DIRECTORY) as folder:
-            manifest = manifest_of(folder)
-            try:
-                return cls._mapped(folder, path, manifest)
-            except (LookupError, TypeError, RuntimeError, OverflowError) as error:
-                raise ValueError from error
+            seen = None
+            while True:
+                manifest = manifest_of(folder)
+                try:
+                    return cls._mapped(folder, path, manifest)
+                except FileNotFoundError:
+                    if manifest == seen:
+                        raise
+                    seen = manifest
+                except (LookupError, TypeError, RuntimeError, OverflowError) as error:
+                    raise ValueError from error
 
     @classmethod
     def _mapped(cls, folder: int, path: str, fields: Tree) -> Stored:
-        name, size = segment_of(fields)
-        specs: Specs = {}
+        place = os.path.realpath(path)
+        segments = segments_of(fields)
+        specs: list[Specs] = [{} for _ in segments]
         add_specs(fields["tree"], specs)
-        header, starts, end = layout_of(specs)
-        with opened(name, folder, os.O_RDWR) as file:
-            if not size == end == size_of(file) or os.pread(file, len(header), 0) != header:
-                raise ValueError
-            data = mmap.mmap(file, size, access=mmap.ACCESS_WRITE)
-        record(data, os.path.realpath(path), name)
-        leaves = {}
-        for name, (dtype, shape) in specs.items():
-            count = math.prod(shape)
-            leaf = torch.frombuffer(data, dtype=dtype, offset=starts[name], count=count)
-            leaves[name] = leaf.view(*shape)
+        leaves = [map_file(folder, place, *row) for row in zip(segments, specs, strict=True)]
         made = cls._of(fields["tree"], leaves)
         key = id(made)
-        ROOTS[key] = path, weakref.ref(made, lambda _: ROOTS.pop(key))
+        ROOTS[key] = place, weakref.ref(made, lambda _: ROOTS.pop(key))
         return made
 
     @classmethod
-    def _of(cls, node: Tree, leaves: dict[str, Tensor]) -> Stored:
+    def _of(cls, node: Tree, leaves: list[dict[str, Tensor]]) -> Stored:
         level = node["td"]
-        entries = {
-            key: leaves[value["tensor"][1]] if "tensor" in value else cls._of(value, leaves)
-            for key, value in level["entries"]
-        }
+        entries = {}
+        for key, value in level["entries"]:
+            if "tensor" in value:
+                segment, name, _, _ = value["tensor"]
+                entries[key] = leaves[segment][name]
+            else:
+                entries[key] = cls._of(value, leaves)
         if len(entries) < len(level["entries"]):
             raise ValueError
         made = cls(entries, level["batch"])
         made.locked = True
         return made
+
+
+def map_file(folder: int, place: str, segment: tuple[str, int], specs: Specs) -> dict[str, Tensor]:
+    """Return the tensors in a file."""
+    name, size = segment
+    header, starts, end = layout_of(specs)
+    with opened(name, folder, os.O_RDWR) as file:
+        if not size == end == size_of(file) or os.pread(file, len(header), 0) != header:
+            raise ValueError
+        data = mmap.mmap(file, size, access=mmap.ACCESS_WRITE)
+    record(data, place, name)
+    leaves = {}
+    for name, (dtype, shape) in specs.items():
+        count = math.prod(shape)
+        if count:
+            leaf = torch.frombuffer(data, dtype=dtype, offset=starts[name], count=count)
+            leaves[name] = leaf.view(*shape)
+        else:
+            leaves[name] = torch.empty(shape, dtype=dtype)
+    return leaves
 
 
 def record(data: mmap.mmap, path: str, name: str) -> None:
@@ -145,8 +180,8 @@ def record(data: mmap.mmap, path: str, name: str) -> None:
     PLACES[address] = len(data), path, name, gone
 
 
-def add_specs(node: Tree, specs: Specs) -> None:
-    """Add what a node says of tensors."""
+def add_specs(node: Tree, specs: list[Specs]) -> None:
+    """Add what a node says of tensors, by segments."""
     for _, value in node["td"]["entries"]:
         if "tensor" not in value:
             add_specs(value, specs)
@@ -155,33 +190,43 @@ def add_specs(node: Tree, specs: Specs) -> None:
         for size in shape:
             if type(size) is not int or size < 0:
                 raise ValueError
-        spec = DTYPES[dtype][0], tuple(shape)
-        if segment != 0 or type(name) is not str or specs.setdefault(name, spec) != spec:
+        spec = DTYPES[dtype], tuple(shape)
+        if type(segment) is not int or segment < 0 or type(name) is not str:
+            raise ValueError
+        if specs[segment].setdefault(name, spec) != spec:
             raise ValueError
 
 
 def layout_of(specs: Specs) -> tuple[bytes, dict[str, int], int]:
     """Return the header of a file, where its tensors start, and its size."""
     fields, starts, end = {}, {}, 0
-    for name, (dtype, shape) in specs.items():
+    for name, (dtype, shape) in sorted(specs.items(), key=lambda item: -item[1][0].itemsize):
         starts[name] = end
         end += math.prod(shape) * dtype.itemsize
-        wire = DTYPES[NAMES[dtype]][1]
-        fields[name] = {"dtype": wire, "shape": shape, "data_offsets": [starts[name], end]}
+        fields[name] = {"dtype": WIRE[dtype], "shape": shape, "data_offsets": [starts[name], end]}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}, len(header) + end
 
 
-def segment_of(fields: Tree) -> tuple[str, int]:
-    """Return the name and the size of the file of tensors, which must not be sealed."""
-    [[name, size, _]] = fields["segments"]
+def contents_of(leaves: Iterable[Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of tensors in the order of a file, those of a dtype together."""
+    order = sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)
+    for _, some in itertools.groupby(order, key=lambda leaf: leaf.dtype):
+        octets = torch._C._nn.flatten_dense_tensors(list(some))
+        yield octets_of(octets.view(torch.uint8))
+
+
+def segments_of(fields: Tree) -> list[tuple[str, int]]:
+    """Return the names and sizes of the files of tensors, which must not be sealed."""
     if fields["format"] != "kd" or fields["min_reader"] > VERSION or fields["sealed"]:
         raise ValueError
-    if fields["generation"] < 1 or not NAME.fullmatch(name):
+    segments = [(name, size) for name, size, _ in fields["segments"]]
+    named = {name for name, _ in segments if NAME.fullmatch(name)}
+    if fields["generation"] < 1 or len(named) < len(segments):
         raise ValueError
-    return name, size
+    return segments
 
 
 def manifest_of(folder: int) -> Tree:
@@ -191,7 +236,7 @@ def manifest_of(folder: int) -> Tree:
     line, _, body = data.partition(b"\n")
     if b'{"sha256": "%s"}' % hashlib.sha256(body).hexdigest().encode() != line:
         raise ValueError
-    return json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
+    return DECODER.decode(body.decode())
 
 
 def unique(pairs: list[tuple[str, object]]) -> Tree:
@@ -205,6 +250,16 @@ def unique(pairs: list[tuple[str, object]]) -> Tree:
 def refuse(name: str) -> object:
     """Refuse a number that is not finite."""
     raise ValueError(name)
+
+
+def finite(text: str) -> float:
+    """Return a number."""
+    if math.isinf(float(text)):
+        raise ValueError
+    return float(text)
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=finite, parse_constant=refuse)
 
 
 @contextmanager
