@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kd_core import TensorDict
 from kd_nn import (
@@ -141,3 +141,33 @@ def test_data_alone_is_not_taken_for_parameters() -> None:
     make_functional(net)
     with pytest.raises(ParametersMissing, match=r"container of `module.0.module.weight`"):
         net(TensorDict({"x": X}, [10]))
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("by", ["place", "keyword"])
+# Of a strict export, which sees values exchanged and restored; it warns of `functional_call`, too.
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+def test_functional_module_compiles_and_exports_in_one_graph(keyed: bool, by: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    module: nn.Module = TensorDictModule(net, ["x"], ["y"]) if keyed else net
+    params = make_functional(module).detach()
+
+    class Call(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, params: TensorDict, x: Tensor) -> object:
+            given = TensorDict(x=x) if keyed else x
+            if by == "place":
+                result = self.module(given, params)
+            else:
+                result = self.module(given, params=params)
+            return result["y"] if isinstance(result, TensorDict) else result
+
+    call = Call()
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    program = torch.export.export(call, (params, X), strict=True).module()
+    for weights in (params, params * 2):
+        torch.testing.assert_close(compiled(weights, X), call(weights, X))
+        torch.testing.assert_close(program(weights, X), call(weights, X))

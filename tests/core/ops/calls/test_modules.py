@@ -281,6 +281,22 @@ def test_compiled_call_follows_the_given_parameters() -> None:
     assert isinstance(net[3].bias, nn.Parameter)
 
 
+def test_compiled_call_fills_a_module_whose_parameters_were_removed() -> None:
+    net = nn.Linear(3, 1)
+    params = TensorDict.from_module(net).detach()
+    net.weight = net.bias = None  # type: ignore[assignment]  # as torch notes a removed parameter
+
+    def call(params: TensorDict, x: Tensor) -> Tensor:
+        with params.to_module(net):
+            result: Tensor = net(x)
+            return result
+
+    x = torch.randn(2, 3)
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(params, x), call(params, x))
+    assert net.weight is None
+
+
 def test_compiled_call_shares_weights_as_an_eager_one_does() -> None:
     net, x = Shared(), torch.randn(5, 3)
     params = copied(net)

@@ -69,8 +69,9 @@ def _last(
 ) -> tuple[TensorDictBase, tuple[object, ...]]:
     """Split off the last positional argument, which holds the parameters."""
     names = {name.partition(".")[0] for name in lacking}
-    if args and is_tensor_collection(args[-1]) and names.intersection(map(str, args[-1].keys())):
-        return args[-1], args[:-1]
+    params = args[-1] if args else None
+    if is_tensor_collection(params) and not names.isdisjoint(list(params.keys())):
+        return params, args[:-1]
     raise ParametersMissing(
         f"this `{type(module).__name__}` is functional and has no parameters of its own. Call it "
         f"with a container of {', '.join(f'`{name}`' for name in lacking)}, as last argument or "
@@ -192,6 +193,6 @@ def _fill(module: nn.Module, tensordict: TensorDictBase) -> None:
 
 
 def _store_of(module: nn.Module, name: str) -> dict[str, Tensor | None]:
-    if name in module._parameters:
-        return cast("dict[str, Tensor | None]", module._parameters)
-    return module._buffers
+    home = "_parameters" if name in module._parameters else "_buffers"
+    store: dict[str, Tensor | None] = module.__dict__[home]  # not `cast`: dynamo would copy it
+    return store

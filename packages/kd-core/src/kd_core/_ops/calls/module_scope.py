@@ -348,7 +348,8 @@ def _find_slots(
         entry = entries[name]
         if isinstance(entry, Tensor):
             home = _home_of(module, name, (*path, name))
-            slots.append((cast("Store", module.__dict__[home]), name, entry))
+            store: Store = module.__dict__[home]  # not `cast`: dynamo would copy a dict of Nones
+            slots.append((store, name, entry))
         else:
             inner, child = _child(module, name, entry, (*path, name))
             _find_slots(inner, child, (*path, name), slots)
