@@ -59,8 +59,9 @@ class TensorDictModule(TensorDictModuleBase):
         out_keys: What it writes, one key per output; `"_"` discards an output. A mapping
             `{name: key}` takes outputs by name, whatever else there is, and renames them.
         out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`; else `{key: argument}`.
-        inplace: True writes into the input, False into a fresh container, `"empty"` into an empty
-            one of the input's batch size and device. `tensordict_out=` in a call takes precedence.
+        inplace: True, or None, writes into the input, False into a fresh container, `"empty"` into
+            an empty one of the input's batch size and device. `tensordict_out=` in a call takes
+            precedence.
         method: The name of the method to call, instead of the module itself.
         method_kwargs: Further keyword arguments of each call.
         strict: Whether a missing input is an error; else None is passed for it.
