@@ -61,6 +61,14 @@ def test_list_may_repeat_a_key() -> None:
     assert same(TensorDictModule(torch.add, ["x", "x"], ["y"])(X), 2 * X)
 
 
+def test_a_mapping_names_arguments_unless_it_is_swapped() -> None:
+    for out_to_in_map in (True, None):
+        module = TensorDictModule(torch.neg, {"input": "x"}, ["y"], out_to_in_map=out_to_in_map)
+        assert module.in_keys == ["x"]
+    with pytest.raises(InvalidArgument, match="`out_to_in_map` must be True or False, got 0"):
+        TensorDictModule(torch.neg, {"input": "x"}, ["y"], out_to_in_map=0)  # type: ignore[arg-type]  # wrong on purpose
+
+
 def test_mapping_can_be_read_from_key_to_argument() -> None:
     module = TensorDictModule(torch.sub, {"a": "input", "b": "other"}, ["y"], out_to_in_map=False)
     assert same(module(a=X, b=torch.ones(2, 3)), X - 1)

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import InvalidKey, NestedKey, format_key, unravel_key
+from kd_core import InvalidArgument, InvalidKey, NestedKey, format_key, unravel_key
 from kd_core.extending import is_prefix, plain_str
 
 T = TypeVar("T")
@@ -80,23 +80,28 @@ def _parse_key(key: object, what: str) -> NestedKey:
     return unravel_key(key)
 
 
-def parse_in_keys(keys: object, out_to_in_map: bool = True) -> InKeySpec:
+def parse_in_keys(keys: object, out_to_in_map: bool | None = True) -> InKeySpec:
     """Normalise `in_keys`, which may also be a mapping between arguments and keys.
 
     Args:
         keys: One key, a list of keys, or a mapping.
-        out_to_in_map: Whether a mapping reads `{argument: key}`; else `{key: argument}`.
+        out_to_in_map: Whether a mapping reads `{argument: key}`, as it does for None; else
+            `{key: argument}`.
 
     Returns:
         The parsed keys; a key that feeds two arguments is listed once in `keys`.
 
     Raises:
         InvalidKey: If a key is not a nested key, or an argument is not a str.
+        InvalidArgument: If `out_to_in_map` is not True, False or None.
     """
+    if out_to_in_map is not None and not isinstance(out_to_in_map, bool):
+        raise InvalidArgument(f"`out_to_in_map` must be True or False, got {out_to_in_map!r}.")
     if not isinstance(keys, Mapping):
         parsed = parse_keys(keys, "in_keys")
         return InKeySpec(unique(parsed), parsed, None)
-    pairs = keys.items() if out_to_in_map else [(arg, key) for key, arg in keys.items()]
+    is_swapped = out_to_in_map is False
+    pairs = [(arg, key) for key, arg in keys.items()] if is_swapped else keys.items()
     names = tuple(_argument_of(name) for name, _ in pairs)
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)

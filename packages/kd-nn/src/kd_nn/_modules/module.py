@@ -58,7 +58,8 @@ class TensorDictModule(TensorDictModuleBase):
             `{argument: key}`.
         out_keys: What it writes, one key per output; `"_"` discards an output. A mapping
             `{name: key}` takes outputs by name, whatever else there is, and renames them.
-        out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`; else `{key: argument}`.
+        out_to_in_map: Whether a mapping of `in_keys` is `{argument: key}`, as it is for None; else
+            `{key: argument}`.
         inplace: True, or None, writes into the input, False into a fresh container, `"empty"` into
             an empty one of the input's batch size and device. `tensordict_out=` in a call takes
             precedence.
@@ -107,7 +108,7 @@ class TensorDictModule(TensorDictModuleBase):
         in_keys: InKeys,
         out_keys: OutKeys,
         *,
-        out_to_in_map: bool = True,
+        out_to_in_map: bool | None = True,
         inplace: Inplace = True,
         method: str | None = None,
         method_kwargs: Mapping[str, object] | None = None,
