@@ -142,3 +142,61 @@ def test_an_error_in_a_member_is_that_of_the_sequential(call: Call) -> None:
     net[0] = nn.Linear(3, 5)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         call(module)
+
+
+def test_the_dimensions_of_a_flatten_are_looked_up(call: Call) -> None:
+    flatten = nn.Flatten(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2)), flatten, nn.Unflatten(0, (4, 4)))
+    module = planned(net, call)
+    assert torch.equal(call(module), net(X))
+    flatten.start_dim = 1
+    with pytest.raises(RuntimeError, match=r"unflatten"):
+        call(module)
+
+
+def recurrent(cell: nn.Module) -> TensorDictModule:
+    return TensorDictModule(cell, ["x", "h"], ["h"])
+
+
+def run_cell(module: TensorDictModule, x: Tensor, h: Tensor) -> Tensor:
+    for _ in range(3):
+        td = module(TensorDict({"x": x, "h": h}))
+        assert torch.equal(td["h"], cast(Tensor, module(x=x, h=h)))
+    return td["h"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_gru_cell_runs_in_line(bias: bool) -> None:
+    torch.manual_seed(0)
+    cell, h = nn.GRUCell(3, 5, bias), torch.randn(4, 5)
+    module = recurrent(cell)
+    assert torch.equal(run_cell(module, X, h), cell(X, h))
+    assert module_calls(lambda: module(x=X, h=h)) == 0
+    got, expected = (
+        torch.autograd.grad(out.sum(), list(cell.parameters()))
+        for out in (run_cell(module, X, h), cell(X, h))
+    )
+    assert all(map(torch.equal, got, expected))
+    assert torch.equal(run_cell(module, X[0], h[0]), cell(X[0], h[0]))
+    with pytest.raises(ValueError, match="Expected input to be 1D or 2D, got 3D"):
+        module(x=X[None], h=h[None])
+
+
+CELL_CHANGES: dict[str, Callable[[nn.GRUCell], object]] = {
+    "hook": lambda cell: cell.register_forward_hook(lambda module, args, out: out * 0),
+    "forward": lambda cell: setattr(cell, "forward", lambda x, h: h + 1),
+    "weight": lambda cell: setattr(cell, "weight_ih", nn.Parameter(torch.ones(15, 3))),
+    "no bias": lambda cell: cell.register_parameter("bias_ih", None),
+    "normalised": lambda cell: parametrizations.weight_norm(cell, "weight_hh"),
+}
+
+
+@pytest.mark.parametrize("change", CELL_CHANGES)
+def test_a_changed_gru_cell_is_run(change: str) -> None:
+    torch.manual_seed(0)
+    cell, h = nn.GRUCell(3, 5), torch.randn(4, 5)
+    module = recurrent(cell)
+    before = run_cell(module, X, h)
+    CELL_CHANGES[change](cell)
+    assert torch.equal(run_cell(module, X, h), cell(X, h))
+    assert change == "normalised" or not torch.equal(cell(X, h), before)

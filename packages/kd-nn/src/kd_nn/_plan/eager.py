@@ -27,7 +27,7 @@ from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, plain_module
-from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, Watch
+from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, SECOND, Watch
 from kd_nn._plan.invalidation import Flagged, flags_of, running_classes
 from kd_nn._plan.program import (
     Program,
@@ -143,7 +143,9 @@ class FastCalls(Calls):
         lines = self.forms.get(idx)
         if lines is None:
             return super().result(depth, idx, arguments)
-        value = arguments[0]
+        value, *others = arguments
+        if others:  # the form of a module with two inputs
+            return lines[0].replace(PLACE, value).replace(SECOND, others[0])
         for line in lines[:-1]:
             self.text.add(depth, f"_x = {line.replace(PLACE, value)}")
             value = "_x"
@@ -273,9 +275,8 @@ class FastCalls(Calls):
             return
         self.opened.add(idx)
         spec = cast("InKeySpec", step.spec)
-        one = spec.names is None and len(spec.reads) == 1
-        if one and step.__dict__["method"] is None and not kwargs:
-            lines = self.watch.lines(module, name)
+        if spec.names is None and step.__dict__["method"] is None and not kwargs:
+            lines = self.watch.lines(module, name, len(spec.reads))
             if lines is not None:
                 self.forms[idx] = lines
 

@@ -23,6 +23,9 @@ ITERATE: Final = nn.Sequential.__iter__
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLACE: Final = "<x>"
 """Stands for the input in a line."""
+SECOND: Final = "<y>"
+"""Stands for the second input of a module that has two."""
+_GRU: Final = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 FORMS: Final[dict[type[nn.Module], tuple[Callable[..., Tensor], str, Keys]]] = {
     nn.Linear: (
@@ -34,6 +37,17 @@ FORMS: Final[dict[type[nn.Module], tuple[Callable[..., Tensor], str, Keys]]] = {
     nn.Tanh: (nn.Tanh.forward, f"_torch.tanh({PLACE})", ()),
     nn.Sigmoid: (nn.Sigmoid.forward, f"_torch.sigmoid({PLACE})", ()),
     nn.Identity: (nn.Identity.forward, PLACE, ()),
+    nn.Flatten: (
+        nn.Flatten.forward,
+        f"{PLACE}.flatten(attributes['start_dim'], attributes['end_dim'])",
+        (),
+    ),
+    nn.GRUCell: (
+        nn.GRUCell.forward,
+        f"_torch.gru_cell({PLACE}, {SECOND}, {', '.join(f'parameters[{key!r}]' for key in _GRU)}) "
+        f"if {PLACE}.dim() == {SECOND}.dim() == 2 else module.forward({PLACE}, {SECOND})",
+        _GRU,
+    ),
 }
 """What `forward` of some of torch's modules does, on its current parameters.
 
@@ -92,30 +106,33 @@ class Watch:
         state = self.text.name(f"{name}_state", holder.__dict__)
         self.checks.append(f"[*{state}['_modules'].values()] != {members}")
 
-    def lines(self, module: nn.Module, name: str) -> list[str] | None:
+    def lines(self, module: nn.Module, name: str, inputs: int = 1) -> list[str] | None:
         """Return the expressions that do what `forward` does, one after the other.
 
         Args:
             module: A module that `opens`.
             name: Its name in the text.
+            inputs: How many inputs it is given.
 
         Returns:
             Each takes the value of the one before; None if the module has no form.
         """
         if type(module) is nn.Sequential:
-            return self._members(module, name)
+            return self._members(module, name) if inputs == 1 else None
         form = FORMS.get(type(module))
         if form is None:
             return None
         forward, line, parameters = form
         changed = any(key not in module._parameters for key in parameters)
-        if changed or not self._stays(module, name, forward):
+        fits = inputs == (2 if SECOND in line else 1)
+        if changed or not fits or not self._stays(module, name, forward):
             return None
         values = self.text.name(f"{name}_parameters", module._parameters)
         if parameters:
             self.checks.append(f"{name}_attributes['_parameters'] is not {values}")
             self.checks += [f"{key!r} not in {values}" for key in parameters]
-        return [line.replace("parameters", values).replace("attributes", f"{name}_attributes")]
+        line = line.replace("parameters", values).replace("module.forward", f"{name}.forward")
+        return [line.replace("attributes", f"{name}_attributes")]
 
     def _members(self, module: nn.Sequential, name: str) -> list[str] | None:
         members = module._modules
