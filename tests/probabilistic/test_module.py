@@ -10,7 +10,13 @@ from torch import Tensor, distributions
 from torch.distributions import Normal
 
 from kd_core import NonTensorData, TensorClass, TensorDict
-from kd_nn import NormalParamWrapper, SupportsInteraction, TensorDictModule, TensorDictSequential
+from kd_nn import (
+    NormalParamWrapper,
+    SupportsInteraction,
+    TanhNormal,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from kd_probabilistic import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -184,6 +190,20 @@ def test_mean_without_a_formula_is_averaged_over_draws() -> None:
     value = one(module, torch.zeros(1), torch.full((1,), 0.5))
     spread = scipy.stats.lognorm(0.5).std() / math.sqrt(40_000)
     assert abs(value.item() - scipy.stats.lognorm(0.5).mean()) < 4 * spread
+
+
+def test_mean_inside_independent_is_averaged_too() -> None:
+    torch.manual_seed(0)
+    module = ProbabilisticTensorDictModule(
+        ["loc", "scale"],
+        ["x"],
+        distribution_class=lambda loc, scale: distributions.Independent(TanhNormal(loc, scale), 1),
+        default_interaction_type="mean",
+        n_empirical_estimate=20_000,
+    )
+    value = one(module, torch.zeros(3, 2), torch.ones(3, 2))
+    assert value.shape == (3, 2)
+    assert value.abs().max() < 5 * 0.63 / math.sqrt(20_000)  # 0.63 is the standard deviation
 
 
 def test_mapping_names_arguments_and_one_key_may_feed_two() -> None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent
 
 from kd_core import InvalidArgument, KdError
 from kd_probabilistic._interaction import InteractionType, as_interaction_type
@@ -91,14 +91,20 @@ def mean_or_empirical(distribution: Distribution, count: int) -> Tensor:
     try:
         return estimate(distribution, InteractionType.MEAN)
     except EstimateNotOffered as error:
-        known = _row(type(distribution), InteractionType.MEAN) is not None
-        if known or _try(distribution, "mean") is not None:  # there is a formula, and no mean
+        if _has_mean_formula(distribution):  # there is no mean
             raise
         if count < 1:
             raise EstimateNotOffered(
                 f"{error} Or set `n_empirical_estimate` to the number of draws to average."
             ) from None
     return draw(distribution, torch.Size((count,))).mean(0)
+
+
+def _has_mean_formula(distribution: Distribution) -> bool:
+    if isinstance(distribution, Independent):
+        return _has_mean_formula(distribution.base_dist)
+    known = _row(type(distribution), InteractionType.MEAN) is not None
+    return known or _try(distribution, "mean") is not None
 
 
 def _resolve(kind: type[Distribution], interaction: InteractionType) -> Estimator:
