@@ -121,6 +121,18 @@ def test_divergence_on_different_intervals_is_refused() -> None:
         kl_divergence(TanhNormal(torch.zeros(2), 1.0), TanhNormal(torch.zeros(2), 1.0, -2.0))
 
 
+def test_divergence_where_values_cannot_be_read() -> None:
+    def divergence(loc: Tensor, low: Tensor) -> Tensor:
+        p = TanhNormal(loc, 1.0, low, 3.0, validate_args=False)
+        q = TanhNormal(torch.zeros(()), 1.0, -2.0, 3.0, validate_args=False)
+        return kl_divergence(p, q)
+
+    loc, low = torch.tensor([1.0, 2.0]), torch.tensor([-2.0, -1.0])
+    compiled = torch.compile(divergence, fullgraph=True, backend="eager")
+    for mapped in (compiled(loc, low), torch.vmap(divergence)(loc, low)):
+        torch.testing.assert_close(mapped, torch.tensor([0.5, math.nan]), equal_nan=True)
+
+
 def test_values_are_validated_and_expanded_as_in_torch() -> None:
     with pytest.raises(ValueError, match="Expected parameter scale"):
         TanhNormal(0.0, 0.0, validate_args=True)

@@ -13,6 +13,7 @@ from torch import Size, Tensor
 from torch.distributions import Normal, constraints, kl_divergence, register_kl
 from torch.nn import functional
 
+from kd_core.extending import is_eager
 from kd_nn.distributions._interval import OnInterval
 
 _LOG_2: Final = math.log(2.0)
@@ -127,15 +128,20 @@ def _kl_on_one_interval(p: TanhNormal, q: TanhNormal) -> Tensor:
     """Return the divergence of `p` from `q`, shape (*batch_shape).
 
     Raises:
-        NotImplementedError: If their intervals differ: there is no formula.
+        NotImplementedError: If their intervals differ: there is no formula. Where values cannot be
+            read, in a capture or under a transformation, the result is NaN there.
     """
-    if not bool(((p.low == q.low) & (p.high == q.high)).all()):
+    same = (p.low == q.low) & (p.high == q.high)
+    divergence: Tensor = kl_divergence(p._normal(), q._normal())
+    if not is_eager():
+        return torch.where(same, divergence, torch.nan)
+    if not bool(same.all()):
         raise NotImplementedError(
             "the divergence of two `TanhNormal` has a formula only if both are on the same "
             f"interval, got low={p.low}, high={p.high} and low={q.low}, high={q.high}. Estimate it "
             "from draws: `(p.log_prob(x) - q.log_prob(x)).mean(0)`."
         )
-    return kl_divergence(p._normal(), q._normal())
+    return divergence
 
 
 register_kl(TanhNormal, TanhNormal)(_kl_on_one_interval)  # type: ignore[no-untyped-call]  # by torch
