@@ -7,10 +7,12 @@ import torch
 from tests.core.rows import BATCH, assert_rows, container, numbers
 
 from kd_core import (
+    InvalidArgument,
     InvalidValue,
     KeyCollision,
     KeySetMismatch,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
     pad,
     pad_sequence,
@@ -68,6 +70,18 @@ def test_pad_sequence_takes_a_key_for_the_masks() -> None:
     assert list(masks.keys()) == ["a"]
     with pytest.raises(KeyCollision, match="`a`"):
         pad_sequence(parts, return_mask="a")
+
+
+class Text(TensorClass):
+    ids: torch.Tensor
+
+
+def test_masks_need_a_field_of_a_tensor_class() -> None:
+    parts = [Text(ids=torch.ones(n), batch_size=[n]) for n in (1, 2)]
+    with pytest.raises(InvalidArgument, match=r"`Text` to have a field `masks`.*`to_tensordict"):
+        pad_sequence(parts, return_mask=True)
+    padded = pad_sequence([part.to_tensordict() for part in parts], return_mask=True)
+    assert padded["masks", "ids"].tolist() == [[True, False], [True, True]]
 
 
 def test_pad_sequence_refuses_batches_that_differ_elsewhere() -> None:

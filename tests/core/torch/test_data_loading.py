@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from kd_core import TensorDict
+from kd_core import InvalidArgument, TensorDict
 
 BATCH = TensorDict({"input_ids": torch.arange(6).reshape(2, 3), "label": torch.tensor([0, 1])}, [2])
 
@@ -67,3 +67,11 @@ def test_leaves_cross_dlpack_without_a_copy() -> None:
     given = torch.utils.dlpack.from_dlpack(td["x"])
     given[0] = 7
     assert td["x"][0] == 7
+
+
+def test_a_loader_that_takes_containers_apart_says_what_to_pass() -> None:
+    data: Any = [TensorDict({"a": torch.zeros(2)}, [2])]
+    with pytest.raises(InvalidArgument, match=r"loop over `keys.*`collate_fn=lambda"):
+        next(iter(DataLoader(data, batch_size=None)))
+    (batch,) = DataLoader(data, batch_size=None, collate_fn=lambda batch: batch)
+    assert batch is data[0]

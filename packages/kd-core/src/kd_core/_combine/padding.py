@@ -12,7 +12,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
-from kd_core._errors import InvalidValue, KeyCollision
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField
 from kd_core._keys import format_key, path_of
 from kd_core._ops.math.output import written_to
 from kd_core._ops.selection.rows import check_mask
@@ -178,7 +178,13 @@ def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
         raise KeyCollision(
             f"key {format_key(key)} exists already. Pass another key as `return_mask`."
         )
-    return result.set(key, masks)
+    try:
+        return result.set(key, masks)
+    except UnknownField:
+        raise InvalidArgument(
+            f"`return_mask` expected `{type(result).__name__}` to have a field {format_key(key)} "
+            "for the masks, got none. Declare one, or pad what `to_tensordict()` returns."
+        ) from None
 
 
 def _pad_leaves(

@@ -173,6 +173,11 @@ def _no_index(item: object) -> InvalidArgument:
         remedy = f" Read the entry first for rows of it, as in `td[{item!r}][0]`."
     elif isinstance(item, list) and item and isinstance(item[0], str):
         remedy = f" Use `select({', '.join(map(repr, item))})` for several keys."
+    elif hasattr(item, "_desc"):
+        remedy = (
+            " A loop over a container gives its rows: loop over `keys()` for the keys, and pass "
+            "`collate_fn=lambda batch: batch` to a `DataLoader` of `batch_size=None`."
+        )
     return InvalidArgument(
         f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
         f"tensor, `None` or `...`, got a `{type(item).__name__}`.{remedy}"
