@@ -61,3 +61,10 @@ def test_containers_are_combined_by_functions_of_each_class(
     out = TensorDict({"a": torch.zeros(expected.batch_size)}, expected.batch_size)
     assert getattr(kind, name)(rows, dim=1, out=out) is out
     assert out["a"].equal(expected["a"])
+
+
+def test_classes_of_containers_are_told_as_is_leaf_needs_it() -> None:
+    assert is_tensor_collection(TensorDict)
+    assert is_tensor_collection(LazyStackedTensorDict)
+    assert not is_tensor_collection(torch.Tensor)
+    assert not is_tensor_collection(dict)

@@ -22,6 +22,24 @@ def test_vectors_and_nested_keys_group_too() -> None:
     assert [len(group) for group in groups] == [1, 2]
 
 
+def test_values_that_are_not_tensors_group_too() -> None:
+    td = TensorDict({"s": ["y", "x", "y"], "t": "all", "x": torch.arange(3)}, [3])
+    values: object
+    values, groups = group_by(td, "s")
+    assert values == ["x", "y"]
+    found: list[object] = [(group["x"].tolist(), group["s"]) for group in groups]
+    assert found == [
+        ([1], ["x"]),
+        ([0, 2], ["y", "y"]),
+    ]
+    values, (only,) = group_by(td, "t")
+    assert values == ["all"]
+    assert len(only) == 3
+    grid = TensorDict({"s": [["a", "b"], ["c", "d"], ["a", "b"]]}, [3, 2])
+    values, _ = group_by(grid, "s")
+    assert values == [("a", "b"), ("c", "d")]
+
+
 def test_a_lazy_stack_is_grouped_by_member() -> None:
     rows = [TensorDict({"k": n % 2, "x": torch.ones(n)}) for n in range(1, 4)]
     _, groups = group_by(lazy_stack(rows), "k")
@@ -37,7 +55,12 @@ def test_no_row_is_no_group() -> None:
 def test_what_group_by_refuses() -> None:
     with pytest.raises(KeyNotFound):
         group_by(TensorDict(batch_size=[2]), "k")
-    with pytest.raises(InvalidArgument, match="entry `k` must be a tensor"):
-        group_by(TensorDict({"k": "text"}, [2]), "k")
+    with pytest.raises(InvalidArgument, match="entry `k` must be a tensor or non-tensor data"):
+        group_by(TensorDict({"k": {"a": torch.zeros(2)}}, [2]), "k")
+    for values in (["a", 1], [{"k": 1}, {"k": 2}]):
+        with pytest.raises(
+            InvalidArgument, match=r"`k` must be hashable and comparable .* Store a"
+        ):
+            group_by(TensorDict({"k": values}, [2]), "k")
     with pytest.raises(ShapeMismatch, match="expected a batch dimension"):
         group_by(TensorDict({"k": torch.arange(2)}), "k")

@@ -240,3 +240,11 @@ def test_fields_are_listed() -> None:
     names = [(each.name, each.default) for each in Sample.fields()]
     assert names[2:] == [("source", "camera"), ("weight", None)]
     assert Sample.fields()[0].type is Tensor
+
+
+def test_a_field_is_not_deleted() -> None:
+    class Deleted(TensorClass):
+        x: torch.Tensor
+
+    with pytest.raises(InvalidArgument, match="field `x` of `Deleted` cannot be removed"):
+        del Deleted(x=torch.zeros(2)).x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -291,15 +291,24 @@ Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstrac
 TensorCollection = TensorDictBase  # the name of the base of all kinds in tensordict
 
 
-def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]:
-    """Return whether a value is a container.
+@overload
+def is_tensor_collection(value: type) -> bool: ...
+@overload
+def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]: ...
+def is_tensor_collection(value: object) -> bool:
+    """Return whether a value is a container, or a class of containers, which `is_leaf` is given.
 
     Example:
         >>> from kd_core import TensorDict, is_tensor_collection
         >>> is_tensor_collection(TensorDict()), is_tensor_collection({})
         (True, False)
+        >>> td = TensorDict({"a": 1, "n": {"s": "word"}})
+        >>> list(td.keys(True, True, is_leaf=lambda kind: not is_tensor_collection(kind)))
+        ['a', ('n', 's')]
     """
-    return isinstance(value, TensorDictBase)
+    return isinstance(value, TensorDictBase) or (
+        isinstance(value, type) and issubclass(value, TensorDictBase)
+    )
 
 
 def default_is_leaf(kind: type) -> bool:

@@ -71,6 +71,10 @@ class _FieldOf(Generic[T]):
     def __set__(self, instance: TensorClass, value: T) -> None:
         instance._put(self._name, value)
 
+    def __delete__(self, instance: TensorClass) -> None:
+        instance._check_unlocked(f"remove {format_key(self._name)}")
+        instance._del_entry(self._name)
+
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 class TensorClassMeta(type):
