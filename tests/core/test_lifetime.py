@@ -66,7 +66,7 @@ def test_a_dropped_locked_parent_is_not_kept_by_what_it_enclosed() -> None:
 
 def test_threads_read_at_the_same_time() -> None:
     td = TensorDict({"a": torch.arange(6.0), "n": {"b": torch.ones(6, 2)}}, [6]).lock_()
-    start = threading.Barrier(4)
+    start = threading.Barrier(8)
     wrong: list[object] = []
 
     def read(td: TensorDictBase) -> None:
@@ -76,7 +76,7 @@ def test_threads_read_at_the_same_time() -> None:
             if one["a"].item() != row % 6 or (td + 1)["n", "b"][0, 0] != 2:
                 wrong.append(row)
 
-    threads = [threading.Thread(target=read, args=(td,)) for _ in range(4)]
+    threads = [threading.Thread(target=read, args=(td,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,5 +1,6 @@
 """What a `TensorDict` may be built from, edge by edge."""
 
+import pickle
 import types
 from collections import OrderedDict, UserDict
 from collections.abc import Mapping
@@ -256,6 +257,8 @@ def test_a_hundred_thousand_keys_are_no_trouble() -> None:
     td = TensorDict({str(i): leaf for i in range(100_000)}, [3])
     assert td["99999"] is leaf
     assert len(td.select("5", "6").keys()) == 2
+    assert len(td.clone().keys()) == 100_000
+    assert list(pickle.loads(pickle.dumps(td, 5)).keys()) == list(td.keys())
 
 
 @pytest.mark.parametrize("array", [numpy.arange(3.0)[::-1], numpy.arange(3.0).astype(">f8")])

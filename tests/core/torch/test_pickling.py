@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.core.content import assert_same as assert_same_tree
 from tests.core.store.trees import trees
 
-from kd_core import Locked, TensorDict, TensorDictBase
+from kd_core import Locked, TensorClass, TensorDict, TensorDictBase, lazy_stack
 
 
 def nested() -> TensorDict:
@@ -182,6 +182,45 @@ def test_shared_memory_is_shared_between_processes_at_any_protocol() -> None:
         back["n", "b"].fill_(4)
         assert td["a"].tolist() == td["n", "b"].tolist() == [4, 4, 4]
         td.zero_()
+
+
+class Shared(TensorClass):
+    x: torch.Tensor
+
+
+def shared_of_kinds() -> dict[str, TensorDictBase]:
+    """Return containers in shared memory, one of each kind."""
+    ragged = lazy_stack([TensorDict({"x": torch.zeros(n)}) for n in (1, 2)])
+    made: dict[str, TensorDictBase] = {
+        "dense": TensorDict({"n": {"x": torch.zeros(3)}, "x": torch.zeros(3), "s": "text"}, [3]),
+        "ragged": ragged,
+        "declared": Shared(x=torch.zeros(2), batch_size=[2]),
+    }
+    return {kind: td.share_memory_() for kind, td in made.items()}
+
+
+def fill_where_shared(kinds: dict[str, TensorDictBase]) -> list[str]:
+    """Run in another process: write to what says that it is shared."""
+    found = [kind for kind, td in kinds.items() if td.is_shared()]
+    for kind in found:
+        kinds[kind].apply_(lambda leaf: leaf.fill_(4))
+    return found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_received_container_knows_that_it_is_shared(method: str) -> None:
+    kinds = shared_of_kinds()
+    with torch.multiprocessing.get_context(method).Pool(1) as pool:
+        found = pool.apply(fill_where_shared, (kinds,))
+    assert found == list(kinds)
+    for td in kinds.values():
+        assert all((leaf == 4).all() for leaf in _leaves(td))
+
+
+def _leaves(td: TensorDictBase) -> list[torch.Tensor]:
+    leaves: list[torch.Tensor] = []
+    td.apply(leaves.append)
+    return leaves
 
 
 def test_torch_load_takes_weights_only(tmp_path: Path) -> None:
