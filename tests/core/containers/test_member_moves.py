@@ -140,6 +140,31 @@ def test_a_stack_below_a_container_is_rearranged_with_it() -> None:
     assert (stacked.batch_size, stacked.stack_dim) == ((2, 2, 3), 2)
 
 
+REDUCTIONS: tuple[tuple[int, Move], ...] = (
+    (0, lambda td: td.sum("feature")),
+    (0, lambda td: td.mean("feature", keepdim=True)),
+    (1, lambda td: td.quantile(torch.tensor([0.2, 0.5]), "feature")),
+    (1, lambda td: td.sum(0)),
+    (1, lambda td: td.amax(dim=0, keepdim=True)),
+    (0, lambda td: td.std(dim=(1,), correction=0)),
+    (1, lambda td: td.max(dim=0).values),
+    (1, lambda td: td.max(dim=0).indices),
+)
+
+
+@pytest.mark.parametrize(("dim", "reduce"), REDUCTIONS)
+def test_what_does_not_reduce_the_stacked_dimension_reduces_each_member(
+    dim: int, reduce: Move
+) -> None:
+    rows = [TensorDict({"row": torch.rand(2), "a": torch.rand(2, n + 1)}, [2]) for n in range(3)]
+    got = reduce(lazy_stack(rows, dim))
+    want = reduce(stack([row.select("row") for row in rows], dim))
+    assert got.batch_size == want.batch_size
+    assert torch.equal(got["row"], want["row"])
+    each = got.get_item_shape("a")
+    assert each[: got.ndim] == got.batch_size
+
+
 def test_reductions_over_ragged_entries_stay_errors() -> None:
     reductions: tuple[Move, ...] = (
         lambda td: td.sum(0),

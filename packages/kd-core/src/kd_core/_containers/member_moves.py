@@ -1,4 +1,4 @@
-"""Operations that move the rows of a stack whose entries cannot be stacked.
+"""Operations that move or reduce the rows of a stack whose entries cannot be stacked.
 
 An operation that moves rows is applied to the numbers of the rows. Where it keeps the rows of each
 member together (`unsqueeze`, `permute`, `flip`), it then runs on every member. Elsewhere (`reshape`
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.computing import Fresh
+from kd_core._batch.computing import Fresh, Reduced
 from kd_core._batch.shapes import numel
 from kd_core._nodes import registry
 
@@ -71,7 +71,12 @@ def _by_member(
     kept = _kept_together(rows.movedim(at, 0).reshape(rows.shape[at], -1), taken, one)
     if kept is None:
         return None
-    dim = kept.dim
+    return _mapped(stack, fn, batch, kept)
+
+
+def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> TensorDictBase:
+    """Apply a function of stacked leaves to members, and stack the results."""
+    at, dim = stack._dim, kept.dim
 
     def of_member(leaf: Tensor) -> Tensor:
         return fn(leaf.unsqueeze(at)).select(dim, 0)
@@ -82,6 +87,24 @@ def _by_member(
 
     made = [stack._members[number]._map_each(of_member, size_of_member) for number in kept.members]
     return _stacked(made, dim)
+
+
+def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> TensorDictBase | None:
+    """Apply a reduction of features, or of dimensions of the members, to a stack.
+
+    Returns:
+        A lazy stack; `None` if the stacked dimension takes part, or may do so.
+    """
+    at, ndim = stack._dim, stack._desc.ndim
+    gone = batch.gone(ndim)
+    if at in gone or (batch.first is None and not batch.dims):
+        return None
+    dim = at + len(batch.lead)
+    if not batch.keepdim:
+        dim -= sum(1 for other in gone if other < at)
+    made = _mapped(stack, fn, batch, _Together(list(range(len(stack._members))), dim))
+    made._describe(made._desc.with_batch(batch(stack._desc.batch)))
+    return made
 
 
 def _kept_together(rows: Tensor, taken: Tensor, one: Tensor) -> _Together | None:

@@ -19,7 +19,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
-from kd_core._containers.member_moves import moved_members
+from kd_core._containers.member_moves import moved_members, reduced_members
 from kd_core._containers.member_writes import (
     MemberRows,
     held_twice,
@@ -223,9 +223,14 @@ class MemberStorage(TensorDictBase, Composite):
         try:
             return super()._map_each(fn, batch, memo)
         except ShapeMismatch:
-            if isinstance(batch, (Reduced, Padded)):  # of all rows of an entry, which is ragged
+            if isinstance(batch, Padded):
                 raise
-            return cast("Self", moved_members(self, fn, batch))
+            if not isinstance(batch, Reduced):
+                return cast("Self", moved_members(self, fn, batch))
+            reduced = reduced_members(self, fn, batch)
+            if reduced is None:  # it takes all rows of an entry
+                raise
+            return cast("Self", reduced)
 
     def _result(self, picked: Picked) -> TensorDictBase:
         """Return the result of an index: not locked, and a copy where torch copies."""
