@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import operator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from kd_core._ops.math.casting import CastFilter
     from kd_core._ops.math.defaults import Default
     from kd_core._ops.math.operands import Operand
+
+OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
+%s}
 '''
 
 REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
@@ -461,8 +464,9 @@ def signature(name: str, option: str, reduce: str, result: str, end: str) -> str
 def generated() -> dict[Path, str]:
     """Write both modules."""
     table = load_table()
+    pairs = [row for row in (*table.ARITHMETIC, *table.LOGIC, *table.COMPARISONS) if row.operator]
     pointwise = (
-        POINTWISE,
+        POINTWISE % "".join(f'    "{row.name}": "{row.operator}",\n' for row in pairs),
         class_of("Unary", unary(table.UNARY)),
         class_of("UnaryInPlace", unary_in_place(table.UNARY)),
         class_of("Arithmetic", binary(table.ARITHMETIC)),

@@ -15,7 +15,8 @@ from kd_core._base import is_tensor_collection
 from kd_core._combine.concatenating import cat
 from kd_core._combine.stacking import stack
 from kd_core._errors import wrong_type
-from kd_core._ops.math.table import ARITHMETIC, COMPARISONS, LOGIC, REDUCTIONS, UNARY
+from kd_core._ops.math.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
+from kd_core._ops.math.reduction import Reductions
 from kd_core._ops.values.filling import fill_like
 from kd_core._protocol import overrides
 from kd_core._protocol.primitives import AbstractContainer
@@ -24,17 +25,20 @@ _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "
 
 
 def _list_rows() -> None:
-    """Register the functions and operators of the pointwise table."""
-    for reduction in REDUCTIONS:
-        overrides.METHODS[getattr(torch, reduction.name)] = (reduction.name, None)
-    for unary in UNARY:
-        overrides.METHODS[getattr(torch, unary.name)] = (unary.name, None)
-    for row in (*ARITHMETIC, *LOGIC, *COMPARISONS):
-        mirrored = _MIRRORED.get(row.name) or (f"__r{row.operator}__" if row.operator else None)
-        spellings = [row.name] if row.operator is None else [row.name, f"__{row.operator}__"]
-        overrides.METHODS[getattr(torch, row.name)] = (row.name, mirrored)
-        for name in spellings:
-            overrides.METHODS[getattr(torch.Tensor, name)] = (row.name, mirrored)
+    """Register the functions and operators that are generated as methods."""
+    for name in (*_methods_of(Unary), *_methods_of(Reductions)):
+        overrides.METHODS[getattr(torch, name)] = (name, None)
+    for name in (*_methods_of(Arithmetic), *_methods_of(Logic), *_methods_of(Comparisons)):
+        operator = OPERATORS.get(name)
+        method = (name, _MIRRORED.get(name) or (f"__r{operator}__" if operator else None))
+        overrides.METHODS[getattr(torch, name)] = method
+        overrides.METHODS[getattr(Tensor, name)] = method
+        if operator is not None:
+            overrides.METHODS[getattr(Tensor, f"__{operator}__")] = method
+
+
+def _methods_of(concern: type) -> list[str]:
+    return [name for name in vars(concern) if not name.startswith("_")]
 
 
 def _list_methods(names: str) -> None:

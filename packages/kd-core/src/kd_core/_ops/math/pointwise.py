@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -36,6 +36,27 @@ if TYPE_CHECKING:
     from kd_core._ops.math.casting import CastFilter
     from kd_core._ops.math.defaults import Default
     from kd_core._ops.math.operands import Operand
+
+OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "truediv",
+    "pow": "pow",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
+    "eq": "eq",
+    "ne": "ne",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
+}
 
 
 class Unary(AbstractContainer):
