@@ -141,7 +141,7 @@ def combined(containers: Sequence[C], how: Join, out: C | None) -> C:
     """Join containers into new leaves or the leaves of `out`."""
     if out is None:
         return _joined(how, containers, (), None)  # type: ignore[return-value]  # the kind of the first
-    staged = _Staged([], [])
+    staged = _Staged()
     _stage_out(how, containers, out, (), staged)
     for write in staged.copies:
         check_write(*write)
@@ -163,7 +163,7 @@ def _join_into(how: Join, column: Column, target: Tensor) -> None:
         target.copy_(how.call(column, how.dim))
 
 
-class _Staged(NamedTuple):
+class _Staged:
     """The checked writes to `out`.
 
     Attributes:
@@ -171,8 +171,11 @@ class _Staged(NamedTuple):
         copies: writes of joined leaves into the members of a stack.
     """
 
-    columns: list[tuple[Column, Tensor, Path]]
-    copies: list[Write]
+    __slots__ = ("columns", "copies")
+
+    def __init__(self) -> None:
+        self.columns: list[tuple[Column, Tensor, Path]] = []
+        self.copies: list[Write] = []
 
 
 def _joined(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:

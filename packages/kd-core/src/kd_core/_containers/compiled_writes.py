@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from torch.compiler import is_dynamo_compiling
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from kd_core._nodes.entry import Entry
 
+    class Owner(Protocol):
+        """The container that holds the entries."""
 
-class Owner(Protocol):
-    """The container that holds the entries."""
-
-    _entries: dict[str, Entry]
+        _entries: dict[str, Entry]
 
 
 class LateEntries(MutableMapping[str, "Entry"]):

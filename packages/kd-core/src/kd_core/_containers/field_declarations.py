@@ -18,7 +18,7 @@ from kd_core._keys import format_key
 KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})
 """Names that fields may not have: the constructor and conversions need them."""
 
-_NO_FIELD: Final = re.compile(r"(?:\w+\.)*(ClassVar|KW_ONLY|InitVar)\b")
+_NO_FIELD: Final = r"(?:\w+\.)*(ClassVar|KW_ONLY|InitVar)\b"
 
 
 def inherited(bases: tuple[type, ...]) -> dict[str, Field[object]]:
@@ -71,7 +71,7 @@ def _special(kind: object) -> str | None:
         return "KW_ONLY"
     if kind is dataclasses.InitVar or isinstance(kind, dataclasses.InitVar):
         return "InitVar"
-    found = _NO_FIELD.match(str(kind))
+    found = re.match(_NO_FIELD, str(kind))
     return None if found is None else found[1]
 
 

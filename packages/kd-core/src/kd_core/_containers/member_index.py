@@ -7,7 +7,7 @@ members: the entries must be stacked for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, IndexItem
 
 
-class Picked(NamedTuple):
+class Picked:
     """An index of a stack, resolved.
 
     Attributes:
@@ -29,11 +29,21 @@ class Picked(NamedTuple):
         in_place: whether the inner index makes a view, so that writes reach the member.
     """
 
-    rows: list[int] | int
-    inner: tuple[IndexItem, ...]
-    dim: int
-    views: bool
-    in_place: bool
+    __slots__ = ("dim", "in_place", "inner", "rows", "views")
+
+    def __init__(
+        self,
+        rows: list[int] | int,
+        inner: tuple[IndexItem, ...],
+        dim: int,
+        views: bool,
+        in_place: bool,
+    ) -> None:
+        self.rows = rows
+        self.inner = inner
+        self.dim = dim
+        self.views = views
+        self.in_place = in_place
 
     @property
     def distinct(self) -> bool:

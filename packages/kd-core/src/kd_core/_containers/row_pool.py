@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,17 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from kd_core._errors import InvalidValue
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from kd_core._batch.descriptor import Descriptor
+
+    class Rows(Protocol):
+        """What holds a pool and the positions of its rows, perhaps with further dimensions."""
+
+        _desc: Descriptor
+        _pool: list[object]
+        _positions: Tensor
+
 
 _is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 _inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
@@ -25,14 +35,6 @@ _inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
 
 _SPARE: Final = 64
 """How many unused values a pool may hold beyond three times its rows before it is compacted."""
-
-
-class Rows(Protocol):
-    """What holds a pool and the positions of its rows, perhaps with further dimensions."""
-
-    _desc: Descriptor
-    _pool: list[object]
-    _positions: Tensor
 
 
 def count_rows(rows: int) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -90,16 +90,19 @@ def _taken(leaf: Tensor, rows: Tensor) -> Tensor:
     return _jagged(_values(leaf).index_select(dim, where), offsets, dim)
 
 
-class _Made(NamedTuple):
+class _Made:
     """Offsets that were made for a leaf, or for leaves that were joined.
 
     torch combines nested tensors only if they share the tensor of offsets. So the last one is kept,
     for the next leaf of the same operation.
     """
 
-    sources: list[weakref.ref[Tensor]]
-    rows: Tensor
-    offsets: Tensor
+    __slots__ = ("offsets", "rows", "sources")
+
+    def __init__(self, sources: list[weakref.ref[Tensor]], rows: Tensor, offsets: Tensor) -> None:
+        self.sources = sources
+        self.rows = rows
+        self.offsets = offsets
 
 
 _TAKEN: Final[list[_Made]] = []

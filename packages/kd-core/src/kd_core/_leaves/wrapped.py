@@ -7,7 +7,6 @@ parts. Other leaves may have been written by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +14,19 @@ from torch import Tensor
 from kd_core._leaves.foreach import PLAIN, wraps_tensors
 
 
-class Refused(NamedTuple):
-    """A write that was refused."""
+class Refused:
+    """A write that was refused.
 
-    position: int
-    """Which of the writes it is."""
-    reason: str
+    Attributes:
+        position: which of the writes it is.
+        reason: what the leaf said.
+    """
+
+    __slots__ = ("position", "reason")
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        self.reason = reason
 
 
 def are_unwrapped(*values: object) -> bool:

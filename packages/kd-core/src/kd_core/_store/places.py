@@ -8,21 +8,29 @@ from __future__ import annotations
 import mmap
 import weakref
 from bisect import bisect_right, insort
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
 
-class Place(NamedTuple):
-    """An arena that is mapped into memory."""
+class Place:
+    """An arena that is mapped into memory.
 
-    address: int
-    size: int
-    path: str
-    """The directory, as an absolute path."""
-    file: str
-    """The name of the file in it."""
+    Attributes:
+        address: where its memory begins.
+        size: the number of its bytes.
+        path: the directory, as an absolute path.
+        file: the name of the file in it.
+    """
+
+    __slots__ = ("address", "file", "path", "size")
+
+    def __init__(self, address: int, size: int, path: str, file: str) -> None:
+        self.address = address
+        self.size = size
+        self.path = path
+        self.file = file
 
 
 _LIVE: Final[dict[int, tuple[Place, weakref.ref[mmap.mmap]]]] = {}

@@ -20,13 +20,22 @@ Build: TypeAlias = "Callable[[dict[str, Entry], Descriptor, object], Node]"
 """Returns a container of entries, a descriptor and its state; checks all three."""
 
 
-class StoredType(NamedTuple):
+class StoredType:
     """A type of non-tensor data."""
 
-    name: str
-    cls: type
-    encode: Callable[[object], object]
-    decode: Callable[[object], object]
+    __slots__ = ("cls", "decode", "encode", "name")
+
+    def __init__(
+        self,
+        name: str,
+        cls: type,
+        encode: Callable[[object], object],
+        decode: Callable[[object], object],
+    ) -> None:
+        self.name = name
+        self.cls = cls
+        self.encode = encode
+        self.decode = decode
 
 
 class StoredClass(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from torch._functorch import vmap
 from torch.compiler import is_compiling
@@ -28,15 +28,21 @@ if TYPE_CHECKING:
     from kd_core._types import Batch
 
 
-class _Mapping(NamedTuple):
-    """One of the two functions of `vmap` that flatten containers."""
+class _Mapping:
+    """One of the two functions of `vmap` that flatten containers.
 
-    dims: str
-    """The local variable with the dimensions, named as the argument of `vmap`."""
-    tree: str
-    """The local variable that is flattened."""
-    new: int
-    """How many dimensions the result has beyond those of the flattened container."""
+    Attributes:
+        dims: the local variable with the dimensions, named as the argument of `vmap`.
+        tree: the local variable that is flattened.
+        new: how many dimensions the result has beyond those of the flattened container.
+    """
+
+    __slots__ = ("dims", "new", "tree")
+
+    def __init__(self, dims: str, tree: str, new: int) -> None:
+        self.dims = dims
+        self.tree = tree
+        self.new = new
 
 
 _MAPPINGS: Final[dict[CodeType, _Mapping]] = {

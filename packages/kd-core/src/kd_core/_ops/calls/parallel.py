@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,22 +21,21 @@ from kd_core._ops.math.output import written_to
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
-    from typing import Self, TypeAlias
+    from typing import Protocol, Self, TypeAlias
 
     Task: TypeAlias = "tuple[AbstractContainer, int | None]"
 
+    class _Future(Protocol):
+        def result(self) -> object: ...
+
+    class Pool(Protocol):
+        """What runs the calls: an executor of `concurrent.futures`."""
+
+        def submit(self, fn: Callable[..., object], /, *args: object) -> _Future:
+            """Call a function later; return what waits for its result."""
+
+
 R = TypeVar("R")
-
-
-class _Future(Protocol):
-    def result(self) -> object: ...
-
-
-class Pool(Protocol):
-    """What runs the calls: an executor of `concurrent.futures`."""
-
-    def submit(self, fn: Callable[..., object], /, *args: object) -> _Future:
-        """Call a function later; return what waits for its result."""
 
 
 class Parallel(AbstractContainer):

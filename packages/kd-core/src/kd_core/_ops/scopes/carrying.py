@@ -7,7 +7,7 @@ changed entries with the operation undone, removed entries as removals.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 
@@ -23,14 +23,24 @@ if TYPE_CHECKING:
     from kd_core._ops.scopes.undoing import Origin, Undo
 
 
-class _Scope(NamedTuple):
+class _Scope:
     """A `with` statement that was entered and not left yet."""
 
-    view: AbstractContainer
-    source: AbstractContainer
-    undo: Undo
-    before: Snapshot
-    origin: Origin[object]
+    __slots__ = ("before", "origin", "source", "undo", "view")
+
+    def __init__(
+        self,
+        view: AbstractContainer,
+        source: AbstractContainer,
+        undo: Undo,
+        before: Snapshot,
+        origin: Origin[object],
+    ) -> None:
+        self.view = view
+        self.source = source
+        self.undo = undo
+        self.before = before
+        self.origin = origin
 
 
 _entered: dict[int, list[_Scope]] = {}
@@ -80,11 +90,14 @@ def leave(view: AbstractContainer, failed: bool) -> None:
             _carry_back(scope.source, view, scope.before, scope.undo)
 
 
-class _Seen(NamedTuple):
+class _Seen:
     """An entry as it was on entry to a scope."""
 
-    entry: Entry
-    version: int
+    __slots__ = ("entry", "version")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.version = _version(entry)
 
 
 Snapshot: TypeAlias = "dict[Path, _Seen] | list[Snapshot]"
@@ -94,7 +107,7 @@ def _snapshot(view: AbstractContainer) -> Snapshot:
     """Record the entries of a container, those of each member of a stack on its own."""
     if isinstance(view, Composite):
         return [_snapshot(member) for member in view._members]
-    return {path: _Seen(entry, _version(entry)) for path, entry in _leaves(view, ())}
+    return {path: _Seen(entry) for path, entry in _leaves(view, ())}
 
 
 def _leaves(level: AbstractContainer, path: Path) -> Iterator[tuple[Path, Entry]]:

@@ -7,7 +7,7 @@ referred to weakly, so a result keeps nothing alive. `carrying` reads the record
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -20,23 +20,25 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlock
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from kd_core._batch.caching import Plan
     from kd_core._nodes.entry import Entry
     from kd_core._types import Batch
 
+    class Undo(Protocol):
+        """How entries of a result become entries of the source again."""
+
+        def path(self, path: Path) -> Path:
+            """Return where an entry of the result belongs in the source."""
+
+        def entry(self, entry: Entry) -> Entry:
+            """Return an entry of the result as it is stored in the source."""
+
+
 G = TypeVar("G")
 W = TypeVar("W", bound=AbstractContainer)
 Path: TypeAlias = tuple[str, ...]
-
-
-class Undo(Protocol):
-    """How entries of a result become entries of the source again."""
-
-    def path(self, path: Path) -> Path:
-        """Return where an entry of the result belongs in the source."""
-
-    def entry(self, entry: Entry) -> Entry:
-        """Return an entry of the result as it is stored in the source."""
 
 
 Origin: TypeAlias = (

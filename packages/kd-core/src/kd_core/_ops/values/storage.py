@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,13 +145,18 @@ def _together(
     return [next(placed[leaf.dtype]) for leaf in leaves]
 
 
-class _Place(NamedTuple):
+class _Place:
     """Where the storage is to be."""
 
-    device: torch.device | None
-    non_blocking: bool
-    share: bool
-    pin: bool
+    __slots__ = ("device", "non_blocking", "pin", "share")
+
+    def __init__(
+        self, device: torch.device | None, non_blocking: bool, share: bool, pin: bool
+    ) -> None:
+        self.device = device
+        self.non_blocking = non_blocking
+        self.share = share
+        self.pin = pin
 
     def put(self, flat: Tensor) -> Tensor:
         """Return a tensor whose storage is there."""
