@@ -4,6 +4,8 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TypeGuard
 
@@ -24,13 +26,22 @@ def init_of(name: str) -> Path:
 
 
 def strangers(source: str) -> list[str]:
-    """Return what an `__init__` holds beside re-exports, registrations, `publish` and a version."""
+    """Return what an `__init__` holds beside re-exports, registrations, `publish` and a version.
+
+    Names that are imported when they are first used are re-exported under `TYPE_CHECKING`.
+    """
     found = []
     for position, node in enumerate(ast.parse(source).body):
         is_docstring = (
             position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
-        allowed = is_hidden(node) or is_reexport(node) or is_publishing(node) or is_version(node)
+        allowed = (
+            is_hidden(node)
+            or is_reexport(node)
+            or (is_for_type_checkers(node) and all(map(is_reexport, node.body)))
+            or is_publishing(node)
+            or is_version(node)
+        )
         if not (is_docstring or allowed):
             found.append(ast.unparse(node))
     return found
@@ -46,7 +57,11 @@ def is_hidden(node: ast.stmt) -> bool:
 
 
 def is_publishing(node: ast.stmt) -> bool:
-    return ast.unparse(node) == "_publish(__name__)"
+    return ast.unparse(node).startswith("_publish(__name__")
+
+
+def is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def is_own_import(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
@@ -57,7 +72,9 @@ def is_own_import(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 def is_version(node: ast.stmt) -> bool:
     if isinstance(node, ast.ImportFrom):
-        return node.module == "typing" and [alias.name for alias in node.names] == ["Final"]
+        return node.module == "typing" and {"Final", "TYPE_CHECKING"}.issuperset(
+            alias.name for alias in node.names
+        )
     return isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.unparse(node).startswith(
         "__version__"
     )
@@ -66,7 +83,15 @@ def is_version(node: ast.stmt) -> bool:
 def exported(name: str) -> set[str]:
     tree = ast.parse(init_of(name).read_text(encoding="utf-8"))
     imports = [node for node in tree.body if is_own_import(node) and not is_hidden(node)]
-    return {alias.name for node in imports for alias in node.names}
+    return {alias.name for node in imports for alias in node.names} | later(name).keys()
+
+
+def later(name: str) -> dict[str, str | None]:
+    """Return the names that a package imports when they are first used, with their modules."""
+    tree = ast.parse(init_of(name).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if is_for_type_checkers(node)]
+    imports = [node for block in blocks for node in block.body if is_own_import(node)]
+    return {alias.name: node.module for node in imports for alias in node.names}
 
 
 def documented(name: str) -> set[str]:
@@ -92,12 +117,41 @@ def test_code_in_an_init_is_seen() -> None:
 
 @pytest.mark.parametrize("name", [*IMPORT_NAMES, "kd_core.extending", "kd_nn.distributions"])
 def test_exported_names_say_that_they_are_public(name: str) -> None:
+    package = importlib.import_module(name)
+    exports = [getattr(package, key) for key in dir(package) if not key.startswith("_")]
     homes = {
         value.__module__
-        for key, value in vars(importlib.import_module(name)).items()
-        if callable(value) and not key.startswith("_") and value.__module__.startswith("kd_")
+        for value in exports
+        if callable(value) and value.__module__.startswith("kd_")
     }
     assert homes - {"kd_core.convert", "kd_nn.distributions"} <= {name}
+
+
+@pytest.mark.parametrize("name", IMPORT_NAMES)
+def test_names_are_imported_later_from_the_modules_that_type_checkers_see(name: str) -> None:
+    calls = [
+        node
+        for node in ast.walk(ast.parse(init_of(name).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_publish"
+    ]
+    tables = [ast.literal_eval(option.value) for call in calls for option in call.keywords]
+    homes = {
+        found: home for table in tables for home, held in table.items() for found in held.split()
+    }
+    assert homes == later(name)
+
+
+@pytest.mark.parametrize("name", IMPORT_NAMES)
+def test_classes_say_that_they_are_public_before_their_names_are_used(name: str) -> None:
+    program = (
+        f"import importlib, {name}\n"
+        f"for found, home in {later(name)!r}.items():\n"
+        "    thing = getattr(importlib.import_module(home), found)\n"
+        "    if isinstance(thing, type): print(thing.__module__)"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert [home for home in result.stdout.split() if "._" in home] == []
 
 
 @pytest.mark.parametrize("name", IMPORT_NAMES)

@@ -1,6 +1,6 @@
 """Keyed containers of tensors."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kd_core import extending as _extending
 from kd_core._base import TensorCollection as TensorCollection
@@ -8,20 +8,8 @@ from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import default_is_leaf as default_is_leaf
 from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
-from kd_core._combine.collating import collate as collate
 from kd_core._combine.concatenating import cat as cat
-from kd_core._combine.grouping import group_by as group_by
-from kd_core._combine.membership import isin as isin
-from kd_core._combine.membership import remove_duplicates as remove_duplicates
-from kd_core._combine.merging import merge_tensordicts as merge_tensordicts
-from kd_core._combine.padding import pad as pad
-from kd_core._combine.padding import pad_sequence as pad_sequence
-from kd_core._combine.padding import unpad_sequence as unpad_sequence
 from kd_core._combine.stacking import stack as stack
-from kd_core._containers.declaring import from_dataclass as from_dataclass
-from kd_core._containers.declaring import tensorclass as tensorclass
-from kd_core._containers.factories import from_module as from_module
-from kd_core._containers.factories import make_tensordict as make_tensordict
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
@@ -31,12 +19,7 @@ from kd_core._containers.non_tensor import NonTensorData as NonTensorData
 from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
 from kd_core._containers.non_tensor import is_non_tensor as is_non_tensor
 from kd_core._containers.non_tensor_stack import NonTensorStack as NonTensorStack
-from kd_core._containers.tensorclass import TensorClass as TensorClass
-from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
-from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
-from kd_core._display.printing import get_printoptions as get_printoptions
-from kd_core._display.printing import set_printoptions as set_printoptions
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import FormatError as FormatError
 from kd_core._errors import InvalidArgument as InvalidArgument
@@ -59,16 +42,8 @@ from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
-from kd_core._leaves.questions import expand_as_right as expand_as_right
-from kd_core._leaves.questions import expand_right as expand_right
-from kd_core._leaves.questions import is_bool as is_bool
-from kd_core._leaves.questions import is_floating as is_floating
-from kd_core._leaves.questions import is_inexact as is_inexact
-from kd_core._leaves.questions import is_integer as is_integer
 from kd_core._naming.publishing import publish as _publish
 from kd_core._ops.calls.module_scope import ModuleBusy as ModuleBusy
-from kd_core._ops.values.vectors import PackLayout as PackLayout
-from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
 from kd_core._torch import data_loading as _data_loading
 from kd_core._torch import data_parallel as _data_parallel
 from kd_core._torch import functional as _functional
@@ -77,33 +52,84 @@ from kd_core._torch import pytree as _pytree
 from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
-from kd_core.convert import LeafSchema as LeafSchema
-from kd_core.convert import from_any as from_any
-from kd_core.convert import from_arrow as from_arrow
-from kd_core.convert import from_consolidated as from_consolidated
-from kd_core.convert import from_csv as from_csv
-from kd_core.convert import from_dict as from_dict
-from kd_core.convert import from_h5 as from_h5
-from kd_core.convert import from_json as from_json
-from kd_core.convert import from_list as from_list
-from kd_core.convert import from_modules as from_modules
-from kd_core.convert import from_namedtuple as from_namedtuple
-from kd_core.convert import from_pandas as from_pandas
-from kd_core.convert import from_parquet as from_parquet
-from kd_core.convert import from_pytree as from_pytree
-from kd_core.convert import from_safetensors as from_safetensors
-from kd_core.convert import from_schema as from_schema
-from kd_core.convert import from_struct_array as from_struct_array
-from kd_core.convert import from_tuple as from_tuple
-from kd_core.convert import from_zarr as from_zarr
-from kd_core.convert import fromkeys as fromkeys
-from kd_core.convert import load as load
-from kd_core.convert import load_memmap as load_memmap
-from kd_core.convert import memmap as memmap
-from kd_core.convert import save as save
-from kd_core.convert import to_arrow as to_arrow
-from kd_core.convert import to_safetensors as to_safetensors
+
+if TYPE_CHECKING:
+    from kd_core._combine.collating import collate as collate
+    from kd_core._combine.grouping import group_by as group_by
+    from kd_core._combine.membership import isin as isin
+    from kd_core._combine.membership import remove_duplicates as remove_duplicates
+    from kd_core._combine.merging import merge_tensordicts as merge_tensordicts
+    from kd_core._combine.padding import pad as pad
+    from kd_core._combine.padding import pad_sequence as pad_sequence
+    from kd_core._combine.padding import unpad_sequence as unpad_sequence
+    from kd_core._containers.declaring import from_dataclass as from_dataclass
+    from kd_core._containers.declaring import tensorclass as tensorclass
+    from kd_core._containers.factories import from_module as from_module
+    from kd_core._containers.factories import make_tensordict as make_tensordict
+    from kd_core._containers.tensorclass import TensorClass as TensorClass
+    from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
+    from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
+    from kd_core._display.printing import get_printoptions as get_printoptions
+    from kd_core._display.printing import set_printoptions as set_printoptions
+    from kd_core._leaves.questions import expand_as_right as expand_as_right
+    from kd_core._leaves.questions import expand_right as expand_right
+    from kd_core._leaves.questions import is_bool as is_bool
+    from kd_core._leaves.questions import is_floating as is_floating
+    from kd_core._leaves.questions import is_inexact as is_inexact
+    from kd_core._leaves.questions import is_integer as is_integer
+    from kd_core._ops.values.pack_layout import PackLayout as PackLayout
+    from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
+    from kd_core.convert import LeafSchema as LeafSchema
+    from kd_core.convert import from_any as from_any
+    from kd_core.convert import from_arrow as from_arrow
+    from kd_core.convert import from_consolidated as from_consolidated
+    from kd_core.convert import from_csv as from_csv
+    from kd_core.convert import from_dict as from_dict
+    from kd_core.convert import from_h5 as from_h5
+    from kd_core.convert import from_json as from_json
+    from kd_core.convert import from_list as from_list
+    from kd_core.convert import from_modules as from_modules
+    from kd_core.convert import from_namedtuple as from_namedtuple
+    from kd_core.convert import from_pandas as from_pandas
+    from kd_core.convert import from_parquet as from_parquet
+    from kd_core.convert import from_pytree as from_pytree
+    from kd_core.convert import from_safetensors as from_safetensors
+    from kd_core.convert import from_schema as from_schema
+    from kd_core.convert import from_struct_array as from_struct_array
+    from kd_core.convert import from_tuple as from_tuple
+    from kd_core.convert import from_zarr as from_zarr
+    from kd_core.convert import fromkeys as fromkeys
+    from kd_core.convert import load as load
+    from kd_core.convert import load_memmap as load_memmap
+    from kd_core.convert import memmap as memmap
+    from kd_core.convert import save as save
+    from kd_core.convert import to_arrow as to_arrow
+    from kd_core.convert import to_safetensors as to_safetensors
 
 __version__: Final = "0.1.0"
 
-_publish(__name__)
+_publish(
+    __name__,
+    later={
+        "kd_core._combine.collating": "collate",
+        "kd_core._combine.grouping": "group_by",
+        "kd_core._combine.membership": "isin remove_duplicates",
+        "kd_core._combine.merging": "merge_tensordicts",
+        "kd_core._combine.padding": "pad pad_sequence unpad_sequence",
+        "kd_core._containers.declaring": "from_dataclass tensorclass",
+        "kd_core._containers.factories": "from_module make_tensordict",
+        "kd_core._containers.tensorclass": "TensorClass TypedTensorDict is_tensorclass",
+        "kd_core._display.printing": "get_printoptions set_printoptions",
+        "kd_core._leaves.questions": (
+            "expand_as_right expand_right is_bool is_floating is_inexact is_integer"
+        ),
+        "kd_core._ops.values.pack_layout": "PackLayout",
+        "kd_core._store.mapped_tensor": "MemoryMappedTensor",
+        "kd_core.convert": (
+            "LeafSchema from_any from_arrow from_consolidated from_csv from_dict from_h5 "
+            "from_json from_list from_modules from_namedtuple from_pandas from_parquet "
+            "from_pytree from_safetensors from_schema from_struct_array from_tuple from_zarr "
+            "fromkeys load load_memmap memmap save to_arrow to_safetensors"
+        ),
+    },
+)

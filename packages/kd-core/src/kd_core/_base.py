@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._display.printing import describe_node
 from kd_core._naming.left_out import leaves_out, offered_names
 from kd_core._nodes import registry
 from kd_core._ops.calls.apply import Apply
@@ -140,6 +139,8 @@ class TensorDictBase(
         return offered_names(self)
 
     def __repr__(self) -> str:
+        from kd_core._display.printing import describe_node  # programs that print nothing need none
+
         return describe_node(self)
 
     def _repr_html_(self) -> str:

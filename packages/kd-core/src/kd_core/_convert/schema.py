@@ -11,12 +11,14 @@ from torch import Tensor
 from kd_core._errors import wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_of
+from kd_core._naming.publishing import public_in
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 
+@public_in("kd_core.convert")
 class LeafSchema(NamedTuple):
     """What one entry of a container is.
 

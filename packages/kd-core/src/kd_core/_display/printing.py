@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, listed, wrong_type
 from kd_core._leaves.loops import entries_of
+from kd_core._naming.publishing import public_in
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entries, Entry, Node
@@ -58,6 +59,7 @@ def get_printoptions() -> PrintOptions:
     return _options.copy()
 
 
+@public_in("kd_core")
 class set_printoptions:  # noqa: N801  # called like the function of torch
     """Set what printed containers show, until it is set again; in a `with` block, until its end.
 

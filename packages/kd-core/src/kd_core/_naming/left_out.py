@@ -52,20 +52,20 @@ def find_reason(name: str, areas: Iterable[str]) -> str | None:
     return None
 
 
-def attribute_lookup(package: str) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package, which explains names that are left out."""
+def attribute_lookup(package: str) -> Callable[[str], Never]:
+    """Return what the `__getattr__` of a package calls, which explains names that are left out."""
 
-    def module_getattr(name: str) -> object:
+    def explain(name: str) -> Never:
         reason = None if name.startswith("_") else find_reason(name, MODULES)
         if reason is None:
             text = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(text, name=name, obj=sys.modules[package])
         # `from package import name` hides an `AttributeError` behind a message of its own.
-        if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+        if sys._getframe(2).f_code.co_name == "_handle_fromlist":
             raise NotOfferedImport(reason)
         raise NotOffered(reason)
 
-    return module_getattr
+    return explain
 
 
 def explain_attribute(cls: type, name: str) -> NotOffered | None:

@@ -8,35 +8,86 @@ of the module that `__module__` names, as for numpy and JAX; of functions and me
 from __future__ import annotations
 
 import sys
-from types import FunctionType, MethodType
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from types import FunctionType, MethodType, ModuleType
+from typing import TypeVar
 
 from kd_core._naming.left_out import attribute_lookup
 
+C = TypeVar("C", bound=type)
 
-def publish(package: str) -> None:
+
+def publish(package: str, later: Mapping[str, str] | None = None) -> None:
     """Set `__module__` of what a package exports, and of the methods of its classes.
 
     Call it last in the `__init__` of the package. Names that another public package exports already
     keep their place. A name that is left out on purpose gets an error that says why.
+
+    Args:
+        package: the name of the package.
+        later: modules that are imported when one of their names is first used, and these names. For
+            type checkers, import them under `TYPE_CHECKING`, too. If such a class can be met before
+            its name is used, as the result of a method, `public_in` decorates it.
     """
-    vars(sys.modules[package]).setdefault("__getattr__", attribute_lookup(package))
-    exported = [
-        value
-        for name, value in vars(sys.modules[package]).items()
-        if callable(value) and not name.startswith("_")
-    ]
-    methods = [
-        function
-        for cls in exported
-        if isinstance(cls, type) and _is_private(cls, package)
-        for member in vars(cls).values()
-        if isinstance(function := getattr(member, "__func__", member), FunctionType)
-    ]
-    for thing in [*exported, *methods]:
-        if _is_private(thing, package) and not isinstance(thing, MethodType):
-            thing.__module__ = package
+    names = vars(sys.modules[package])
+    _move([value for name, value in names.items() if not name.startswith("_")], package)
+    homes = {name: home for home, held in (later or {}).items() for name in held.split()}
+    if "__getattr__" not in names:
+        names["__getattr__"] = _lookup(sys.modules[package], homes)
+    if homes:
+        names["__dir__"] = lambda: sorted({*names, *homes})
+
+
+def public_in(package: str) -> Callable[[C], C]:
+    """Set `__module__` of one class, and of its methods, before its package exports it."""
+
+    def decorate(cls: C) -> C:
+        _move([cls], package)
+        return cls
+
+    return decorate
+
+
+def _lookup(package: ModuleType, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package, called for names that are not imported yet."""
+    name = package.__name__
+    explain = attribute_lookup(name)
+    modules = {home.rpartition(".")[2]: home for home in homes.values() if "._" not in home}
+
+    def module_getattr(attribute: str) -> object:
+        if attribute == "__all__" and homes:  # for `from package import *`
+            return [each for each in dir(package) if not each.startswith("_")]
+        if attribute in modules:
+            return import_module(modules[attribute])
+        if attribute not in homes:
+            explain(attribute)
+        value: object = getattr(import_module(homes[attribute]), attribute)
+        _move([value], name)
+        setattr(package, attribute, value)
+        return value
+
+    return module_getattr
+
+
+def _move(exported: Iterable[object], package: str) -> None:
+    """Set `__module__` of private things, and of the methods of private classes."""
+    for thing in exported:
+        if isinstance(thing, MethodType) or not callable(thing) or not _is_private(thing, package):
+            continue
+        for member in vars(thing).values() if isinstance(thing, type) else ():
+            function = getattr(member, "__func__", member)
+            if isinstance(function, FunctionType) and _is_private(function, package):
+                function.__module__ = package
+        thing.__module__ = package
 
 
 def _is_private(thing: object, package: str) -> bool:
-    home = getattr(thing, "__module__", None) or ""
+    return _is_within(getattr(thing, "__module__", None) or "", package)
+
+
+@cache
+def _is_within(home: str, package: str) -> bool:
+    """Return whether a module is a private one of the distribution of a package."""
     return home.startswith(f"{package.partition('.')[0]}.") and "._" in home

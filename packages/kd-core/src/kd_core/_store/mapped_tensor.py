@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidValue, shape_text, wrong_type
 from kd_core._naming.left_out import leaves_out
+from kd_core._naming.publishing import public_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ PathLike: TypeAlias = "str | Path"
 Number: TypeAlias = "bool | int | float | complex"
 
 
+@public_in("kd_core")
 @leaves_out("from_handler", "parent_shape")
 class MemoryMappedTensor(Tensor):
     """A tensor in a file, or in memory that processes share.
