@@ -7,7 +7,6 @@ the text begins with an underscore, builtins too, so that an argument may have a
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
 from typing import cast
@@ -33,12 +32,12 @@ _NAMES: dict[str, object] = {
 }
 
 
-@dataclass(slots=True)
 class Text:
     """The lines of a function and what the names in them mean."""
 
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, object] = field(default_factory=lambda: dict(_NAMES))
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, object] = dict(_NAMES)
 
     def add(self, depth: int, *lines: str) -> None:
         """Append lines at an indentation depth."""

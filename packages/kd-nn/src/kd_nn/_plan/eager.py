@@ -14,7 +14,6 @@ The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Se
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeGuard, cast
 
@@ -57,7 +56,6 @@ def _never(*_: object, **__: object) -> Outcome:
     return BUSY
 
 
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The generated functions of one module.
 
@@ -67,9 +65,17 @@ class Plan:
         names: The names of its arguments, in order.
     """
 
-    container: Callable[..., object] = _never
-    tensors: Callable[..., object] = _never
-    names: tuple[str, ...] = ()
+    __slots__ = ("container", "names", "tensors")
+
+    def __init__(
+        self,
+        container: Callable[..., object] = _never,
+        tensors: Callable[..., object] = _never,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self.container = container
+        self.tensors = tensors
+        self.names = names
 
 
 NO_PLAN: Final = Plan()

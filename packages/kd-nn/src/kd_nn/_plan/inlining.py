@@ -6,7 +6,6 @@ other. What the text assumes is tested before each run; see `_plan`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -56,7 +55,6 @@ parametrised.
 """
 
 
-@dataclass(slots=True)
 class Watch:
     """What must hold for modules to be run in line.
 
@@ -66,14 +64,12 @@ class Watch:
         checks: Expressions that are true if a module is not what it was.
     """
 
-    text: Text
-    hooks: list[str] = field(default_factory=list)
-    checks: list[str] = field(default_factory=list)
-    classes: dict[type[nn.Module], str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Name what the forms use."""
-        self.text.names.update(_F=F, _torch=torch)
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        self.hooks: list[str] = []
+        self.checks: list[str] = []
+        self.classes: dict[type[nn.Module], str] = {}
+        text.names.update(_F=F, _torch=torch)  # what the forms use
 
     def opens(self, module: nn.Module, name: str) -> bool:
         """Return whether `forward` may be called directly, and write the test that it stays so."""

@@ -7,7 +7,6 @@ one another.
 For anything else `resolve` returns None, and the sequence passes a container from step to step.
 """
 
-from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from torch import nn
@@ -43,7 +42,6 @@ Path = tuple[str, ...]
 Scope = dict[NestedKey, int]
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
     """One step: which values it takes and makes.
 
@@ -55,14 +53,23 @@ class Call:
         writes: The slot of each of its outputs, None for one that is discarded.
     """
 
-    step: nn.Module
-    path: Path
-    place: tuple[str, str]
-    reads: tuple[int, ...]
-    writes: tuple[int | None, ...]
+    __slots__ = ("path", "place", "reads", "step", "writes")
+
+    def __init__(
+        self,
+        step: nn.Module,
+        path: Path,
+        place: tuple[str, str],
+        reads: tuple[int, ...],
+        writes: tuple[int | None, ...],
+    ) -> None:
+        self.step = step
+        self.path = path
+        self.place = place
+        self.reads = reads
+        self.writes = writes
 
 
-@dataclass(frozen=True, slots=True)
 class Program:
     """Calls in order, with the keys of the values that enter and leave.
 
@@ -75,26 +82,37 @@ class Program:
         containers: Every sequence inside the root whose steps the calls are.
     """
 
-    inputs: tuple[tuple[NestedKey, int], ...]
-    calls: tuple[Call, ...]
-    outputs: tuple[tuple[NestedKey, int], ...]
-    tolerant: bool
-    is_sequence: bool
-    containers: tuple[nn.Module, ...]
+    __slots__ = ("calls", "containers", "inputs", "is_sequence", "outputs", "tolerant")
+
+    def __init__(
+        self,
+        inputs: tuple[tuple[NestedKey, int], ...],
+        calls: tuple[Call, ...],
+        outputs: tuple[tuple[NestedKey, int], ...],
+        tolerant: bool,
+        is_sequence: bool,
+        containers: tuple[nn.Module, ...],
+    ) -> None:
+        self.inputs = inputs
+        self.calls = calls
+        self.outputs = outputs
+        self.tolerant = tolerant
+        self.is_sequence = is_sequence
+        self.containers = containers
 
 
 class Unresolvable(Exception):
     """A module has no program; never leaves this package."""
 
 
-@dataclass(slots=True)
 class _Resolver:
-    tolerant: bool
-    inputs: dict[NestedKey, int] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    containers: list[nn.Module] = field(default_factory=list)
-    is_sequence: bool = False
-    count: int = 0
+    def __init__(self, tolerant: bool) -> None:
+        self.tolerant = tolerant
+        self.inputs: dict[NestedKey, int] = {}
+        self.calls: list[Call] = []
+        self.containers: list[nn.Module] = []
+        self.is_sequence = False
+        self.count = 0
 
     def slot(self) -> int:
         self.count += 1
