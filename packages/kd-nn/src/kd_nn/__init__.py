@@ -1,8 +1,9 @@
 """Keyed modules: `nn.Module`s that read and write (nested) keys of a container."""
 
+from typing import TYPE_CHECKING
+
 from kd_core.extending import publish as _publish
 from kd_nn import _pickled as _pickled
-from kd_nn._cuda_graphs import CudaGraphModule as CudaGraphModule
 from kd_nn._dispatch.dispatch import dispatch as dispatch
 from kd_nn._dispatch.skip_existing import set_skip_existing as set_skip_existing
 from kd_nn._dispatch.skip_existing import skip_existing as skip_existing
@@ -15,7 +16,6 @@ from kd_nn._errors import NotKeyed as NotKeyed
 from kd_nn._errors import OutKeyUnknown as OutKeyUnknown
 from kd_nn._errors import OutputMismatch as OutputMismatch
 from kd_nn._functional import stored_params as _stored_params
-from kd_nn._functional.ensemble import EnsembleModule as EnsembleModule
 from kd_nn._functional.make_functional import ParametersMissing as ParametersMissing
 from kd_nn._functional.make_functional import get_functional as get_functional
 from kd_nn._functional.make_functional import is_functional as is_functional
@@ -37,15 +37,26 @@ from kd_nn.distributions import (
 from kd_nn.distributions import Delta as Delta
 from kd_nn.distributions import NormalParamExtractor as NormalParamExtractor
 from kd_nn.distributions import NormalParamWrapper as NormalParamWrapper
-from kd_nn.distributions import OneHotCategorical as OneHotCategorical
-from kd_nn.distributions import TanhNormal as TanhNormal
-from kd_nn.distributions import TruncatedNormal as TruncatedNormal
-from kd_nn.distributions import rand_one_hot as rand_one_hot
 from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
 from kd_nn.distributions._mappings import biased_softplus as biased_softplus
 from kd_nn.distributions._mappings import inv_softplus as inv_softplus
 from kd_nn.distributions._mappings import mappings as mappings
 
+if TYPE_CHECKING:
+    from kd_nn._cuda_graphs import CudaGraphModule as CudaGraphModule
+    from kd_nn._functional.ensemble import EnsembleModule as EnsembleModule
+    from kd_nn.distributions import OneHotCategorical as OneHotCategorical
+    from kd_nn.distributions import TanhNormal as TanhNormal
+    from kd_nn.distributions import TruncatedNormal as TruncatedNormal
+    from kd_nn.distributions import rand_one_hot as rand_one_hot
+
 __version__ = "0.1.0"
 
-_publish(__name__)
+_publish(
+    __name__,
+    later={
+        "kd_nn._cuda_graphs": "CudaGraphModule",
+        "kd_nn._functional.ensemble": "EnsembleModule",
+        "kd_nn.distributions": "OneHotCategorical TanhNormal TruncatedNormal rand_one_hot",
+    },
+)

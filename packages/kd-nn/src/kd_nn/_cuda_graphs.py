@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from kd_core import InvalidArgument, InvalidValue, NestedKey, TensorDictBase
+from kd_core.extending import public_in
 from kd_nn._modules.module import TensorDictModule
 
 P = ParamSpec("P")
@@ -101,6 +102,7 @@ class _Form:
     recording: _Recording | None = None
 
 
+@public_in("kd_nn")
 class CudaGraphModule(nn.Module, Generic[P, R]):
     """A function or module that runs as a CUDA graph.
 

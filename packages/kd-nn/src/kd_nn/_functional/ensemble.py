@@ -26,6 +26,7 @@ from kd_core import (
     TensorDictBase,
     format_key,
 )
+from kd_core.extending import public_in
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import read_entries, write_entries
 from kd_nn._dispatch.skip_existing import skip_existing
@@ -37,6 +38,7 @@ from kd_nn._modules.facts import reset_members
 from kd_nn._modules.module import TensorDictModule
 
 
+@public_in("kd_nn")
 class EnsembleModule(TensorDictModuleBase):
     """Run several re-initialised copies of a module; outputs gain a first dimension.
 

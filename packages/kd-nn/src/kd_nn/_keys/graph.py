@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kd_nn._keys import drawing, svg
+from kd_nn._keys import drawing
 from kd_nn._keys.flow import KeyFlow
 
 
@@ -47,7 +47,9 @@ class KeyGraph(KeyFlow):
         Returns:
             The SVG document.
         """
-        text = svg.svg(self)
+        from kd_nn._keys.svg import svg  # the `html` of Python loads all entities
+
+        text = svg(self)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text

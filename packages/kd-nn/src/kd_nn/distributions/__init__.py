@@ -1,5 +1,7 @@
 """Parameter extractors and distributions."""
 
+from typing import TYPE_CHECKING
+
 from kd_core.extending import publish as _publish
 from kd_nn.distributions._checks import values_unchecked as values_unchecked
 from kd_nn.distributions._delta import Delta as Delta
@@ -12,9 +14,18 @@ from kd_nn.distributions._normal_params import (
     NormalParamExtractor as NormalParamExtractor,
 )
 from kd_nn.distributions._normal_params import NormalParamWrapper as NormalParamWrapper
-from kd_nn.distributions._one_hot import OneHotCategorical as OneHotCategorical
-from kd_nn.distributions._one_hot import rand_one_hot as rand_one_hot
-from kd_nn.distributions._tanh_normal import TanhNormal as TanhNormal
-from kd_nn.distributions._truncated_normal import TruncatedNormal as TruncatedNormal
 
-_publish(__name__)
+if TYPE_CHECKING:
+    from kd_nn.distributions._one_hot import OneHotCategorical as OneHotCategorical
+    from kd_nn.distributions._one_hot import rand_one_hot as rand_one_hot
+    from kd_nn.distributions._tanh_normal import TanhNormal as TanhNormal
+    from kd_nn.distributions._truncated_normal import TruncatedNormal as TruncatedNormal
+
+_publish(
+    __name__,
+    later={
+        "kd_nn.distributions._one_hot": "OneHotCategorical rand_one_hot",
+        "kd_nn.distributions._tanh_normal": "TanhNormal",
+        "kd_nn.distributions._truncated_normal": "TruncatedNormal",
+    },
+)

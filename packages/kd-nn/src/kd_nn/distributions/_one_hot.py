@@ -9,8 +9,10 @@ from torch.distributions import Categorical, Distribution, OneHotCategoricalStra
 from torch.nn import functional
 
 from kd_core import InvalidArgument
+from kd_core.extending import public_in
 
 
+@public_in("kd_nn.distributions")
 class OneHotCategorical(OneHotCategoricalStraightThrough):
     """A categorical distribution whose values are one-hot vectors.
 

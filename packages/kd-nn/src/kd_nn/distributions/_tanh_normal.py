@@ -13,12 +13,13 @@ from torch import Size, Tensor
 from torch.distributions import Normal, constraints, kl_divergence, register_kl
 from torch.nn import functional
 
-from kd_core.extending import is_eager
+from kd_core.extending import is_eager, public_in
 from kd_nn.distributions._interval import OnInterval
 
 _LOG_2: Final = math.log(2.0)
 
 
+@public_in("kd_nn.distributions")
 class TanhNormal(OnInterval):
     """The distribution of `low + (high - low) (tanh(x) + 1) / 2` for a normal `x`.
 

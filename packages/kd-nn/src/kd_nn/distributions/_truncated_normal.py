@@ -8,6 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
+from kd_core.extending import public_in
 from kd_nn.distributions._interval import OnInterval
 from kd_nn.distributions._truncated import REACH, Quantile, log_mass, log_part, moments
 
@@ -15,6 +16,7 @@ _LOG_ROOT = 0.9189385332046727
 """The log of the square root of 2 pi."""
 
 
+@public_in("kd_nn.distributions")
 class TruncatedNormal(OnInterval):
     """A normal distribution restricted to `[a, b]`.
 
