@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -14,7 +16,14 @@ from hypothesis import strategies as st
 from tests.core.content import assert_same as assert_same_tree
 from tests.core.store.trees import trees
 
-from kd_core import Locked, TensorClass, TensorDict, TensorDictBase, lazy_stack
+from kd_core import (
+    Locked,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    TypedTensorDict,
+    lazy_stack,
+)
 
 
 def nested() -> TensorDict:
@@ -221,6 +230,26 @@ def _leaves(td: TensorDictBase) -> list[torch.Tensor]:
     leaves: list[torch.Tensor] = []
     td.apply(leaves.append)
     return leaves
+
+
+KINDS: dict[str, Callable[[], TensorDictBase]] = {
+    "TensorDict": lambda: TensorDict({"a": torch.ones(2)}, [2]),
+    "LazyStackedTensorDict": lambda: lazy_stack([TensorDict(a=1.0), TensorDict(a=2.0)]),
+    "TensorClass": lambda: TensorClass(batch_size=[2]),
+    "TypedTensorDict": lambda: TypedTensorDict(batch_size=[2]),
+}
+
+
+def test_a_program_that_used_no_kind_yet_loads_each_with_weights_only(tmp_path: Path) -> None:
+    for name, make in KINDS.items():
+        torch.save(make(), tmp_path / name)
+    program = (
+        "import sys, torch, kd_core\n"
+        "for path in sys.argv[1:]: print(type(torch.load(path, weights_only=True)).__name__)"
+    )
+    command = [sys.executable, "-c", program, *(str(tmp_path / name) for name in KINDS)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.split() == list(KINDS)
 
 
 def test_torch_load_takes_weights_only(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from kd_core._containers.non_tensor import NonTensorData as NonTensorData
 from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
 from kd_core._containers.non_tensor import is_non_tensor as is_non_tensor
 from kd_core._containers.non_tensor_stack import NonTensorStack as NonTensorStack
+from kd_core._containers.tensorclass import TensorClass as TensorClass
+from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
+from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import FormatError as FormatError
@@ -66,9 +69,6 @@ if TYPE_CHECKING:
     from kd_core._containers.declaring import tensorclass as tensorclass
     from kd_core._containers.factories import from_module as from_module
     from kd_core._containers.factories import make_tensordict as make_tensordict
-    from kd_core._containers.tensorclass import TensorClass as TensorClass
-    from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
-    from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
     from kd_core._display.printing import get_printoptions as get_printoptions
     from kd_core._display.printing import set_printoptions as set_printoptions
     from kd_core._leaves.questions import expand_as_right as expand_as_right
@@ -118,7 +118,6 @@ _publish(
         "kd_core._combine.padding": "pad pad_sequence unpad_sequence",
         "kd_core._containers.declaring": "from_dataclass tensorclass",
         "kd_core._containers.factories": "from_module make_tensordict",
-        "kd_core._containers.tensorclass": "TensorClass TypedTensorDict is_tensorclass",
         "kd_core._display.printing": "get_printoptions set_printoptions",
         "kd_core._leaves.questions": (
             "expand_as_right expand_right is_bool is_floating is_inexact is_integer"

@@ -28,7 +28,6 @@ from kd_core._containers.tensordict import fill
 from kd_core._errors import FROZEN, InvalidArgument, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming.left_out import explain_attribute
-from kd_core._naming.publishing import public_in
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import lock
@@ -149,7 +148,6 @@ def _positional(cls: type[TensorClass], fields: Mapping[str, Field[object]]) -> 
     return tuple(name for name, spec in fields.items() if spec.kw_only is not True)
 
 
-@public_in("kd_core")
 class TensorClass(Dense, metaclass=TensorClassMeta):
     """A container with declared fields: subclass it and annotate the fields.
 
@@ -417,7 +415,6 @@ def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
-@public_in("kd_core")
 class TypedTensorDict(TensorClass):
     """A container with declared fields that may have other keys too.
 

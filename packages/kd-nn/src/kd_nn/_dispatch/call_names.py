@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-import kd_core  # for what is loaded when it is first used
 from kd_core import (
     NestedKey,
     TensorDict,
     format_key,
     is_tensor_collection,
+    is_tensorclass,
     nearest_key,
     unravel_key_to_tuple,
 )
@@ -175,7 +175,7 @@ class CallNames:
             key: entry(nested, key) for key in self.keys if has_entry(nested, key)
         }
         # A typed container may hold more than is read: its fields are those of its class.
-        further = () if kd_core.is_tensorclass(value) else nested.items(True)
+        further = () if is_tensorclass(value) else nested.items(True)
         for leaf in [k for k, part in further if not is_tensor_collection(part)]:
             if not any(is_prefix(key, leaf) for key in found):
                 raise DispatchError(
