@@ -6,7 +6,9 @@ So it is below any correct code of as many modules, and says nothing about wheth
 without what they have cached, as in a new process. Knows the names of modules; must not know kd.
 """
 
-ROWS = {"import": ("import beyond torch, wall", "import beyond torch, CPU", "containers alone, CPU")}
+ROWS = {
+    "import": ("import beyond torch, wall", "import beyond torch, CPU", "containers alone, CPU")
+}
 
 LISTING = """
 import torch, sys

@@ -29,7 +29,8 @@ def publish(package: str, later: Mapping[str, str] | None = None) -> None:
         package: the name of the package.
         later: modules that are imported when one of their names is first used, and these names. For
             type checkers, import them under `TYPE_CHECKING`, too. If such a class can be met before
-            its name is used, as the result of a method, `public_in` decorates it.
+            its name is used, as the result of a method, `public_in` decorates it. Container kinds
+            must not be among them: `torch.load(weights_only=True)` takes the kinds that exist.
     """
     names = vars(sys.modules[package])
     _move([value for name, value in names.items() if not name.startswith("_")], package)
