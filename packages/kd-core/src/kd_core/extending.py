@@ -2,12 +2,11 @@
 
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
-`is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold; a sibling
-package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later, its
-plans store outputs with `assign_levels`, and it asks `is_eager` before it reads values of tensors.
-`restore_dense`, `restore_leaf`, `restore_stack` and
-`restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
-package stays private.
+`is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold. A sibling
+package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later,
+its plans store outputs with `assign_levels`, and it asks `is_eager` before it reads values of
+tensors. `restore_dense`, `restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles
+call, so their names and places stay. Everything else in this package stays private.
 """
 
 from kd_core._batch.descriptor import Descriptor as Descriptor
