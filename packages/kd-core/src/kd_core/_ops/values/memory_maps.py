@@ -159,5 +159,6 @@ class MemoryMaps(AbstractContainer):
 
 def _path_of_leaves(td: AbstractContainer) -> str | None:
     """Return the directory of the one arena in which all leaves are."""
-    places = {place and place.path for place in map(place_of, leaves_of(td))}
+    found = map(place_of, leaves_of(td))
+    places = {None if place is None else place.path for place in found}
     return places.pop() if len(places) == 1 else None
