@@ -141,9 +141,11 @@ class NonTensorData(NonTensorDataBase):
         ('reach', 'reach', NonTensorData(data='reach', batch_size=torch.Size([3])))
     """
 
-    __slots__ = ("_of_batch", "data")
+    __slots__ = ("_boxed", "_of_batch")
 
-    data: object
+    _boxed: tuple[object]
+    """The value in a tuple: compiled code that passes it on adds no guard on the value."""
+
     _of_batch: bool
 
     def __init__(
@@ -156,6 +158,15 @@ class NonTensorData(NonTensorDataBase):
     @classmethod
     def _always_of_batch(cls) -> bool:
         return False
+
+    @property
+    def data(self) -> object:
+        """The value."""
+        return self._boxed[0]
+
+    @data.setter
+    def data(self, data: object) -> None:
+        self._boxed = (data,)
 
     def tolist(self) -> object:
         """Return the value once for each row, as nested lists of shape `batch_size`."""
@@ -188,7 +199,7 @@ class NonTensorData(NonTensorDataBase):
         if desc.ndim and not self._of_batch:
             return cast("Self", self._spread(desc))
         new = object.__new__(self.__class__)
-        new.data = self.data
+        new._boxed = self._boxed
         new._desc = desc._unlocked
         new._of_batch = self._of_batch
         return new
@@ -233,11 +244,15 @@ class NonTensorData(NonTensorDataBase):
             mine.add_values(self, other, path)
 
     def _is_same(self, other: Entry) -> bool:
-        return isinstance(other, NonTensorData) and same_data(self.data, other.data)
+        return isinstance(other, NonTensorData) and self._holds_same(other)
+
+    def _holds_same(self, other: NonTensorData) -> bool:
+        """Return whether the values are equal; compiled code reads only those of other boxes."""
+        return self._boxed is other._boxed or same_data(self.data, other.data)
 
     def _with_descriptor(self, desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
-        new.data = self.data
+        new._boxed = self._boxed
         new._desc = desc._unlocked
         new._of_batch = self._of_batch or desc.ndim > 0
         return new
@@ -245,7 +260,7 @@ class NonTensorData(NonTensorDataBase):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorData):
             return NotImplemented
-        return self._desc.batch == other._desc.batch and same_data(self.data, other.data)
+        return self._desc.batch == other._desc.batch and self._holds_same(other)
 
     __hash__ = None  # type: ignore[assignment]  # the value may not be hashable
 

@@ -349,7 +349,7 @@ def join_data(
     """
     first = nodes[0]
     if isinstance(first, NonTensorData) and all(
-        isinstance(node, NonTensorData) and node._of_batch and same_data(node.data, first.data)
+        isinstance(node, NonTensorData) and node._of_batch and first._holds_same(node)
         for node in nodes
     ):
         return first._under(desc)
