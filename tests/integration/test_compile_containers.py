@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import TensorDict, TensorDictBase, cat, lazy_stack, stack
+from kd_core import (
+    MetaData,
+    NonTensorData,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    stack,
+)
 from kd_core.testing import assert_close
 
 Operation: TypeAlias = Callable[[TensorDict], object]
@@ -205,3 +214,103 @@ def test_no_rows_and_one_row_come_after_many() -> None:
             found = compiled(td[:rows])
             assert found.batch_size == (rows,)
             assert found["n", "y"].sum() == 4 * rows
+
+
+def made(**options: object) -> TensorDict:
+    """Return a container of the same entries in another state: locked, on a device, with names."""
+    td = TensorDict({"a": torch.arange(3.0), "n": {"b": torch.ones(3, 4)}}, [3])
+    names, device = options.get("names"), options.get("device")
+    if names is not None or device is not None:
+        td = TensorDict(td.to_dict(), [3], device, names=names)  # type: ignore[arg-type]  # as given
+    return td.lock_() if options.get("lock") else td
+
+
+STATES: tuple[dict[str, object], ...] = (
+    {},
+    {"lock": True},
+    {"device": "cpu"},
+    {"names": ["x"]},
+    {"names": ["y"]},
+)
+
+
+def containers(result: object) -> list[TensorDictBase]:
+    parts = result if isinstance(result, tuple) else (result,)
+    return [part for part in parts if isinstance(part, TensorDictBase)]
+
+
+def state(td: TensorDictBase) -> tuple[object, ...]:
+    return td.batch_size, td.is_locked, td.device, td.names
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: TensorDict({"x": td["a"] + 1}, td.batch_size),
+        lambda td: TensorDict({"x": td["a"] + 1}, [3]),
+        lambda td: (TensorDict({"x": td["a"]}, [3]), td + 1),
+        lambda td: (td + 1, TensorDict({"x": td["a"]}, [3])),
+        lambda td: TensorDict({"x": td}, [3]) + 1,
+        lambda td: td.reshape(3, 1).reshape(3),
+        lambda td: td.unsqueeze(0),
+        lambda td: torch.stack([td, td]),
+        lambda td: td[1:],
+        lambda td: td.unsqueeze(0).permute(1, 0),
+    ],
+)
+def test_a_result_follows_the_state_of_each_input(operation: Operation, first: int) -> None:
+    run = compiled(operation)
+    states = (STATES[first], *STATES)
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for options in states:
+            found, wanted = run(made(**options)), operation(made(**options))
+            for one, other in zip(containers(found), containers(wanted), strict=True):
+                same(one, other)
+                assert state(one) == state(other)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td + 1,
+        lambda td: td * td,
+        lambda td: td[0],
+        lambda td: td[1:],
+        lambda td: td.reshape(3, 1),
+        lambda td: td.sum(0),
+        lambda td: torch.stack([td, td]),
+        lambda td: cat([td, td]),
+        lambda td: td.split(2),
+        lambda td: td.clone(),
+        lambda td: td.where(td["a"] > 0, 0.0),
+        lambda td: TensorDict({"x": td}, td.batch_size) + 1,
+    ],
+)
+@pytest.mark.parametrize("wrap", [NonTensorData, MetaData])
+def test_a_value_that_is_not_read_does_not_matter(
+    wrap: type[NonTensorData], operation: Operation
+) -> None:
+    run = compiled(operation)
+    for value in ("one", "two", {3}):
+        same(run(make(word=wrap(value, [3]))), operation(make(word=wrap(value, [3]))))
+
+
+def test_a_container_is_built_beside_a_global_one_of_its_batch_size() -> None:
+    def built(x: Tensor) -> tuple[TensorDict, TensorDict]:
+        return TensorDict({"x": x}, [3]), SHARED + 1
+
+    same(compiled(built)(torch.ones(3)), built(torch.ones(3)))  # type: ignore[arg-type]  # of a tensor
+
+
+SHARED = TensorDict({"a": torch.arange(3.0)}, [3])
+
+
+def test_sizes_that_do_not_fit_raise_what_they_raise_eagerly() -> None:
+    def caught(td: TensorDict) -> Tensor:
+        try:
+            return td.reshape(2, 2)["a"]
+        except ShapeMismatch:
+            return td["a"]
+
+    torch.testing.assert_close(compiled(caught)(make()), make()["a"])

@@ -11,6 +11,7 @@ from typing import Final, ParamSpec, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 P = ParamSpec("P")
@@ -91,6 +92,11 @@ def smaller(one: int, other: int) -> int:
     return cast("int", torch.sym_min(one, other))  # type: ignore[no-untyped-call]  # torch's
 
 
+def current_trace() -> object | None:
+    """Return an object that lives as long as the program that a compiler is tracing."""
+    return TracingContext.try_get()
+
+
 def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
 
@@ -99,3 +105,17 @@ def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read by dynamo
     return function
+
+
+def traced_as(simple: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that dynamo traces another one, of equal results, in its place.
+
+    Sets the mark by which `torch.compile` finds the function inside what it returned. A torch that
+    does not know the mark traces the decorated function.
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        function._torchdynamo_inline = simple  # type: ignore[attr-defined]  # read by dynamo
+        return function
+
+    return mark

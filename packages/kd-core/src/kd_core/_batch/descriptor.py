@@ -5,20 +5,20 @@ usually the same object. A container is therefore two references and a flag ("me
 benchmarks), batch sizes are compared by `is` first, locking replaces one reference, and results of
 arithmetic reuse the descriptor of their input.
 
-While dynamo traces, reading the pool would add a guard on its contents, so the descriptor becomes a
-constant of the graph. It is built in the graph only where a size is symbolic and has no hash.
+While dynamo traces, reading the pool would add a guard on its contents, so a new descriptor becomes
+a constant of the graph. It is built in the graph only where a size is symbolic and has no hash.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import has_names, without_names
-from kd_core._compat import CONSTANT_OBJECTS, assume_constant_result, is_constant_size
+from kd_core._batch.names import are_constant, has_names, without_names
+from kd_core._compat import assume_constant_result, current_trace
 from kd_core._errors import InvalidArgument, InvalidValue
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ class Descriptor:
 
     def with_batch(self, batch: Batch) -> Descriptor:
         """Return the unlocked descriptor of the same device with another batch size."""
-        if is_dynamo_compiling():
-            return _traced(batch, self.device)
+        if is_dynamo_compiling():  # as in `describe`, inlined: "compile" in the benchmarks
+            device = self.device
+            constant = are_constant(batch)
+            return _constant(batch, device) if constant else _build(batch, device, None, 0)
         try:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash
@@ -213,29 +215,32 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
 def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
     """Return the unlocked descriptor of a batch size and a device."""
     if is_dynamo_compiling():
-        return _traced(batch, device)
+        return _constant(batch, device) if are_constant(batch) else _build(batch, device, None, 0)
     try:
         return _ANYWHERE[batch] if device is None else _POOLS[device][batch]
     except (KeyError, TypeError):  # new, or a symbolic size that has no hash
         return _pooled(batch, device, _POOLS.setdefault(device, {}))
 
 
-def _traced(batch: Batch, device: torch.device | None) -> Descriptor:
-    """Return the descriptor for compiled code: a constant, unless a size is symbolic."""
-    if CONSTANT_OBJECTS:
-        for size in batch:
-            if not is_constant_size(size):
-                break
-        else:
-            if not has_names(batch):  # a symbol of known value is not a constant to dynamo
-                batch = tuple([operator.index(size) for size in batch])
-            return _constant(batch, device)
-    return _build(batch, device, None, 0)
-
-
 @assume_constant_result
 def _constant(batch: Batch, device: torch.device | None) -> Descriptor:
-    return _pooled(batch, device, _POOLS.setdefault(device, {}))
+    """Return a descriptor without symbolic size: a constant of compiled code.
+
+    It is new for each program that is traced, never one of the pool: dynamo would take the one that
+    an input has for the same object, without a guard, and use that of a later input in its place.
+    """
+    trace = current_trace()
+    known = {} if trace is None else _CONSTANTS.setdefault(trace, {})
+    desc = known.get((batch, device))
+    if desc is None:
+        desc = known[batch, device] = _build(batch, device, None, 0)
+    return desc
+
+
+_CONSTANTS: Final[WeakKeyDictionary[object, dict[tuple[object, ...], Descriptor]]] = (
+    WeakKeyDictionary()
+)
+"""The descriptors that each program being traced has as constants."""
 
 
 def describe_on(batch: Batch, device: DeviceLike | None) -> Descriptor:

@@ -13,7 +13,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kd_core._compat import TRACES_SUBCLASSED_INT, assume_constant_result, is_constant_size
+from kd_core._compat import (
+    CONSTANT_OBJECTS,
+    TRACES_SUBCLASSED_INT,
+    assume_constant_result,
+    is_constant_size,
+)
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed
 from kd_core._keys import nearest_key
 
@@ -94,6 +99,18 @@ def _named(size: int, name: str) -> int:
 def names_of(batch: Batch) -> Names:
     """Return the name of each dimension, or `None`."""
     return tuple([getattr(size, "name", None) for size in batch])
+
+
+def are_constant(sizes: Sequence[object]) -> bool:
+    """Return whether sizes are numbers from which dynamo can compute while it traces.
+
+    Their names are read for the sake of the guards: what is computed from the sizes has the names.
+    """
+    if CONSTANT_OBJECTS:
+        for size in sizes:
+            if size.__class__ is not int and (size.__class__ is not NamedSize or not size.name):
+                return False  # a symbol, which to dynamo is of neither class
+    return CONSTANT_OBJECTS
 
 
 def has_names(batch: Batch) -> bool:
