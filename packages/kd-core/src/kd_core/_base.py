@@ -58,7 +58,8 @@ from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
 from kd_core._ops.values.vectors import Vectors
-from kd_core._protocol import overrides
+from kd_core._protocol.overrides import TorchFunction
+from kd_core._protocol.overrides import call as override
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
@@ -261,12 +262,12 @@ class TensorDictBase(
     @classmethod
     def __torch_function__(
         cls,
-        func: overrides.TorchFunction,
+        func: TorchFunction,
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        return overrides.call(func, args, kwargs)
+        return override(func, args, kwargs)
 
 
 def _gather_concerns() -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from torch.compiler import is_compiling
 
+from kd_core._compat import traced_as
+
 if TYPE_CHECKING:
     from kd_core._types import Batch, BatchFn, LeafFn
 
@@ -46,6 +48,7 @@ def cached(resolve: Callable[P, R]) -> Callable[P, R]:
     """
     known = lru_cache(maxsize=1024)(resolve)
 
+    @traced_as(resolve)
     @wraps(resolve)
     def look_up(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_compiling():

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
+from kd_core._batch.names import resized
 from kd_core._batch.shapes import wrap_dim
-from kd_core._combine.joining import Join, combined, concatenated_shape, dims_of, first_of
+from kd_core._combine.joining import Join, combined, dims_of, first_of
+from kd_core._leaves.nested import joined_rows
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch
 
 C = TypeVar("C", bound=TensorDictBase)
 
@@ -44,42 +49,75 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     if isinstance(dim, str):
         dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
     how = _concatenating(dims_of(tensors, "cat"), dim)
-    joined = _members_joined(tensors, how) if out is None else None
+    joined = how.members(tensors) if out is None else None
     return combined(tensors, how, out) if joined is None else cast(C, joined)
 
 
-def _members_joined(containers: Sequence[object], how: Join) -> Composite | None:
-    """Concatenate lazy stacks of one stacked dimension member by member; `None` if not possible."""
-    first = containers[0]
-    if not isinstance(first, Composite):
-        return None
-    at, batch = first._dim, first._members[0]._desc.batch
-    stacks = [each for each in containers if isinstance(each, Composite) and each._dim == at]
-    if len(stacks) < len(containers):
-        return None
-    rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
-    if how.dim == at:
-        members = [member for column in rows for member in column]
-        if any(member._desc.batch != batch for member in members):
+class _Concatenating(Join):
+    __slots__ = ()
+
+    def shape(self, shapes: Sequence[Batch]) -> Batch | None:
+        first, dim = shapes[0], self.dim
+        before, behind = first[:dim], first[dim + 1 :]
+        rows = 0
+        for shape in shapes:
+            if shape is not first and (
+                len(shape) != len(first) or shape[:dim] != before or shape[dim + 1 :] != behind
+            ):
+                return None
+            rows = shape[dim] + rows  # dynamo does not trace `rows +=` with a named size
+        return (*before, resized(first[dim], rows), *behind)
+
+    def even(self, shape: Batch, count: int) -> Batch:
+        dim = self.dim
+        return (*shape[:dim], resized(shape[dim], shape[dim] * count), *shape[dim + 1 :])
+
+    def members(self, containers: Sequence[object]) -> Composite | None:
+        first, dim = containers[0], self.dim
+        if not isinstance(first, Composite):
             return None
-        return first._of([member.clone() for member in members])
-    if any(len(column) != len(rows[0]) for column in rows):
-        return None
-    inner = how.dim - (how.dim > at)
-    return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
+        at, batch = first._dim, first._members[0]._desc.batch
+        stacks = [each for each in containers if isinstance(each, Composite) and each._dim == at]
+        if len(stacks) < len(containers):
+            return None
+        rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
+        if dim == at:
+            members = [member for column in rows for member in column]
+            if any(member._desc.batch != batch for member in members):
+                return None
+            return first._of([member.clone() for member in members])
+        if any(len(column) != len(rows[0]) for column in rows):
+            return None
+        inner = dim - (dim > at)
+        return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        return joined_rows(leaves)
+
+
+class _ConcatenatingOnce(_Concatenating):
+    """Joins the same tensors once: a tensor under several keys of all parts stays one."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__("cat", dim, _once(_cat_tensors))
+        self._rows = _once(joined_rows)
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        return self._rows(leaves)
 
 
 @cached
 def _concatenating(ndim: int, dim: int) -> Join:
-    return Join("cat", wrap_dim(dim, ndim), _cat_tensors, concatenated_shape, _members_joined)
+    return _Concatenating("cat", wrap_dim(dim, ndim), _cat_tensors)
 
 
 def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
     """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
-    how = _concatenating(parts[0]._desc.ndim, 0)
-    once = how._replace(call=_once(how.call), rows=_once(how.rows))
-    joined = _members_joined(parts, once)
-    return combined(parts, once, None) if joined is None else cast(TensorDictBase, joined)
+    how = _ConcatenatingOnce(wrap_dim(0, parts[0]._desc.ndim))
+    joined = how.members(parts)
+    return combined(parts, how, None) if joined is None else cast(TensorDictBase, joined)
 
 
 def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -24,9 +24,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import cached
 from kd_core._batch.descriptor import Descriptor, describe
-from kd_core._batch.names import resized
 from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._containers.non_tensor_stack import NonTensorStack, join_data
 from kd_core._errors import (
@@ -43,7 +41,6 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
-from kd_core._leaves.nested import joined_rows
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._protocol.composite import Composite
 
@@ -54,53 +51,42 @@ if TYPE_CHECKING:
 
     Path: TypeAlias = tuple[str, ...]
     Column: TypeAlias = Sequence[Entry]
-    ShapeFn: TypeAlias = Callable[[Sequence[Batch], int], Batch | None]
 
 C = TypeVar("C", bound=TensorDictBase)
 ZIP_FROM: Final = 16
 
 
-class Join(NamedTuple):
+class Join:
     """One way to join.
 
     Attributes:
         name: the name of the public function, for messages.
         dim: the batch dimension that is new, or grows.
         call: the torch function.
-        shape: a function from the shapes of the parts and `dim` to the shape of the result; it
-            returns `None` if the shapes do not fit.
-        members: a function that joins lazy stacks by their members; it returns `None` if their
-            entries must be joined instead.
-        rows: a function that joins nested tensors of the jagged layout.
     """
 
-    name: str
-    dim: int
-    call: Callable[..., Tensor]
-    shape: ShapeFn
-    members: Callable[[Sequence[object], Join], Composite | None] | None = None
-    rows: Callable[[Sequence[Tensor]], Tensor] = joined_rows
+    __slots__ = ("call", "dim", "name")
 
+    def __init__(self, name: str, dim: int, call: Callable[..., Tensor]) -> None:
+        self.name = name
+        self.dim = dim
+        self.call = call
 
-def stacked_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
-    first = shapes[0]
-    for shape in shapes:
-        if shape is not first and shape != first:
-            return None
-    return (*first[:dim], len(shapes), *first[dim:])
+    def shape(self, shapes: Sequence[Batch]) -> Batch | None:
+        """Return the shape of the result; `None` if the shapes of the parts do not fit."""
+        raise NotImplementedError
 
+    def even(self, shape: Batch, count: int) -> Batch:
+        """Return the shape of the result for a number of parts of one shape."""
+        raise NotImplementedError
 
-def concatenated_shape(shapes: Sequence[Batch], dim: int) -> Batch | None:
-    first = shapes[0]
-    before, behind = first[:dim], first[dim + 1 :]
-    rows = 0
-    for shape in shapes:
-        if shape is not first and (
-            len(shape) != len(first) or shape[:dim] != before or shape[dim + 1 :] != behind
-        ):
-            return None
-        rows = shape[dim] + rows  # dynamo does not trace `rows +=` with a named size
-    return (*before, resized(first[dim], rows), *behind)
+    def members(self, containers: Sequence[object]) -> Composite | None:
+        """Join lazy stacks by their members; `None` if their entries must be joined instead."""
+        return None
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        """Join nested tensors of the jagged layout; `None` if they cannot be joined."""
+        return None
 
 
 def first_of(containers: object, name: str) -> TensorDictBase:
@@ -188,7 +174,7 @@ def _joined(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
         if first is None or how.name != "stack" or any(not _alike(first, node) for node in nodes):
             raise
         at = first._dim
-        inner = how._replace(dim=how.dim - (how.dim > at))
+        inner = type(how)(how.name, how.dim - (how.dim > at), how.call)
         rows = zip(*[stack._members for stack in stacks], strict=True)
         members = [_joined(inner, cast("Column", row), path, None) for row in rows]
         made = first._of(cast("list[TensorDictBase]", members), at + (how.dim <= at))
@@ -246,19 +232,18 @@ def _is_other(entry: Entry) -> bool:
 
 def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
     if not isinstance(column[0], Tensor):
-        stack = (
-            how.members(column, how) if how.members and isinstance(column[0], Composite) else None
-        )
+        stack = how.members(column) if isinstance(column[0], Composite) else None
         return _joined(how, column, path, memo) if stack is None else stack
     leaves = [leaf for leaf in column if isinstance(leaf, Tensor) and leaf.layout is torch.jagged]
     if len(leaves) < len(column):
         _explain(how, column, path, None)
-    if how.name != "cat":
+    joined = how.rows(leaves)
+    if joined is None:
         raise InvalidValue(
             f"`{how.name}` cannot join the entries {format_key(path)}: a nested tensor of the "
             "jagged layout has one batch dimension. Use `lazy_stack`, or `cat`."
         )
-    return how.rows(leaves)
+    return joined
 
 
 def _columns(how: Join, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:
@@ -295,20 +280,15 @@ def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Desc
             return _mixed_descriptor(how, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
     if memo is not None and memo[0] is first:
         return memo[1]
-    return first.with_batch(_even_shape(how.shape, first.batch, len(nodes), how.dim))
-
-
-@cached
-def _even_shape(shape: ShapeFn, batch: Batch, count: int, dim: int) -> Batch:
-    return shape([batch] * count, dim)  # type: ignore[return-value]  # equal shapes fit
+    return first.with_batch(how.even(first.batch, len(nodes)))
 
 
 def _mixed_descriptor(how: Join, descs: list[Descriptor], path: Path) -> Descriptor:
     first = descs[0]
-    batch = how.shape([desc.batch for desc in descs], how.dim)
+    batch = how.shape([desc.batch for desc in descs])
     if batch is None:
         for number, desc in enumerate(descs):
-            if how.shape([first.batch, desc.batch], how.dim) is None:
+            if how.shape([first.batch, desc.batch]) is None:
                 raise batches_differ(first.batch, desc.batch, number, how.name, path)
         raise AssertionError("shapes that fit the first fit each other")
     if all(desc.device == first.device for desc in descs):
@@ -359,7 +339,7 @@ def _kind(entry: Entry) -> str:
 
 
 def _explain_leaf(how: Join, first: Tensor, entry: Tensor, number: int, key: str) -> None:
-    if how.shape([tuple(first.shape), tuple(entry.shape)], how.dim) is None:
+    if how.shape([tuple(first.shape), tuple(entry.shape)]) is None:
         raise ShapeMismatch(
             f"`{how.name}` cannot join entry {key}: its shape is {tuple(entry.shape)} in container "
             f"{number} and {tuple(first.shape)} in container 0. Use `pad` or `lazy_stack`."
@@ -430,7 +410,7 @@ def _check_leaf_out(how: Join, column: Column, target: Tensor, path: Path) -> No
     leaves = [leaf for leaf in column if isinstance(leaf, Tensor)]
     shape = None
     if len(leaves) == len(column):
-        shape = how.shape([tuple(leaf.shape) for leaf in leaves], how.dim)
+        shape = how.shape([tuple(leaf.shape) for leaf in leaves])
     if shape is None:
         _explain(how, column, path, None)
     dtype = functools.reduce(torch.promote_types, [leaf.dtype for leaf in leaves])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.shapes import new_dim, wrap_dim
-from kd_core._combine.joining import Join, combined, dims_of, first_of, stacked_shape
+from kd_core._combine.joining import Join, combined, dims_of, first_of
 from kd_core._nodes import registry
+
+if TYPE_CHECKING:
+    from kd_core._types import Batch
 
 C = TypeVar("C", bound=TensorDictBase)
 
@@ -44,9 +47,23 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
     return combined(tensors, _stacking(dims_of(tensors, "stack"), dim), out)
 
 
+class _Stacking(Join):
+    __slots__ = ()
+
+    def shape(self, shapes: Sequence[Batch]) -> Batch | None:
+        first = shapes[0]
+        for shape in shapes:
+            if shape is not first and shape != first:
+                return None
+        return self.even(first, len(shapes))
+
+    def even(self, shape: Batch, count: int) -> Batch:
+        return (*shape[: self.dim], count, *shape[self.dim :])
+
+
 @cached
 def _stacking(ndim: int, dim: int) -> Join:
-    return Join("stack", wrap_dim(dim, ndim + 1), _stack_tensors, stacked_shape)
+    return _Stacking("stack", wrap_dim(dim, ndim + 1), _stack_tensors)
 
 
 registry.register("stack", stack)

@@ -48,7 +48,7 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
     try:
         if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
-            return td._map_each(fn)
+            return td._map_each(fn, None, None)  # dynamo adds guards on each default
         leaves: list[Tensor] = []
         td._collect(leaves)
         return td._rebuild(iter(run(leaves, fn, kernel)))
@@ -80,7 +80,7 @@ def binary(
     try:
         if other.__class__ in NUMBERS:
             if is_dynamo_compiling():  # a loop adds the fewest guards
-                return td._map_each(lambda leaf: fn(leaf, other))
+                return td._map_each(lambda leaf: fn(leaf, other), None, None)
             leaves: list[Tensor] = []
             td._collect(leaves)
             return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))

@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._batch.shapes import numel
 from kd_core._errors import InvalidArgument
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlock
+from kd_core._protocol.primitives import AbstractContainer, relock, unlock
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -75,9 +75,11 @@ def note(result: AbstractContainer, origin: Origin[G]) -> None:
 
 
 def moved(how: Plan, td: W) -> W:
-    """Apply a plan that moves rows, as `map_by` does, and record how it is undone."""
-    result = map_by(how, td)
-    if not is_dynamo_compiling():  # as `record`, inlined: "shape" in the benchmarks
+    """Apply a plan that moves rows and record how it is undone."""
+    leaf, batch, inner = how  # as `map_by`, inlined: "shape" in the benchmarks
+    desc = td._desc
+    result = td._map_each(leaf, inner, (desc, desc.with_batch(batch)))
+    if not is_dynamo_compiling():  # as `record`, inlined too
         try:  # noqa: SIM105  # as above
             result._scope = ref(td), Moved, how
         except (AttributeError, TypeError):  # a kind that has no place for it

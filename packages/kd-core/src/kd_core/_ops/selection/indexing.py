@@ -252,8 +252,13 @@ def _taken(container: W, index: object) -> W:
     """Return the rows at an index; in its own function, because closures slow `__getitem__`."""
     desc = container._desc
     batch = desc.batch
-    if index.__class__ is int and not is_dynamo_compiling():
+    if index.__class__ is int:
         index_int(batch, index)
+        if is_dynamo_compiling():
+            row = desc.with_batch(batch[1:])
+            return container._map_each(
+                lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row)
+            )
         row = desc._row or desc.row()
         return container._map_each(itemgetter(index), _without_first, (desc, row))
     if index.__class__ is Tensor and batch and _are_rows(index):
@@ -263,7 +268,7 @@ def _taken(container: W, index: object) -> W:
             pass
     fn, after = resolve(index, batch)
     ndim = desc.ndim
-    if container._nested:
+    if container._nested and not is_dynamo_compiling():
         takes(fn, index, batch)
     try:
         return container._map_each(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
-from kd_core._batch.names import resized, without_names
+from kd_core._batch.names import are_constant, resized, without_names
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -25,10 +25,11 @@ from kd_core._batch.shapes import (
     wrap_dim,
     wrap_dims,
 )
-from kd_core._errors import InvalidValue, ShapeMismatch
+from kd_core._compat import assume_constant_result
+from kd_core._errors import InvalidValue, KdError, ShapeMismatch
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, Dims, LeafFn
+    from kd_core._types import Batch, Dims
 
 Sizes: TypeAlias = tuple[int | Sequence[int], ...]
 
@@ -38,31 +39,66 @@ def distinct_dims(dims: Dims, batch: Batch) -> Batch:
     return wrap_dims(sizes_of([cast("int", numbered(dims, batch))]), len(batch))
 
 
-@cached
-def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    new = infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
-    return plan(batch, _resized(batch, new, getattr(Tensor, name)), new)
+class _Resizing:
+    """A `view` or `reshape` of the leading dimensions of a leaf.
 
+    An object, and `leaf` and `inner` its methods: so dynamo can take it as a constant.
+    """
 
-def _resized(batch: Batch, new: Batch, call: Callable[..., Tensor]) -> LeafFn:
-    """Return a `view` or `reshape` of the leading dimensions of a leaf."""
-    ndim = len(batch)
-    single = (*new, -1)
+    __slots__ = ("batch", "call", "name", "ndim", "single")
 
-    def any_leaf(leaf: Tensor) -> Tensor:
+    def __init__(self, old: Batch, new: Batch, name: str) -> None:
+        self.batch = new
+        self.ndim = len(old)
+        self.name = name
+        self.call: Callable[..., Tensor] = getattr(Tensor, name)
+        self.single = (*new, -1)
+
+    def leaf(self, leaf: Tensor) -> Tensor:
         # Passing the shape as one argument is slower, in compiled code too.
-        return call(leaf, *new, *leaf.shape[ndim:]) if new else call(leaf, leaf.shape[ndim:])
+        call: Callable[..., Tensor] = getattr(leaf, self.name)
+        sizes = leaf.shape[self.ndim :]
+        return call(*self.batch, *sizes) if self.batch else call(sizes)
 
-    def leaf_of_rows(leaf: Tensor) -> Tensor:
-        if leaf.ndim == ndim + 1:
+    def leaf_of_rows(self, leaf: Tensor) -> Tensor:
+        """Do the same for a batch that is not empty."""
+        if leaf.ndim == self.ndim + 1:
             try:
-                return call(leaf, *single)
+                return self.call(leaf, *self.single)
             except RuntimeError:
                 pass  # -1 is ambiguous too where vmap maps over no rows
-        return call(leaf, (*new, *leaf.shape[ndim:]))
+        return self.call(leaf, (*self.batch, *leaf.shape[self.ndim :]))
 
-    # -1 is ambiguous without elements, and comparing a traced size with 0 would add a guard.
-    return any_leaf if is_compiling() or not numel(batch) else leaf_of_rows
+    def inner(self, batch: Batch) -> Batch:
+        return self.batch + batch[self.ndim :]
+
+    def plan(self, old: Batch) -> Plan:
+        # -1 is ambiguous without elements, and comparing a traced size with 0 would add a guard.
+        any_leaf = is_compiling() or not numel(old)
+        return self.leaf if any_leaf else self.leaf_of_rows, self.batch, self.inner
+
+
+@cached
+def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
+    return _resizing(batch, shape, name).plan(batch)
+
+
+def _resizing(batch: Batch, shape: Sizes, name: str) -> _Resizing:
+    if is_dynamo_compiling() and are_constant(batch) and are_constant(shape):
+        constant = _constant_resizing(batch, shape, name)
+        if constant is not None:
+            return constant
+    new = infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
+    return _Resizing(batch, new, name)
+
+
+@assume_constant_result
+def _constant_resizing(batch: Batch, shape: Sizes, name: str) -> _Resizing | None:
+    """Compute a resizing while dynamo traces; `None` where it must trace what is raised."""
+    try:
+        return _resizing(batch, shape, name)
+    except KdError:
+        return None
 
 
 @cached
@@ -84,7 +120,7 @@ def unflatten_plan(batch: Batch, dim: int | str, sizes: Sequence[int]) -> Plan:
     at = wrap_dim(dim, batch)
     what = f"dimension {at} of batch_size {batch}"
     new = (*batch[:at], *infer_sizes(sizes_of([sizes]), batch[at], what), *batch[at + 1 :])
-    return plan(batch, _resized(batch, new, Tensor.view), new)
+    return _Resizing(batch, new, "view").plan(batch)
 
 
 @cached
