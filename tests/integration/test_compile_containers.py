@@ -314,3 +314,32 @@ def test_sizes_that_do_not_fit_raise_what_they_raise_eagerly() -> None:
             return td["a"]
 
     torch.testing.assert_close(compiled(caught)(make()), make()["a"])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td.set("x", td["a"] + 1),
+        lambda td: td.update({"a": td["a"] + 1, "x": td["a"]}),
+        lambda td: td.apply(lambda leaf: leaf + 1),
+        lambda td: TensorDict({"x": td}, td.batch_size) + 1,
+        lambda td: td.expand(2, *td.batch_size)["n", "b"],
+        lambda td: td[td["a"] > 0]["n", "b"],
+        lambda td: td.unsqueeze(0),
+    ],
+)
+def test_a_named_dimension_may_have_another_size(operation: Operation) -> None:
+    def named(rows: int, name: str | None) -> TensorDict:
+        source = {"a": torch.arange(float(rows)), "n": {"b": torch.ones(rows, 2)}}
+        return TensorDict(source, [rows], names=[name])
+
+    run = compiled(operation)
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for rows, name in ((4, "x"), (6, "x"), (8, "y"), (10, None), (4, "y")):
+            same(run(named(rows, name)), operation(named(rows, name)))
+
+
+def test_a_dimension_of_dynamic_size_has_no_name() -> None:
+    run = compiled(lambda td: [*td.names, td["a"] + 1], dynamic=True)
+    for rows in (3, 5):
+        assert run(make(rows))[0] is None  # type: ignore[index]  # a list

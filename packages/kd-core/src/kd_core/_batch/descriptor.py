@@ -172,8 +172,8 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.frozen = lock is not None or held > 0
     desc.on_cpu = device is not None and device.type == "cpu"
     desc.plain = device is None and not desc.frozen
-    desc.rows = batch[0] if desc.plain and desc.ndim == 1 else -1
     desc.size = _size_of(batch)
+    desc.rows = desc.size[0] if desc.plain and desc.ndim == 1 else -1
     desc._row = None
     desc._locked_alone = None
     desc._held_once = None

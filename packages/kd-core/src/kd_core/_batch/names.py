@@ -98,7 +98,7 @@ def _named(size: int, name: str) -> int:
 
 def names_of(batch: Batch) -> Names:
     """Return the name of each dimension, or `None`."""
-    return tuple([getattr(size, "name", None) for size in batch])
+    return tuple([size.name if isinstance(size, NamedSize) else None for size in batch])
 
 
 def are_constant(sizes: Sequence[object]) -> bool:

@@ -328,10 +328,11 @@ def expanded(batch: Batch, sizes: Batch) -> Batch:
     new = tuple(
         batch[i - lead] if size == -1 and i >= lead else size for i, size in enumerate(sizes)
     )
+    pairs = zip(map(plain_size, batch), new[lead:], strict=True)
     if (
         lead < 0
         or any(size < 0 for size in new)
-        or any(old not in (1, got) for old, got in zip(batch, new[lead:], strict=True))
+        or any(old != 1 and old != got for old, got in pairs)
     ):
         raise ShapeMismatch(
             f"batch_size {batch} cannot be expanded to {sizes}: only dimensions of size 1 can be "
@@ -363,6 +364,5 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
     if shape == target:  # most are: "math" in the benchmarks
         return True
     offset = len(target) - len(shape)
-    return offset >= 0 and all(
-        got == expected or got == 1 for got, expected in zip(shape, target[offset:], strict=True)
-    )
+    pairs = zip(shape, map(plain_size, target[offset:]), strict=True)
+    return offset >= 0 and all(got == expected or got == 1 for got, expected in pairs)

@@ -317,7 +317,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
     td._entries = entries = items.copy()  # type: ignore[assignment]  # other values are replaced below
     td._nested = False
     on_cpu = desc.on_cpu
-    rows = desc.batch[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
+    rows = desc.size[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
     if (desc.ndim != 1 or len(items) >= MANY) and all_fit(items, desc):
         return
     for key, value in items.items():

@@ -47,7 +47,7 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
         return False
     if desc.ndim != 1:
         return _all_fit_in(source, desc)
-    first = desc.batch[0]
+    first = desc.size[0]  # dynamo does not compare a named size with a symbolic one
     try:
         for key, value in source.items():
             if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
@@ -59,7 +59,7 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
 
 def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
     """Compute `all_fit` for any number of batch dimensions."""
-    batch, ndim = desc.batch, desc.ndim
+    batch, ndim = desc.size, desc.ndim
     for key, value in source.items():
         if value.__class__ is not Tensor or key.__class__ is not str:
             return False
@@ -84,10 +84,10 @@ def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
     ndim = desc.ndim
     if ndim == 1:
         try:
-            return value.shape[0] == desc.batch[0]
+            return value.shape[0] == desc.size[0]
         except IndexError:
             return False
-    return ndim == 0 or value.shape[:ndim] == desc.batch
+    return ndim == 0 or value.shape[:ndim] == desc.size
 
 
 def map_each(

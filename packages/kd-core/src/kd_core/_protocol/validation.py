@@ -148,8 +148,8 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
         return value
     ndim = desc.ndim
     batch, device = own.batch, own.device
-    if batch[:ndim] != desc.batch:
-        if batch != desc.batch[: len(batch)] or is_row_data(value):  # values of rows
+    if own.size[:ndim] != desc.size:
+        if own.size != desc.size[: own.ndim] or is_row_data(value):  # values of rows
             raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
         batch = desc.batch  # extend it to the parent's if the leaves fit
     if desc.device is not None and device != desc.device:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._batch.names import resized
+from kd_core._batch.names import resized, without_names
 from kd_core._errors import InvalidArgument, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
         ShapeMismatch: if the mask does not have the first dimensions of the batch.
     """
     ndim = mask.ndim
-    if mask.shape != batch[:ndim]:
+    if mask.shape != without_names(batch[:ndim]):  # to dynamo no symbol is equal to a named size
         raise ShapeMismatch(
             f"the shape of a mask must be the first dimensions of batch_size {batch}, got "
             f"{tuple(mask.shape)}."
