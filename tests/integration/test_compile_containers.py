@@ -257,6 +257,7 @@ def state(td: TensorDictBase) -> tuple[object, ...]:
         lambda td: torch.stack([td, td]),
         lambda td: td[1:],
         lambda td: td.unsqueeze(0).permute(1, 0),
+        lambda td: td.flip(0).unbind(0),
     ],
 )
 def test_a_result_follows_the_state_of_each_input(operation: Operation, first: int) -> None:

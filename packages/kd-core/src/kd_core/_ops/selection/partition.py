@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.computing import SAME_SHAPE
-from kd_core._batch.names import resized
+from kd_core._batch.names import plain_size, resized
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.choosing import Selection
@@ -399,7 +399,7 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int | str) -> PartsPlan
 @cached
 def _unbind(batch: Batch, dim: int | str) -> PartsPlan:
     at = wrap_dim(dim, batch)
-    return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * batch[at])
+    return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * plain_size(batch[at]))
 
 
 @cached
