@@ -81,6 +81,74 @@ def start(rng: Random) -> TensorDict:
     )
 
 
+def altered(rng: Random, td: TensorDict) -> TensorDict:
+    """Return a container for which code that is compiled for another must not go wrong.
+
+    The order of keys stays: another one does not compile again, so results keep the first order.
+    """
+    how = rng.choice(["lock", "device", "names", "key", "word", "rows", "dtype", "none"])
+    source = td.to_dict()
+    if how == "key":
+        source["more"] = torch.ones(td.batch_size)
+    if how == "word":
+        source["word"] = rng.choice(["y", "z"])
+    if how == "dtype":
+        source["a"] = source["a"].double()  # type: ignore[attr-defined]  # a tensor
+    names = [rng.choice(["x", "y"]), *[None] * (td.ndim - 1)] if how == "names" else None
+    new = TensorDict(source, td.batch_size, "cpu" if how == "device" else None, names=names)
+    if how == "rows":
+        new = cat([new, new], 0)
+    return new.lock_() if how == "lock" else new
+
+
+def outline(td: TensorDictBase) -> tuple[object, ...]:
+    """Return what a container has beside its entries, of all levels."""
+    below: list[object] = [td.get(key) for key in sorted(td.keys())]
+    nodes = [outline(each) for each in below if isinstance(each, TensorDictBase)]
+    return type(td), td.is_locked, td.device, tuple(td.batch_size), nodes
+
+
+CHANGES = 4
+
+
+def test_compiled_programs_follow_what_changes_between_calls(seeds: Seeds) -> None:
+    for seed in seeds(6):
+        rng = Random(seed)
+        td = start(rng)
+        names: list[str] = []
+
+        def program(td: TensorDictBase, names: list[str] = names) -> object:
+            for name in names:
+                td = STEPS[name](td)
+            return td, TensorDict({"made": td}, td.batch_size)
+
+        inputs = [td, *(altered(rng, td) for _ in range(CHANGES))]
+        while len(names) < 2:
+            name = rng.choice(list(STEPS))
+            if any({*names, name} >= pair for pair in APART):
+                continue
+            names.append(name)
+            if not all(runs(program, each) for each in inputs):
+                names.pop()
+        seeds.count("steps", len(names))
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="eager", fullgraph=True)
+        for each in inputs:
+            before = each.clone()
+            for found, want in zip(compiled(each), program(each), strict=True):  # type: ignore[call-overload]  # a pair
+                assert differ(found, read(want), exact=False) is None, (names, each)
+                assert outline(found) == outline(want), (names, each)
+            assert differ(each, read(before), exact=True) is None, names
+
+
+def runs(program: Callable[[TensorDictBase], object], td: TensorDictBase) -> bool:
+    try:
+        program(td)
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+        return False
+    return True
+
+
 def test_programs_compile_to_one_graph_and_agree(seeds: Seeds) -> None:
     for seed in seeds(8):
         rng = Random(seed)
