@@ -5,7 +5,14 @@ import pytest
 import torch
 from tests.core.kinds import inner
 
-from kd_core import LazyStackedTensorDict, OutOfRange, TensorDict, TensorDictBase, lazy_stack
+from kd_core import (
+    LazyStackedTensorDict,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 from kd_core.testing import assert_close
 
 DIMS = (0, 1, 2)
@@ -115,3 +122,28 @@ def test_a_row_by_a_number_of_numpy_or_torch_is_the_member(dim: int) -> None:
         assert stack[index] is stack.tensordicts[1]
     stack[torch.tensor(0), :2].zero_()
     assert not stack[0, :2]["a"].any()
+
+
+def test_rows_of_ragged_members_are_written_by_number_and_mask() -> None:
+    rows = [TensorDict({"a": torch.zeros(4, n), "s": ["x"] * 4}, [4]) for n in (1, 2)]
+    stack = lazy_stack(rows, 1)
+    td = TensorDict({"agents": stack, "b": torch.zeros(4)}, [4])
+    new = (td + 1)[:2]
+    for index in (torch.tensor([0, 2]), torch.tensor([False, True, False, True])):
+        td.zero_()
+        td[index] = new
+        for row in rows:
+            assert torch.equal(row["a"][index], torch.ones(2, row["a"].shape[1]))
+            assert row["a"].sum() == 2 * row["a"].shape[1]
+    stack[ROWS.abs(), 1] = TensorDict({"a": torch.full((3, 2), 7.0), "s": ["y"] * 3}, [3])
+    assert (rows[1]["a"][:3] == 7).all()
+    assert rows[1]["s"] == ["y", "y", "y", "x"]
+    assert rows[0]["s"] == ["x"] * 4
+
+
+def test_a_row_that_does_not_fit_a_ragged_member_changes_none() -> None:
+    rows = [TensorDict({"a": torch.zeros(4, n)}, [4]) for n in (1, 2)]
+    new = [TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)]
+    with pytest.raises(ShapeMismatch, match=r"must be broadcastable to \(2, 2\)"):
+        lazy_stack(rows, 1)[[0, 1]] = lazy_stack(new, 1)
+    assert not any(row["a"].any() for row in rows)

@@ -175,12 +175,18 @@ class MemberStorage(TensorDictBase, Composite):
             if not picked.inner or self._are_views(picked, taken):
                 stage_rows(taken, value, path, writes)
                 return writes
-        if picked is not None and alone:
-            for member in self._picked(picked):
-                copy = member.clone()
-                copy[picked.inner] = value
-                stage_rows(member, copy, path, writes)
-            return writes
+        if picked is not None and (alone or picked.distinct):
+            members = self._picked(picked)
+            values: Sequence[object] | None = [value] * len(members)
+            if not alone:  # the value of one row is written through the stack of its rows
+                lone = any(map(holds_value_of_row, members))
+                values = None if lone else rows_at(picked, value)
+            if values is not None:
+                for member, row in zip(members, values, strict=True):
+                    copy = member.clone()
+                    copy[picked.inner] = row
+                    stage_rows(member, copy, path, writes)
+                return writes
         # Rows of several members at once: write to a stacked copy, then write the copy back.
         source = value._entries if isinstance(value, AbstractContainer) else value
         part = self
@@ -271,6 +277,15 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _below(self) -> list[TensorDictBase]:
         return self._members
+
+
+def rows_at(picked: Picked, value: object) -> Sequence[object] | None:
+    """Return the part of a stack for each member at an index; `None` for another value."""
+    if isinstance(picked.rows, int):
+        return [value]
+    if isinstance(value, MemberStorage) and value._dim == picked.dim:
+        return value._members if len(value._members) == len(picked.rows) else None
+    return None
 
 
 def are_alike(one: Composite, other: Composite) -> bool:
