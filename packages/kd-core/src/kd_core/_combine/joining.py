@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
