@@ -61,7 +61,7 @@ class _Resizing:
         return call(*self.batch, *sizes) if self.batch else call(sizes)
 
     def leaf_of_rows(self, leaf: Tensor) -> Tensor:
-        """Do the same for a batch that is not empty."""
+        """Return the same for a batch that is not empty."""
         if leaf.ndim == self.ndim + 1:
             try:
                 return self.call(leaf, *self.single)
