@@ -143,3 +143,15 @@ def test_losses_are_traced_into_one_graph() -> None:
 
     one, two = make(0).exclude("s"), make(1).exclude("s")
     assert torch.allclose(step(one, two), F.mse_loss(F.relu(one), two).sum(reduce=True))
+
+
+def test_losses_refuse_arguments_as_torch_does() -> None:
+    td = TensorDict(x=1.0)
+    for args, named in (
+        ((td, td), {"target": td}),
+        ((td, td, None, None, "mean", None, 1), {}),
+        ((td,), {}),
+        ((td, td), {"nothing": 1}),
+    ):
+        with pytest.raises(TypeError):
+            F.mse_loss(*args, **named)

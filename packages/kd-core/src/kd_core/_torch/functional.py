@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from kd_core._batch.computing import EVERYTHING, SAME_SHAPE
 from kd_core._batch.shapes import broadcasts_to
-from kd_core._compat import assume_constant_result
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text
 from kd_core._keys import Path, format_key
 from kd_core._nodes.entry import Entry
@@ -63,9 +62,13 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
 
 def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert a loss of torch to a function of containers."""
+    code = cast("FunctionType", fn).__code__
+    names = code.co_varnames[: code.co_argcount]
 
     def of_leaves(*args: object, **named: object) -> object:
-        given = dict(signature_of(fn).bind(*args, **named).arguments)
+        given = dict(zip(names, args, strict=False)) | named
+        if len(given) < len(args) + len(named):  # there are too many, or one is given twice
+            inspect.signature(fn).bind(*args, **named)
         legacy = [name for name in ("size_average", "reduce") if given.get(name) is not None]
         if legacy:
             raise InvalidArgument(
@@ -98,17 +101,6 @@ def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
         return td._map_each(lambda leaf: next(found), EVERYTHING if alone else SAME_SHAPE)
 
     return of_leaves
-
-
-_signatures: Final[dict[Callable[..., Tensor], inspect.Signature]] = {}
-
-
-@assume_constant_result
-def signature_of(fn: Callable[..., Tensor]) -> inspect.Signature:
-    """Return the signature of a loss: found at its first call, not when this is imported."""
-    if fn not in _signatures:
-        _signatures[fn] = inspect.signature(fn)
-    return _signatures[fn]
 
 
 def stacked_leaves(td: AbstractContainer) -> list[Tensor]:

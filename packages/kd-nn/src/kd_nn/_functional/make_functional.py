@@ -8,6 +8,7 @@ functional too. `make_functional` removes the parameters; `get_functional` keeps
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar, cast
 
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class FunctionalForward:
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the module with the parameters among the arguments."""
         module = self.module
-        forward = cast("Callable[..., object]", type(module).forward).__get__(module)
+        forward = partial(cast("Callable[..., object]", type(module).forward), module)
         params = kwargs.pop("params", None)
         if params is None:
             lacking = _lacking(module)
