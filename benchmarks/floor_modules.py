@@ -4,10 +4,14 @@ A module reads entries and writes outputs, a sequence runs modules one after the
 a container, which changes once all of them have run and all outputs fit, they return it; called
 with tensors, by position or by name, they return the outputs. Wrapped modules are called as torch
 calls them, hooks included. They have no nested keys deeper than two parts, no optional inputs, no
-lists of outputs by name, and their errors say nothing. Knows torch and `Floor`; must not know kd.
+lists of outputs by name, and their errors say nothing. The keys that a sequence says follow its
+members and their keys, direct writes to `_modules` included; its calls do not. Knows torch and
+`Floor`; must not know kd.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from floor import Floor
 from torch import Tensor, nn
@@ -17,24 +21,39 @@ from torch.distributions import Distribution
 class Keyed(nn.Module):
     """What modules and sequences share: both kinds of calls."""
 
-    in_keys: list[object]
-    out_keys: list[object]
+    changes = 0  # of the keys of any module
+    reads: list[object]
+    writes: list[object]
     partial_tolerant = False
+    holders: Iterable[object] = ()
+
+    @property
+    def in_keys(self) -> list[object]:
+        return [*self.reads]
+
+    @in_keys.setter
+    def in_keys(self, keys: list[object]) -> None:
+        Keyed.changes += 1
+        self.reads = [*keys]
+
+    @property
+    def out_keys(self) -> list[object]:
+        return [*self.writes]
 
     def forward(self, *args: object, **values: object) -> object:
         if len(args) == 1 and isinstance(args[0], Floor):
             return self._on_container(args[0])
-        found = dict(zip(self.in_keys, args, strict=False))
-        if values.keys() & found.keys() or len(args) + len(values) != len(self.in_keys):
+        found = dict(zip(self.reads, args, strict=False))
+        if values.keys() & found.keys() or len(args) + len(values) != len(self.reads):
             raise TypeError
         found.update(values)
         made = self.run(found)
-        outputs = tuple(made[key] for key in self.out_keys)
+        outputs = tuple(made[key] for key in self.writes)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _on_container(self, td: Floor) -> Floor:
         found = {}
-        for key in self.in_keys:
+        for key in self.reads:
             value = td.get(key)
             if value is not None:
                 found[key] = value
@@ -43,7 +62,7 @@ class Keyed(nn.Module):
         made = self.run(found)
         if td.locked:
             raise RuntimeError
-        written = [(key, td._checked("", made[key])) for key in self.out_keys if key in made]
+        written = [(key, td._checked("", made[key])) for key in self.writes if key in made]
         for key, value in written:
             if type(key) is str:
                 td.entries[key] = value
@@ -56,9 +75,10 @@ class Keyed(nn.Module):
         return td
 
     def select_out_keys(self, *keys: object) -> Keyed:
-        if not set(keys) <= set(self.out_keys):
+        if not set(keys) <= set(self.writes):
             raise KeyError
-        self.out_keys = list(keys)
+        self.writes = list(keys)
+        Keyed.changes += 1
         return self
 
 
@@ -67,12 +87,12 @@ class Module(Keyed):
 
     def __init__(self, module: object, in_keys: list[object], out_keys: list[object]) -> None:
         super().__init__()
-        self.module, self.in_keys, self.out_keys = module, in_keys, out_keys
+        self.module, self.reads, self.writes = module, [*in_keys], [*out_keys]
 
     def run(self, found: dict[object, object]) -> dict[object, Tensor]:
-        result = self.module(*[found[key] for key in self.in_keys])
+        result = self.module(*[found[key] for key in self.reads])
         outputs = (result,) if isinstance(result, Tensor) else result
-        return dict(zip(self.out_keys, outputs, strict=True))
+        return dict(zip(self.writes, outputs, strict=True))
 
 
 class Sequence(Keyed):
@@ -81,27 +101,46 @@ class Sequence(Keyed):
     def __init__(self, *steps: Keyed, partial_tolerant: bool = False) -> None:
         super().__init__()
         self.steps, self.partial_tolerant = nn.ModuleList(steps), partial_tolerant
-        self.in_keys, self.out_keys = [], []
-        for step in steps:
-            self.in_keys += [k for k in step.in_keys if k not in self.out_keys + self.in_keys]
-            self.out_keys += [key for key in step.out_keys if key not in self.out_keys]
-        self.live = list(steps)
+        self.selected: tuple[object, ...] = ()
+        self.follow()
+
+    def follow(self) -> None:
+        self.live, self.reads, self.writes = [*self.steps], [], []
+        self.holders = [(self.steps, [*self.live])]
+        for step in self.live:
+            reads, writes = step.in_keys, step.out_keys
+            self.reads += [k for k in reads if k not in self.writes and k not in self.reads]
+            self.writes += [key for key in writes if key not in self.writes]
+            self.holders += step.holders
+        if self.selected:
+            self.select_out_keys(*self.selected)
+        self.at = Keyed.changes
+
+    @property
+    def in_keys(self) -> list[object]:
+        if self.at != Keyed.changes:
+            self.follow()
+        for holder, steps in self.holders:
+            if [*holder._modules.values()] != steps:
+                self.follow()
+                break
+        return [*self.reads]
 
     def __iter__(self) -> object:
         return iter(self.steps)
 
     def select_out_keys(self, *keys: object) -> Keyed:
-        needed, self.live = set(keys), []
+        self.selected, needed, self.live = keys, set(keys), []
         for step in reversed(self.steps):
-            if needed & set(step.out_keys):
+            if needed & set(step.writes):
                 self.live.insert(0, step)
-                needed = (needed - set(step.out_keys)) | set(step.in_keys)
+                needed = (needed - set(step.writes)) | set(step.reads)
         return super().select_out_keys(*keys)
 
     def run(self, found: dict[object, object]) -> dict[object, Tensor]:
         values = dict(found)
         for step in self.live:
-            if self.partial_tolerant and not values.keys() >= set(step.in_keys):
+            if self.partial_tolerant and not values.keys() >= set(step.reads):
                 continue
             values.update(step.run(values))
         return values
@@ -119,17 +158,17 @@ class Probabilistic(Keyed):
         return_log_prob: bool,
     ) -> None:
         super().__init__()
-        self.in_keys, self.out_keys = in_keys, list(out_keys)
+        self.reads, self.writes = [*in_keys], [*out_keys]
         self.kind, self.draws = distribution_class, default_interaction_type
         if return_log_prob:
-            self.out_keys.append(f"{out_keys[0]}_log_prob")
+            self.writes.append(f"{out_keys[0]}_log_prob")
 
     def run(self, found: dict[object, object]) -> dict[object, Tensor]:
-        dist = self.kind(**{key: found[key] for key in self.in_keys})
+        dist = self.kind(**{key: found[key] for key in self.reads})
         value = dist.rsample() if self.draws else dist.mean
-        made = {self.out_keys[0]: value}
-        if len(self.out_keys) > 1:
-            made[self.out_keys[1]] = dist.log_prob(value)
+        made = {self.writes[0]: value}
+        if len(self.writes) > 1:
+            made[self.writes[1]] = dist.log_prob(value)
         return made
 
 
@@ -155,6 +194,11 @@ ROWS = {
         "partial_tolerant, (td)",
         "10 layers, (td)",
         "10 layers, (x=x)",
+        "in_keys of a module",
+        "in_keys of 3 layers",
+        "in_keys of 10 layers",
+        "build 3 layers",
+        "build 10 layers",
         "probabilistic, mean",
         "probabilistic, sample + log_prob",
         "stochastic actor, (td)",
