@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from torch import Tensor, nn
 
@@ -122,6 +122,13 @@ class TensorDictModule(TensorDictModuleBase):
         self.method = method
         self.method_kwargs = {} if method_kwargs is None else method_kwargs
         self.strict = strict
+
+    if not TYPE_CHECKING:  # without a look into `__dict__`, as they are read often
+
+        @TensorDictModuleBase.in_keys.getter
+        def in_keys(self) -> list[NestedKey]:
+            """Return the keys that are read, as a fresh list."""
+            return [*self._in_spec.keys]
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:

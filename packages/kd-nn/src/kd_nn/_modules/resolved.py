@@ -17,7 +17,7 @@ from kd_nn._modules.nodes import key_node
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.dynamo import traced_plan
 from kd_nn._plan.eager import Plan
-from kd_nn._plan.invalidation import flags_of
+from kd_nn._plan.invalidation import LAST_RAISED, flags_of
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -41,6 +41,7 @@ class Resolved:
         "__weakref__",
         "_computed",
         "_flags",
+        "_last_raised",
         "_members",
         "graph",
         "in_keys",
@@ -54,6 +55,7 @@ class Resolved:
     def __init__(self, sequence: StepList) -> None:
         # Before anything else is read: what another thread changes meanwhile is then seen later.
         self._flags: list[list[bool]] = []
+        self._last_raised: list[bool] | None = None  # when all flags were looked at
         self._members: list[tuple[nn.Module, list[nn.Module]]] = []
         self._computed: list[tuple[nn.Module, tuple[object, ...]]] = []
         if not _is_traced():  # made while tracing, it is not kept; and dynamo enters no lock
@@ -74,17 +76,17 @@ class Resolved:
 
     def is_current(self) -> bool:
         """Return whether nothing that it was made from has changed."""
-        if any(self._flags):
-            return False
         if _is_traced():  # dynamo of torch 2.10 compares no modules
-            return True
+            return not any(self._flags)
+        last = LAST_RAISED[0]  # read first: what another thread raises meanwhile is seen later
+        if last is not self._last_raised:
+            if any(self._flags):
+                return False
+            self._last_raised = last
         for holder, members in self._members:  # loops: a generator costs more than what it tests
             if [*holder._modules.values()] != members:
                 return False
-        for step, answers in self._computed:
-            if _asked(step) != answers:
-                return False
-        return True
+        return not self._computed or all(_asked(step) == was for step, was in self._computed)
 
     def _depend_on(self, step: nn.Module) -> None:
         if not isinstance(step, StepList):

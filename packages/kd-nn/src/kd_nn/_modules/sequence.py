@@ -107,10 +107,13 @@ class TensorDictSequential(StepList):
         @TensorDictModuleBase.in_keys.getter
         def in_keys(self) -> list[NestedKey]:
             """Return the keys that are read, as a fresh list."""
-            resolved = self.__dict__.get("_resolved")
-            if resolved is None or not resolved.is_current():
-                resolved = self._resolve()
-            return [*resolved.in_keys]
+            try:
+                resolved = self._resolved
+            except AttributeError:
+                return [*self._resolve().in_keys]
+            if resolved.is_current():
+                return [*resolved.in_keys]
+            return [*self._resolve().in_keys]
 
         @TensorDictModuleBase.out_keys.getter
         def out_keys(self) -> list[NestedKey]:
