@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kd_core import InvalidArgument, TensorDict, TensorDictBase
+from kd_core import InvalidArgument, KeyNotFound, OutOfRange, TensorDict, TensorDictBase
 from kd_nn import NotKeyed, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 
 
@@ -50,6 +50,56 @@ def test_place_that_there_is_not_is_refused(place: int) -> None:
     model = TensorDictSequential(neg("x", "a"), neg("y", "b"))
     with pytest.raises(IndexError, match=f"has 2 steps, so none can come to place {place}"):
         model.insert(place, neg("n", "c"))
+
+
+def test_extend_adds_steps_and_recomputes_the_keys() -> None:
+    model = TensorDictSequential(neg("x", "a"))
+    assert model.extend(neg(*keys) for keys in (("a", "b"), ("c", "d"))) is model
+    assert model.in_keys == ["x", "c"]
+    assert model.out_keys == ["a", "b", "d"]
+    assert torch.equal(model(TensorDict(x=torch.ones(1), c=torch.ones(1)))["b"], torch.ones(1))
+    assert len(model.extend(model)) == 6
+
+
+def test_extend_continues_the_names_of_steps() -> None:
+    model = TensorDictSequential({"first": neg("x", "a")})
+    model.extend([neg("a", "b")]).extend({"last": neg("b", "c")})
+    assert [name for name, _ in model.named_steps()] == ["first", "1", "last"]
+    assert TensorDictSequential(neg()).extend({"last": neg("y", "z")})["last"].in_keys == ["y"]
+
+
+def test_extend_adds_all_steps_or_none() -> None:
+    model = TensorDictSequential(neg("x", "a"))
+    with pytest.raises(NotKeyed, match=r"step `2` \(`ReLU`\) has no keys. Wrap it"):
+        model.extend([neg("a", "b"), nn.ReLU()])
+    with pytest.raises(InvalidArgument, match="has a step `0` already"):
+        model.extend({"new": neg("a", "b"), "0": neg("b", "c")})
+    with pytest.raises(InvalidArgument, match="expected several keyed modules, got TensorDictMod"):
+        model.extend(neg("a", "b"))  # type: ignore[arg-type]  # wrong on purpose
+    assert len(model) == 1
+    assert model.out_keys == ["a"]
+
+
+def test_pop_returns_the_step_that_it_removes() -> None:
+    steps = [neg("x", "a"), neg("a", "b"), neg("b", "c")]
+    model = TensorDictSequential(*steps)
+    assert model.pop() is steps[2]
+    assert model.pop(0) is steps[0]
+    assert (model.in_keys, model.out_keys) == (["a"], ["b"])
+    assert TensorDictSequential({"one": steps[0]}).pop("one") is steps[0]
+
+
+def test_pop_of_a_step_that_there_is_not_changes_nothing() -> None:
+    model = TensorDictSequential({"one": neg("x", "a"), "two": neg("a", "b")})
+    with pytest.raises(OutOfRange, match="index 2 is out of range for the 2 steps"):
+        model.pop(2)
+    with pytest.raises(KeyNotFound, match=r"step `too` of .* not found.* Did you mean `two`"):
+        model.pop("too")
+    model.select_out_keys("b")
+    with pytest.raises(KeyNotFound, match="`b`"):
+        model.pop("two")
+    assert len(model) == 2
+    assert model.out_keys == ["b"]
 
 
 def test_class_is_no_step() -> None:

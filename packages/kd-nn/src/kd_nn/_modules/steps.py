@@ -6,7 +6,7 @@ parameters of step `k` are called `module.k...`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Self, cast, overload
 
 from torch import nn
@@ -55,7 +55,44 @@ class StepList(TensorDictModuleBase):
 
     def append(self, module: nn.Module) -> Self:
         """Add a step at the end; return the sequence."""
-        return self._replace_steps([*self.named_steps(), (self._free_name(), module)])
+        steps = self.named_steps()
+        return self._replace_steps([*steps, (free_name(dict(steps)), module)])
+
+    def extend(
+        self, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict
+    ) -> Self:
+        """Add steps at the end: all of them, or none if one is refused.
+
+        Args:
+            modules: Keyed modules; or a dict, which names the steps.
+
+        Returns:
+            The sequence.
+
+        Raises:
+            NotKeyed: If something is not a keyed module.
+            InvalidArgument: If a name is taken, or one module is given instead of several.
+
+        Example:
+            >>> import torch
+            >>> from kd_nn import TensorDictModule, TensorDictSequential
+            >>> model = TensorDictSequential(TensorDictModule(torch.neg, ["x"], ["y"]))
+            >>> model.extend([TensorDictModule(torch.exp, ["y"], ["z"])]).out_keys
+            ['y', 'z']
+        """
+        if not isinstance(modules, Iterable):
+            raise InvalidArgument(
+                f"`extend` expected several keyed modules, got {type(modules).__name__}. "
+                "Pass a list or dict of them, or use `append`."
+            )
+        steps = dict(self.named_steps())
+        if isinstance(modules, (Mapping, nn.ModuleDict)):
+            for name, module in modules.items():
+                steps[self._new_name(name, steps)] = module
+            return self._replace_steps(list(steps.items()), named=True)
+        for module in modules:
+            steps[free_name(steps)] = module
+        return self._replace_steps(list(steps.items()))
 
     def insert(self, name: str | int, module: nn.Module, after: str | int | None = None) -> Self:
         """Add a step.
@@ -74,20 +111,41 @@ class StepList(TensorDictModuleBase):
             InvalidArgument: If the name is taken.
         """
         steps = self.named_steps()
-        names = [taken for taken, _ in steps]
         if isinstance(name, int):
             if not -len(steps) <= name <= len(steps):
                 raise IndexError(
                     f"{describe(self)} has {len(steps)} steps, so none can come to place {name}."
                 )
-            steps.insert(name, (self._free_name(), module))
+            steps.insert(name, (free_name(dict(steps)), module))
             return self._replace_steps(steps)
-        name = check_name(name)
-        if name in names:
-            raise InvalidArgument(f"{describe(self)} has a step `{name}` already: {names}.")
-        place = 0 if after is None else names.index(self._name_of(after)) + 1
+        name = self._new_name(name, dict(steps))
+        place = 0 if after is None else list(dict(steps)).index(self._name_of(after)) + 1
         steps.insert(place, (name, module))
         return self._replace_steps(steps, named=True)
+
+    def pop(self, index: int | str = -1) -> TensorDictModuleBase:
+        """Remove one step, the last one unless another is asked for, and return it.
+
+        Args:
+            index: Its place or its name.
+
+        Raises:
+            IndexError: If there is no such place.
+            KeyNotFound: If there is no step of that name, or a selected output is written by this
+                step alone; nothing changes.
+
+        Example:
+            >>> import torch
+            >>> from kd_nn import TensorDictModule, TensorDictSequential
+            >>> first = TensorDictModule(torch.neg, ["x"], ["y"])
+            >>> model = TensorDictSequential(first, TensorDictModule(torch.exp, ["y"], ["z"]))
+            >>> model.pop(0) is first, model.in_keys
+            (True, ['y'])
+        """
+        name = self._name_of(index)
+        step = self[name]
+        del self[name]
+        return step
 
     def __len__(self) -> int:
         return len(self.module)
@@ -156,12 +214,11 @@ class StepList(TensorDictModuleBase):
     def _steps(self) -> list[nn.Module]:
         return [step for _, step in self.named_steps()]
 
-    def _free_name(self) -> str:
-        taken = dict(self.named_steps())
-        idx = len(taken)
-        while str(idx) in taken:
-            idx += 1
-        return str(idx)
+    def _new_name(self, name: str, steps: Mapping[str, nn.Module]) -> str:
+        name = check_name(name)
+        if name in steps:
+            raise InvalidArgument(f"{describe(self)} has a step `{name}` already: {list(steps)}.")
+        return name
 
     def _name_of(self, index: int | str) -> str:
         names = [name for name, _ in self.named_steps()]
@@ -195,6 +252,14 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     for idx, each in enumerate(steps):
         check_keyed(str(idx), each)
     return nn.ModuleList(cast("Iterable[nn.Module]", steps))
+
+
+def free_name(taken: Mapping[str, nn.Module]) -> str:
+    """Return the number of the next step as a name, or the first one after it that is free."""
+    idx = len(taken)
+    while str(idx) in taken:
+        idx += 1
+    return str(idx)
 
 
 def check_name(name: object) -> str:
