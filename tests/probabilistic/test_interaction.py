@@ -12,6 +12,7 @@ from kd_probabilistic import InteractionType, interaction_type, set_interaction_
 @pytest.mark.parametrize("name", ["mode", "MEDIAN", "Mean", "random", "DETERMINISTIC"])
 def test_members_are_found_by_name_in_any_case(name: str) -> None:
     assert InteractionType(name) is InteractionType[name.upper()]
+    assert InteractionType.from_str(name) is InteractionType[name.upper()]
 
 
 def test_unknown_type_lists_the_members() -> None:
@@ -20,11 +21,15 @@ def test_unknown_type_lists_the_members() -> None:
         match=r"`means` is not a valid interaction type.*`mean`, `random`.*Did you mean `mean`\?",
     ):
         set_interaction_type("means")
+    with pytest.raises(ValueError, match=r"`medain` is not .*Did you mean `median`\?"):
+        InteractionType.from_str("medain")
 
 
 def test_other_objects_are_a_type_error() -> None:
     with pytest.raises(TypeError, match="member of `InteractionType` or its name, got 3"):
         set_interaction_type(3)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(TypeError, match="member of `InteractionType` or its name, got 3"):
+        InteractionType.from_str(3)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_scopes_nest_and_end_with_an_exception() -> None:

@@ -41,6 +41,23 @@ class InteractionType(Enum):
     DETERMINISTIC = "deterministic"
 
     @classmethod
+    def from_str(cls, type_str: str) -> "InteractionType":
+        """Return the member of a name in any case, as `InteractionType(name)` does.
+
+        Args:
+            type_str: The name.
+
+        Raises:
+            InvalidValue: If it is not the name of an interaction type.
+            InvalidArgument: If it is not a str.
+
+        Example:
+            >>> InteractionType.from_str("Median")
+            <InteractionType.MEDIAN: 'median'>
+        """
+        return as_interaction_type(type_str)
+
+    @classmethod
     def _missing_(cls, value: object) -> "InteractionType":
         """Find a member by a name in any case, or raise with the valid names."""
         if isinstance(value, str):
