@@ -156,11 +156,43 @@ def test_buffers_are_handed_over_without_a_copy() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(td, 5))["a"], td["a"])
 
 
-@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_one_tensor_under_two_keys_stays_one(protocol: int) -> None:
     shared = torch.zeros(2)
-    td = pickle.loads(pickle.dumps(TensorDict({"a": shared, "b": {"c": shared}}), protocol))
-    assert td["a"] is td["b", "c"]
+    both = [TensorDict({"a": shared, "b": {"c": shared}}), TensorDict(d=shared)]
+    td, other = pickle.loads(pickle.dumps(both, protocol))
+    assert td["a"] is td["b", "c"] is other["d"]
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_leaf_is_pickled_as_little_more_than_its_bytes(protocol: int) -> None:
+    td = TensorDict({str(i): torch.full((4,), float(i)) for i in range(1000)})
+    data = pickle.dumps(td, protocol)
+    assert len(data) < 1000 * 80  # torch writes 300 bytes
+    back = pickle.loads(data)
+    assert back["999"].tolist() == [999.0] * 4
+    back["999"].zero_()  # it may be written to
+    assert td["999"].tolist() == [999.0] * 4
+
+
+def test_a_buffer_that_an_earlier_release_pickled_loads() -> None:
+    head = b"\x80\x05\x8c\x11kd_core.extending\x94\x8c\x0crestore_leaf\x94\x93"
+    data = head + b"(\x96\x08\0\0\0\0\0\0\0\0\0\x80?\0\0\0@\x8c\x07float32K\x02K\x01\x86\x88tR."
+    leaf = pickle.loads(data)
+    assert leaf.tolist() == [[1.0], [2.0]]
+    assert leaf.requires_grad
+
+
+def test_containers_are_pickled_without_numpy() -> None:
+    program = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "import pickle, torch, kd_core\n"
+        "td = kd_core.TensorDict({'a': torch.ones(2, requires_grad=True)})\n"
+        "for protocol in (2, 4, 5): print(pickle.loads(pickle.dumps(td, protocol))['a'].tolist())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.split("\n") == ["[1.0, 1.0]"] * 3 + [""]
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -262,6 +294,34 @@ def test_load_may_map_to_another_device(tmp_path: Path) -> None:
     td = torch.load(tmp_path / "td.pt", weights_only=True, map_location="meta")
     assert td.device == td["b"].device == td["a"].device == torch.device("meta")
     assert td.get(("a", "word")).device == torch.device("meta")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol 3")
+def test_protocol_3_is_loaded_with_weights_only(tmp_path: Path) -> None:
+    torch.save(nested(), tmp_path / "td.pt", pickle_protocol=3)
+    assert_same(nested(), torch.load(tmp_path / "td.pt", weights_only=True))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_torch_save_keeps_storages_at_any_protocol(
+    protocol: int, zipped: bool, tmp_path: Path
+) -> None:
+    base = torch.arange(10_000.0)
+    leaves = {"one": base[7], "row": base[3:5], "grad": torch.ones(2, 3, requires_grad=True)}
+    saved = (TensorDict(leaves | {"all": base, "s": "text"}), base)
+    file = tmp_path / "td.pt"
+    torch.save(saved, file, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    assert file.stat().st_size < 50_000  # `base` is stored once
+    td, beside = torch.load(file, weights_only=False)
+    assert_same_tree(td, saved[0])
+    assert td["all"].data_ptr() == beside.data_ptr()
+    assert td["row"].untyped_storage().nbytes() == 8
+    assert td["grad"].requires_grad
+    moved, _ = torch.load(file, weights_only=False, map_location="meta")
+    for key in (*leaves, "all"):
+        assert moved[key].is_meta
+        assert moved[key].shape == saved[0][key].shape
 
 
 def test_a_device_is_kept_without_leaves() -> None:

@@ -1,21 +1,27 @@
-"""How a leaf is pickled: with its own bytes, not those of its base; from protocol 5 as a buffer.
+"""How a leaf is pickled: with its own bytes, not those of its base; from protocol 4 as a buffer.
 
-A buffer can be handed over without a copy (`buffer_callback` of `pickle.dumps`), and tensors that
-are one object stay one. Of dtypes like `uint16` and `float8_e4m3fn` torch 2.15 still writes pickles
-that it cannot read: their leaves are pickled by their bits.
+A pickle of a tensor holds a whole file of torch, which takes long to write and to read; a buffer
+holds the bytes alone: "pickle round trip" in the benchmarks. From protocol 5 it can be handed over
+without a copy (`buffer_callback` of `pickle.dumps`). Tensors that are one object stay one.
+`torch.save` gets a storage from either, which it maps to devices. Of dtypes like `uint16` and
+`float8_e4m3fn` torch 2.15 still writes pickles that it cannot read: their leaves are pickled by
+their bits.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import weakref
 from typing import TYPE_CHECKING, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.storage import TypedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -43,10 +49,45 @@ class PackedLeaf(Packed):
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         leaf = self.leaf
-        octets = leaf.detach().reshape(-1).view(torch.uint8).numpy()
-        dtype = str(leaf.dtype).removeprefix("torch.")
-        buffer = pickle.PickleBuffer(octets)  # type: ignore[arg-type]  # an array is a buffer
-        return restore_leaf, (buffer, dtype, tuple(leaf.shape), leaf.requires_grad)
+        args = (LeafStorage(leaf), _name(leaf.dtype), tuple(leaf.shape), leaf.requires_grad)
+        return restore_leaf, args
+
+
+class LeafStorage(TypedStorage):
+    """The numbers of a leaf: a storage in `torch.save`, a buffer in other pickles.
+
+    `torch.save` stores every instance of `TypedStorage` by itself and does not call
+    `__reduce_ex__`.
+    """
+
+    leaf: Tensor
+
+    def __new__(cls, leaf: Tensor) -> Self:
+        return object.__new__(cls)
+
+    def __init__(self, leaf: Tensor) -> None:
+        self.leaf = leaf
+
+    @functools.cached_property
+    def _untyped_storage(self) -> UntypedStorage:  # type: ignore[override]  # made when asked
+        return own_bytes(self.leaf).untyped_storage()
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # as above
+        return self.leaf.dtype if self.leaf.dtype in _READABLE else torch.uint8
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        leaf = self.leaf.detach() if self.leaf.requires_grad else self.leaf
+        octets = (leaf if leaf.ndim else leaf.reshape(1)).view(torch.uint8).numpy()
+        if protocol == 4:
+            return bytearray, (octets.tobytes(),)
+        return memoryview, (pickle.PickleBuffer(octets),)  # type: ignore[arg-type]  # it is one
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in pickles: one object, which a pickle holds once."""
+    return str(dtype).removeprefix("torch.")
 
 
 class LeafOfBits(Packed):
@@ -57,8 +98,7 @@ class LeafOfBits(Packed):
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         leaf = self.leaf
         bits = leaf.detach().resolve_conj().resolve_neg().view(BITS[leaf.dtype.itemsize])
-        dtype = str(leaf.dtype).removeprefix("torch.")
-        return restore_from_bits, (own_bytes(bits), dtype, leaf.requires_grad)
+        return restore_from_bits, (own_bytes(bits), _name(leaf.dtype), leaf.requires_grad)
 
 
 # A pickler holds what it has pickled, so a second reference to a tensor finds the same object.
@@ -70,7 +110,7 @@ _PACKED: Final[weakref.WeakValueDictionary[tuple[type, int], Packed]] = (
 def packed(leaf: Tensor, protocol: int) -> Packed | Tensor:
     """Return what is pickled for a leaf: its buffer, or itself if it has none."""
     kind: type[Packed]
-    if protocol >= 5 and _has_buffer(leaf):
+    if protocol >= 4 and _has_buffer(leaf):
         kind = PackedLeaf
     elif leaf.dtype not in _READABLE and _has_bits(leaf):
         kind = LeafOfBits
@@ -86,10 +126,14 @@ def _has_buffer(leaf: Tensor) -> bool:
     """Return whether a leaf is nothing but numbers in a row that Python can reach."""
     if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or not leaf.is_cpu:
         return False
-    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or leaf.is_shared() or leaf.__dict__:  # type: ignore[no-untyped-call]  # by torch
+    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or leaf.__dict__:
         return False
-    if not leaf.numel() or not leaf.is_contiguous():
-        return False
+    return bool(leaf.numel()) and leaf.is_contiguous() and _has_numpy()
+
+
+@functools.cache
+def _has_numpy() -> bool:
+    """Return whether torch can hand the numbers of a tensor to Python."""
     try:
         torch.empty(0).numpy()
     except RuntimeError:  # numpy is not installed
@@ -98,11 +142,17 @@ def _has_buffer(leaf: Tensor) -> bool:
 
 
 def restore_leaf(buffer: object, dtype: str, shape: Sequence[int], requires_grad: bool) -> Tensor:
-    """Rebuild a leaf on a buffer; called by pickle.
+    """Rebuild a leaf on a buffer, or on a storage from `torch.load`; called by pickle.
 
     The tensor uses the memory of the buffer, or a copy if that must not be written to.
     """
-    leaf = octets_of(buffer).view(getattr(torch, dtype)).reshape(tuple(shape))
+    kind: torch.dtype = getattr(torch, dtype)
+    if isinstance(buffer, TypedStorage):
+        leaf = torch.empty(0, dtype=kind, device=buffer.device).set_(buffer._untyped_storage)
+    else:
+        leaf = numbers_of(buffer, kind)
+    if len(shape) != 1:
+        leaf = leaf.view(tuple(shape))
     return leaf.requires_grad_() if requires_grad else leaf
 
 
@@ -114,12 +164,17 @@ def octets_of(buffer: object) -> Tensor:
     Raises:
         TypeError: if it has none.
     """
+    return numbers_of(buffer, torch.uint8)
+
+
+def numbers_of(buffer: object, dtype: torch.dtype) -> Tensor:
+    """Return the numbers in a buffer as a flat tensor, in the way of `octets_of`."""
     view = memoryview(buffer)  # type: ignore[arg-type]  # anything may be asked
     if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=dtype)
     if view.readonly or not view.c_contiguous:
         view = memoryview(bytearray(view.tobytes()))
-    return torch.frombuffer(view.cast("B"), dtype=torch.uint8)
+    return torch.frombuffer(view.cast("B"), dtype=dtype)
 
 
 def _has_bits(leaf: Tensor) -> bool:

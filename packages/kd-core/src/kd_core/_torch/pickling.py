@@ -25,12 +25,13 @@ from kd_core._store.places import place_of
 
 def _allow(cls: type) -> None:
     torch.serialization.add_safe_globals([cls])
-    # Between processes tensors go through shared memory, whatever the protocol.
     ForkingPickler.register(cls, _reduced_for_processes)
 
 
 def _reduced_for_processes(container: object) -> tuple[Any, ...]:
-    function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(4))
+    # Between processes tensors go through shared memory, whatever the protocol: protocol 3 keeps
+    # them tensors.
+    function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(3))
     if function is restore_dense:
         cls, entries, *more = args
         originals = cast("Dense", container)._entries
