@@ -12,6 +12,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeySetMismatch,
+    LazyStackedTensorDict,
     NonTensorData,
     OutOfRange,
     ShapeMismatch,
@@ -277,6 +278,64 @@ def test_where_pads_what_one_side_lacks() -> None:
         [1, 1, 1],
         [7, 7, 7],
     ]
+
+
+def ragged_holder(value: float) -> TensorDict:
+    """Return a container of batch size (2, 3) with a stack along dimension 1 of unlike members."""
+    members = [
+        TensorDict({"x": torch.full((2, n), value), "w": [f"{value}", "b"]}, [2]) for n in (1, 2, 3)
+    ]
+    return TensorDict({"n": {"s": lazy_stack(members, 1)}, "a": torch.full((2, 3), value)}, [2, 3])
+
+
+def stack_inside(td: TensorDict) -> LazyStackedTensorDict:
+    found: object = td.get(("n", "s"))
+    assert isinstance(found, LazyStackedTensorDict)
+    return found
+
+
+def ragged_rows(td: TensorDict) -> list[list[float]]:
+    """Return the first number of each row of the ragged entry, transposed."""
+    return [member["x"][:, 0].tolist() for member in stack_inside(td).unbind(1)]
+
+
+CONDITIONS = {
+    "full": torch.tensor([[True, False, True], [False, True, True]]),
+    "rows": torch.tensor([True, False]),
+    "column": torch.tensor([[True], [False]]),
+    "member": torch.tensor([[False, True, True]]),
+    "one": torch.tensor(False),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+def test_where_chooses_rows_of_a_ragged_stack_inside(condition: torch.Tensor) -> None:
+    td, other = ragged_holder(1.0), ragged_holder(2.0)
+    rows = condition.reshape(*condition.shape, *[1] * (2 - condition.ndim)).expand(2, 3)
+    got = td.where(condition, other)
+    assert ragged_rows(got) == torch.where(rows, 1.0, 2.0).T.tolist()
+    words = [["1.0" if each else "2.0" for each in rows[0].tolist()], ["b"] * 3]
+    assert stack_inside(got).get_non_tensor("w") == words
+    out = ragged_holder(0.0)
+    assert td.where(condition, other, out=out) is out
+    assert ragged_rows(out) == ragged_rows(got)
+    for number in (5.0, torch.full((2, 1), 5.0)):
+        got = td.where(condition, number)
+        assert ragged_rows(got) == torch.where(rows, 1.0, 5.0).T.tolist()
+        assert got["a"].tolist() == torch.where(rows, 1.0, 5.0).tolist()
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+@pytest.mark.parametrize("missing", [("n", "s", "x"), ("n", "s"), "n"])
+def test_where_pads_rows_of_a_ragged_stack_inside(
+    condition: torch.Tensor, missing: str | tuple[str, ...]
+) -> None:
+    td = ragged_holder(1.0)
+    part = td.exclude(missing)
+    rows = condition.reshape(*condition.shape, *[1] * (2 - condition.ndim)).expand(2, 3)
+    expected = torch.where(rows, 1.0, 7.0).T.tolist()
+    assert ragged_rows(td.where(condition, part, pad=7.0)) == expected
+    assert ragged_rows(part.where(~condition, td, pad=7.0)) == expected
 
 
 def test_where_without_dimensions_keeps_the_value_of_one_row() -> None:

@@ -34,7 +34,6 @@ from kd_core._leaves.writes import write_all
 from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
 from kd_core._ops.math.output import written_to
-from kd_core._ops.math.ternary import blend
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.primitives import AbstractContainer, check_has
@@ -165,34 +164,6 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
             return cast(Tensor, default)
         rows = self.select(key)[index]
         return cast(Tensor, rows._read(path_of(key)))
-
-    def where(
-        self,
-        condition: Tensor,
-        other: AbstractContainer | Tensor | float,
-        *,
-        out: Self | None = None,
-        pad: float | None = None,
-        update_batch_size: bool = False,
-    ) -> Self:
-        """Select rows of the stack where a condition is true, and rows of `other` elsewhere."""
-        batch = self._desc.batch
-        sides = [
-            side for side in (condition, other) if isinstance(side, (Tensor, AbstractContainer))
-        ]
-        shapes = [side.shape if isinstance(side, Tensor) else side._desc.batch for side in sides]
-        plain = out is None and pad is None and condition.dtype is torch.bool
-        if not plain or any(tuple(shape) != batch for shape in shapes):
-            return super().where(
-                condition, other, out=out, pad=pad, update_batch_size=update_batch_size
-            )
-        if isinstance(other, AbstractContainer):
-            rows = self._rows_of_operand(cast("Entry", other))
-            parts = zip(self._members, condition.unbind(self._dim), rows, strict=True)
-            return self._of(
-                [member.where(mask, cast("AbstractContainer", row)) for member, mask, row in parts]
-            )
-        return blend(self, _chosen, condition, other)
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Stack all entries and return a `TensorDict`.
@@ -339,10 +310,6 @@ def _check_stackable(stack: LazyStackedTensorDict) -> None:
             )
     for key in stack.keys(True):
         stack.get(key)
-
-
-def _chosen(leaf: Tensor, condition: Tensor, other: Tensor) -> Tensor:
-    return torch.where(condition, leaf, other)
 
 
 def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[str, Entry] | None:

@@ -8,7 +8,7 @@ storage.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
@@ -32,6 +32,7 @@ from kd_core._containers.member_writes import (
 from kd_core._containers.row_values import own_row
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
@@ -269,6 +270,21 @@ class MemberStorage(TensorDictBase, Composite):
             member._collect_pair(row, mine, theirs, path)
         if isinstance(mine, Targets):
             mine.values = [(own_row(node) or node, new, at) for node, new, at in mine.values]
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self:
+        if not isinstance(fn, Selection) or fn.of_member is None:
+            return super()._zip_each(other, fn, path)
+        rows = zip(self._members, self._rows_of_operand(other), strict=True)
+        new = self._of(
+            [
+                member._zip_each(row, fn.of_member(self._dim, position), path)
+                for position, (member, row) in enumerate(rows)
+            ]
+        )
+        new._desc = self._desc.unlocked()
+        return new
 
     def _shallow(self) -> Self:
         new = self._by_member(lambda member: member._shallow())

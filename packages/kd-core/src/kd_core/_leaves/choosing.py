@@ -12,12 +12,22 @@ from torch import Tensor
 
 
 class Selection:
-    """A function of two leaves that takes each row from one of them."""
+    """A function of two leaves that takes each row from one of them.
 
-    __slots__ = ("_choose",)
+    Attributes:
+        of_member: a function from a stacked dimension and a position in it to the selection among
+            the rows of that member; `None`: only stacked leaves can be chosen from.
+    """
 
-    def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+    __slots__ = ("_choose", "of_member")
+
+    def __init__(
+        self,
+        choose: Callable[[Tensor, Tensor], Tensor],
+        of_member: Callable[[int, int], Selection] | None = None,
+    ) -> None:
         self._choose = choose
+        self.of_member = of_member
 
     def __call__(self, leaf: Tensor, new: Tensor) -> Tensor:
         return self._choose(leaf, new)

@@ -8,7 +8,7 @@ has is `default - value`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, cast
 
 import torch
@@ -42,7 +42,6 @@ def binary_with_default(
     other: object,
     fn: Callable[..., Tensor],
     default: Default,
-    by_member: bool = True,
     otherwise: Callable[[W, object, Callable[..., Tensor]], W] = binary,
 ) -> W:
     """Apply a function of two to the entries of two containers whose keys may differ.
@@ -52,7 +51,6 @@ def binary_with_default(
         other: the second operand; one that is not a container has no keys, so nothing is missing.
         fn: the function of two leaves.
         default: what stands for a missing leaf, or `"intersection"`.
-        by_member: whether the function may be called for each member of a stack.
         otherwise: what applies the function to an operand that is not a container.
 
     Raises:
@@ -64,7 +62,7 @@ def binary_with_default(
     if not isinstance(other, AbstractContainer):
         return otherwise(td, other, fn)
     check_batches(td._desc.batch, other._desc.batch)
-    return _Join(fn, default, by_member).level(td, other, ())
+    return _Join(fn, default).level(td, other, ())
 
 
 def _check_default(default: object) -> None:
@@ -85,17 +83,16 @@ def _check_default(default: object) -> None:
 class _Join:
     """One traversal of two containers by key."""
 
-    def __init__(self, fn: _Fn, default: Default, by_member: bool, in_stack: bool = False) -> None:
-        self.fn, self.default, self.by_member = fn, default, by_member
+    def __init__(self, fn: _Fn, default: Default, in_stack: bool = False) -> None:
+        self.fn, self.default = fn, default
         self.in_stack = in_stack
         """Whether leaves are those of members, which have a dimension less than their stack."""
 
     def level(self, td: W, other: AbstractContainer, path: tuple[str, ...]) -> W:
         batch = td._desc.batch
-        alike = self.by_member and other._desc.batch[: len(batch)] == batch
-        if alike and isinstance(td, Composite):
-            inside = self._inside()
-            return td._by_member(lambda member, row: inside.level(member, row, path), other)
+        if isinstance(td, Composite) and other._desc.batch[: len(batch)] == batch:
+            joins = self._of_members(td)
+            return td._by_member(lambda member, row: next(joins).level(member, row, path), other)
         mine, theirs = td._entries, other._entries
         entries: dict[str, Entry] = {}
         for key, value in mine.items():
@@ -107,9 +104,14 @@ class _Join:
             self._add_theirs(entries, mine, theirs, batch, len(other._desc.batch))
         return td._like(entries, td._desc.unlocked())
 
-    def _inside(self) -> _Join:
-        """Return the same for the members of a stack."""
-        return self if self.in_stack else _Join(self.fn, self.default, self.by_member, True)
+    def _of_members(self, stack: Composite) -> Iterator[_Join]:
+        """Iterate over the traversals of the members of a stack."""
+        fn = self.fn
+        for position in range(len(stack._members)):
+            if isinstance(fn, Selection) and fn.of_member is not None:
+                yield _Join(fn.of_member(stack._dim, position), self.default, True)
+            else:
+                yield self if self.in_stack else _Join(fn, self.default, True)
 
     def _both(self, mine: Entry, theirs: Entry, path: tuple[str, ...], batch: Batch) -> Entry:
         if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
@@ -158,9 +160,11 @@ class _Join:
         """Return the result for an entry that only one container has."""
         if isinstance(entry, Tensor):
             return self._with_default(entry, on_the_right)
-        if isinstance(entry, Composite) and self.by_member:
-            inside = self._inside()
-            return entry._map_each(lambda leaf: inside._with_default(leaf, on_the_right))
+        if isinstance(entry, Composite):
+            joins = self._of_members(entry)
+            return entry._by_member(
+                lambda member: cast("AbstractContainer", next(joins)._one(member, on_the_right))
+            )
         if isinstance(entry, AbstractContainer):
             found = {key: self._one(each, on_the_right) for key, each in entry._entries.items()}
             return cast("Entry", entry._like(found, entry._desc.unlocked()))

@@ -23,8 +23,10 @@ from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_len
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.choosing import Selection
 from kd_core._leaves.nested import chosen_rows, is_ragged
+from kd_core._ops.math.alignment import keeps_batch
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.output import written_to
+from kd_core._ops.math.ternary import blend
 from kd_core._ops.selection.rows import beside, check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
@@ -244,32 +246,57 @@ def _selected(
     """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
     batch = td._desc.batch
     chosen = _spread(check_mask(condition), batch, "a condition")
-
-    def pick(leaf: Tensor, new: Tensor | float) -> Tensor:
-        if leaf.__class__ is not Tensor and is_ragged(leaf):
-            return _ragged_rows(td, leaf, condition, new)
-        if new.__class__ is Tensor or isinstance(new, Tensor):
-            if new.__class__ is not Tensor and is_ragged(new):
-                return _ragged_rows(cast("W", other), new, ~condition, leaf)
-            if leaf.ndim < new.ndim:  # padding
-                return torch.where(chosen(new), leaf, new)
-        return torch.where(chosen(leaf), leaf, new)
-
     if isinstance(other, AbstractContainer):
         if other._desc.batch != batch:
             raise ShapeMismatch(
                 f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
                 "`where`."
             )
+        selection = _selection(td, other, condition, batch)
         if pad is not None:
-            return binary_with_default(td, other, Selection(pick), pad, by_member=False)
-        return td._zip_each(cast("Entry", other), Selection(pick))
-    if not isinstance(other, Tensor) or not other.ndim:
-        return td._map_each(lambda leaf: pick(leaf, other), SAME_SHAPE)
-    new = _spread(other, batch, "a tensor")
-    return td._map_each(
-        lambda leaf: pick(leaf, other if is_ragged(leaf) else new(leaf)), SAME_SHAPE
-    )
+            return binary_with_default(td, other, selection, pad)
+        return td._zip_each(cast("Entry", other), selection)
+    new = _spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
+    if not keeps_batch(td):
+        return blend(td, _chosen, condition, other)
+
+    def pick(leaf: Tensor) -> Tensor:
+        if is_ragged(leaf):
+            return _ragged_rows(td, leaf, condition, other)
+        return torch.where(chosen(leaf), leaf, other if new is None else new(leaf))
+
+    return td._map_each(pick, SAME_SHAPE)
+
+
+def _selection(
+    td: AbstractContainer, other: AbstractContainer, condition: Tensor, batch: Batch
+) -> Selection:
+    """Return the function that chooses among the rows of two containers of a batch size.
+
+    Of a member of a stack it chooses with the part of the condition that belongs to the member.
+    """
+    chosen = _spread(condition, batch, "a condition")
+
+    def pick(leaf: Tensor, new: Tensor) -> Tensor:
+        if leaf.__class__ is not Tensor and is_ragged(leaf):
+            return _ragged_rows(td, leaf, condition, new)
+        if new.__class__ is not Tensor and is_ragged(new):
+            return _ragged_rows(other, new, ~condition, leaf)
+        return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
+
+    def of_member(dim: int, row: int) -> Selection:
+        part = condition
+        if dim < condition.ndim:
+            part = condition.select(dim, row if condition.shape[dim] != 1 else 0)
+        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :])
+
+    return Selection(pick, of_member)
+
+
+def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
+    if is_ragged(leaf):
+        return chosen_rows(leaf, condition.reshape(condition.shape[:1]), other)
+    return torch.where(condition, leaf, other)
 
 
 def _ragged_rows(
