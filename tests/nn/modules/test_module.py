@@ -1,15 +1,16 @@
 import copy
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, InvalidKey, TensorDict
+from kd_core import InvalidArgument, InvalidKey, NestedKey, NonTensorData, TensorDict
 from kd_nn import (
     InputMissing,
     OutKeyUnknown,
@@ -409,3 +410,73 @@ def test_errors_that_name_the_module_have_no_further_note() -> None:
     with pytest.raises(OutputMismatch) as caught:
         module(x=torch.zeros(2))
     assert not hasattr(caught.value, "__notes__")
+
+
+def calls(module: TensorDictModule, td: TensorDict) -> Iterator[Callable[[], object]]:
+    """Yield calls by container and by tensor: interpreted, planned, and in a sequence."""
+    sequence = TensorDictSequential(module)
+    for _ in range(3):
+        for each in (module, sequence):
+            yield partial(each, td.clone())
+            yield partial(each, x=td["x"])
+
+
+@pytest.mark.parametrize("batch", [[], [2], [3]])
+@pytest.mark.parametrize("nest", [tuple, list])
+def test_several_tensors_under_one_key_are_refused(batch: list[int], nest: type) -> None:
+    module = TensorDictModule(lambda x: (x, nest([x + 1, x + 2])), ["x"], ["y", "state"])
+    td = TensorDict({"x": torch.zeros(*batch, 2)}, batch)
+    message = rf"one tensor for the out key `state`, got a {nest.__name__} of 2\. Give each tensor"
+    for call in calls(module, td):
+        with pytest.raises(OutputMismatch, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("function", "out_keys"),
+    [
+        (lambda x: {"y": (x, x)}, ["y"]),
+        (lambda x: {"state": (x, x), "z": x}, {"state": "y"}),
+        (lambda x: (x, {"inner": [x, x]}), ["x", "y"]),
+        (lambda x: ([(x, x)],), ["y"]),
+        (lambda x: [(x, x[:1])], ["y"]),
+    ],
+)
+def test_several_tensors_are_refused_wherever_they_come_from(
+    function: Callable[[Tensor], object], out_keys: list[NestedKey] | dict[str, NestedKey]
+) -> None:
+    module = TensorDictModule(function, ["x"], out_keys)
+    for call in calls(module, TensorDict({"x": torch.zeros(2, 3)}, [2])):
+        with pytest.raises(OutputMismatch, match=r"for the out key `y`, got a (tuple|list) of 2"):
+            call()
+
+
+def test_discarded_tuples_lists_of_text_and_wrapped_tuples_are_no_outputs_to_refuse() -> None:
+    def function(x: Tensor) -> tuple[object, ...]:
+        return x, (x, x), ["a", "b"], NonTensorData((x, x, x))
+
+    module = TensorDictModule(function, ["x"], ["y", "_", "text", "whole"])
+    for _ in range(3):
+        td = module(TensorDict({"x": torch.zeros(2)}, [2]))
+        assert list(td["text"]) == ["a", "b"]
+        assert len(td["whole"]) == 3
+
+
+def test_nested_outputs_are_flattened_where_each_has_a_key() -> None:
+    lstm = nn.LSTM(3, 4)
+    y, (h, c) = lstm(torch.ones(5, 2, 3))
+    keys: list[NestedKey] = ["y", ("state", "h"), ("state", "c")]
+    module = TensorDictModule(lstm, ["x"], keys)
+    sequence = TensorDictSequential(module, TensorDictModule(torch.neg, [("state", "c")], ["z"]))
+    for _ in range(3):
+        td = sequence(TensorDict(x=torch.ones(5, 2, 3)))
+        for key, value in zip((*keys, "z"), (y, h, c, -c), strict=True):
+            assert torch.equal(td[key], value)
+        for got, value in zip(module(x=torch.ones(5, 2, 3)), (y, h, c), strict=True):
+            assert torch.equal(got, value)
+
+
+def test_nested_outputs_that_no_keys_match_are_a_mismatch() -> None:
+    module = TensorDictModule(nn.LSTM(3, 4), ["x"], ["y", "h", "c", "d"])
+    with pytest.raises(OutputMismatch, match=r"each of its 4 out_keys .*got 2 outputs"):
+        module(x=torch.ones(5, 2, 3))

@@ -91,6 +91,15 @@ def output_mismatch(who: str, out_keys: Sequence[NestedKey], got: str) -> Output
     )
 
 
+def several_outputs(who: str, key: NestedKey, got: Sequence[object]) -> OutputMismatch:
+    """Build the error for several tensors that would be written under one key."""
+    return OutputMismatch(
+        f"{who} must return one tensor for the out key {format_key(key)}, "
+        f"got a {type(got).__name__} of {len(got)}. Give each tensor a key: as in "
+        '`out_keys=["y", "h", "c"]` for `(y, (h, c))`. If they are rows of one entry, stack them.'
+    )
+
+
 def out_key_unknown(key: NestedKey, who: str, known: Sequence[NestedKey]) -> OutKeyUnknown:
     """Build the error for a selected key that is not written."""
     return OutKeyUnknown(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from kd_nn._dispatch.entries import (
     write_entries,
 )
 from kd_nn._dispatch.skip_existing import outputs_exist
-from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, suggest
+from kd_nn._errors import OutputMismatch, list_keys, output_mismatch, several_outputs, suggest
 from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.settings import (
@@ -52,8 +52,8 @@ class TensorDictModule(TensorDictModuleBase):
 
     Args:
         module: An `nn.Module` or any other callable. It returns one tensor, a tuple or list of as
-            many as there are `out_keys`, or outputs by name that hold all of them: a mapping, a
-            dataclass or a named tuple.
+            many as there are `out_keys` (nested ones are flattened), or outputs by name that hold
+            all of them: a mapping, a dataclass or a named tuple.
         in_keys: What it reads: one key (a str or tuple), a list of keys, or a mapping
             `{argument: key}`.
         out_keys: What it writes, one key per output; `"_"` discards an output. A mapping
@@ -219,7 +219,8 @@ class TensorDictModule(TensorDictModuleBase):
             One value per key of `out_keys_source`.
 
         Raises:
-            OutputMismatch: If the numbers differ, or a name was not found.
+            OutputMismatch: If the numbers differ, a name was not found, or one key would get
+                several tensors.
         """
         keys = self._own_out_keys()
         names = self.__dict__.get("_out_names")
@@ -237,9 +238,16 @@ class TensorDictModule(TensorDictModuleBase):
         else:
             values = (result,)
         if len(values) != len(keys):
-            raise output_mismatch(
-                describe(self), keys, f"{len(values)} output{'s' * (len(values) != 1)}"
-            )
+            flat = tuple(_flattened(values))
+            if len(flat) != len(keys):
+                raise output_mismatch(
+                    describe(self), keys, f"{len(values)} output{'s' * (len(values) != 1)}"
+                )
+            values = flat
+        for key, value in zip(keys, values, strict=True):
+            several = None if key == DISCARD else _several_tensors(value)
+            if several is not None:
+                raise several_outputs(describe(self), key, several)
         return values
 
     def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...]:
@@ -346,6 +354,28 @@ def _by_name(result: object) -> Mapping[str, object] | None:
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     return None
+
+
+def _several_tensors(output: object) -> Sequence[object] | None:
+    """Return the tuple or list of tensors that an output is or holds; None if there is none."""
+    if isinstance(output, (tuple, list)):
+        if any(isinstance(item, Tensor) for item in output):
+            return output
+        inside: Iterable[object] = output
+    elif isinstance(output, Mapping) and not is_tensor_collection(output):
+        inside = output.values()
+    else:
+        return None
+    return next(filter(None, map(_several_tensors, inside)), None)
+
+
+def _flattened(outputs: Sequence[object]) -> Iterator[object]:
+    """Yield outputs, with those in nested tuples and lists of tensors in their place."""
+    for output in outputs:
+        if isinstance(output, (tuple, list)) and _several_tensors(output) is not None:
+            yield from _flattened(output)
+        else:
+            yield output
 
 
 def _look_up(found: Mapping[str, object], key: NestedKey) -> object:

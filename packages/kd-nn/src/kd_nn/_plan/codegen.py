@@ -274,6 +274,11 @@ class Calls:
             return
         text.add(depth, f"if _r.__class__ is _tuple and _len(_r) == {len(targets)}:")
         text.add(depth + 1, f"{left}= _r")
+        named = [target for target in targets if target != "_o"]
+        if named:  # a tuple in a tuple is refused
+            tests = " or ".join(f"{target}.__class__ is not _Tensor" for target in named)
+            text.add(depth + 1, f"if {tests}:")
+            text.add(depth + 2, f"{left}= {split}")
         text.add(depth, "else:")
         text.add(depth + 1, f"{left}= {split}")
         text.add(depth, "_r = None")
