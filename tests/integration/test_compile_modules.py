@@ -207,3 +207,20 @@ def test_a_step_of_training_resolves_the_keys_of_a_model(
     made = run(td.clone())
     torch.testing.assert_close(made, model(td)["loc"] + model(x=X)[-2])
     assert counter.frame_count == 1
+
+
+def test_flattened_outputs_are_one_graph() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            return x + 1, (x + 2, x + 3)
+
+    model = TensorDictSequential(
+        TensorDictModule(Nested(), ["x"], ["y", ("state", "h"), ("state", "c")]),
+        TensorDictModule(torch.neg, [("state", "c")], ["z"]),
+    )
+    run, counter = compiled(model)
+    td = run(TensorDict({"x": X}, [2]))
+    assert isinstance(td, TensorDict)
+    assert torch.equal(td["state", "h"], X + 2)
+    assert torch.equal(td["z"], -X - 3)
+    assert counter.frame_count == 1
