@@ -12,11 +12,13 @@ from kd_core import (
     KeyCollision,
     KeyNotFound,
     KeySetMismatch,
+    LazyStackedTensorDict,
     Locked,
     NestedKey,
     ShapeMismatch,
     TensorClass,
     TensorDict,
+    lazy_stack,
 )
 
 
@@ -320,3 +322,37 @@ def test_empty_of_another_batch_size() -> None:
     assert td.empty(device=None).device is None
     with pytest.raises(InvalidArgument, match="cannot be combined"):
         td.empty(recurse=True, batch_size=[5])
+
+
+def ragged(value: float, sizes: tuple[int, ...] = (1, 2)) -> TensorDict:
+    """Return a container with a stack inside whose entry `x` is ragged."""
+    members = [TensorDict({"x": torch.full((size,), value)}) for size in sizes]
+    return TensorDict({"s": lazy_stack(members), "a": torch.full((len(sizes),), value)})
+
+
+def stack_of(td: TensorDict) -> LazyStackedTensorDict:
+    return td.nested("s", LazyStackedTensorDict)
+
+
+@pytest.mark.parametrize("keys", [None, [("s", "x")], ["s"]])
+def test_update_merges_ragged_stacks_member_by_member(keys: list[NestedKey] | None) -> None:
+    td, source = ragged(1.0), ragged(2.0, (3, 5))
+    td["s", "kept"] = torch.zeros(2)
+    td.update(source, keys_to_update=keys)
+    for row in range(2):
+        assert stack_of(td)[row]["x"] is stack_of(source)[row]["x"]
+    assert td["s", "kept"].tolist() == [0, 0]
+    assert td["a"][0] == (2 if keys is None else 1)
+    td.update({"s": stack_of(source)}, clone=True)
+    assert stack_of(td)[1]["x"] is not stack_of(source)[1]["x"]
+    assert stack_of(td)[1]["x"].tolist() == [2.0] * 5
+
+
+def test_update_of_ragged_stacks_is_all_or_nothing() -> None:
+    td, source = ragged(1.0), ragged(2.0)
+    source["s", "y"] = torch.zeros(2)
+    stack_of(td).lock_()
+    with pytest.raises(Locked, match="lock of an enclosing container"):
+        td.update(source)
+    assert td["a"].tolist() == [1.0, 1.0]
+    assert stack_of(td)[1]["x"].tolist() == [1.0, 1.0]

@@ -19,7 +19,7 @@ from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import MemberReading
-from kd_core._containers.member_storage import MemberStorage, are_alike, describe_stack
+from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -36,6 +36,7 @@ from kd_core._nodes import registry
 from kd_core._ops.math.output import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import become
+from kd_core._protocol.composite import are_alike
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT
 
@@ -223,29 +224,20 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         update_batch_size: bool = False,
     ) -> Self:
         """Store the entries of a source; a stack of the same shape updates member by member."""
-        if inplace or not (isinstance(source, MemberStorage) and are_alike(self, source)):
-            if update_batch_size:
-                raise InvalidArgument(
-                    "`update_batch_size=True` cannot change the number of members of a lazy stack. "
-                    "Make it dense with `contiguous()` first."
-                )
-            return super().update(
-                source,
-                clone,
-                inplace,
-                non_blocking=non_blocking,
-                keys_to_update=keys_to_update,
-                is_leaf=is_leaf,
+        alike = isinstance(source, MemberStorage) and are_alike(self, source)
+        if update_batch_size and (inplace or not alike):
+            raise InvalidArgument(
+                "`update_batch_size=True` cannot change the number of members of a lazy stack. "
+                "Make it dense with `contiguous()` first."
             )
-        keys = None if keys_to_update is None else list(keys_to_update)
-        self._change_members(
-            "update the members",
-            lambda member, part: member.update(
-                part, clone, non_blocking=non_blocking, keys_to_update=keys, is_leaf=is_leaf
-            ),
-            source._members,
+        return super().update(
+            source,
+            clone,
+            inplace,
+            non_blocking=non_blocking,
+            keys_to_update=keys_to_update,
+            is_leaf=is_leaf,
         )
-        return self
 
     def clear(self) -> Self:
         """Remove all entries of each member; return self."""

@@ -38,7 +38,7 @@ from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data
 from kd_core._ops.selection.index_plan import for_nested
-from kd_core._protocol.composite import Composite, index_of
+from kd_core._protocol.composite import Composite, are_alike, index_of
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -302,11 +302,6 @@ def rows_at(picked: Picked, value: object) -> Sequence[object] | None:
     if isinstance(value, MemberStorage) and value._dim == picked.dim:
         return value._members if len(value._members) == len(picked.rows) else None
     return None
-
-
-def are_alike(one: Composite, other: Composite) -> bool:
-    """Return whether two stacks have as many members along the same dimension."""
-    return one._dim == other._dim and len(one._members) == len(other._members)
 
 
 def describe_stack(

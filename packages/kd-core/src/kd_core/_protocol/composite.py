@@ -71,6 +71,11 @@ class Composite(AbstractContainer):
                 change(*row)
 
 
+def are_alike(one: Composite, other: Composite) -> bool:
+    """Return whether two stacks have as many members along the same dimension."""
+    return one._dim == other._dim and len(one._members) == len(other._members)
+
+
 def takes(fn: LeafFn, index: object, batch: Batch = ()) -> LeafFn:
     """Record on a leaf function its index of the batch, so that a stack can select members.
 

@@ -23,7 +23,7 @@ from kd_core._ops.entries.updating import (
     Update,
     commit_all,
     source_items,
-    stage_update,
+    stage_merge,
     stage_writes,
 )
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
@@ -88,11 +88,10 @@ class Structure(AbstractContainer):
         """
         if update_batch_size and take_batch_size(self, source, clone, keys_to_update):
             return self
-        items = source_items(source, "update")
         only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
         stage: Staged = []
         how = Update(clone, inplace, only, non_blocking, is_leaf)
-        in_stack = stage_update(self, items, (), how, stage)
+        in_stack = stage_merge(self, source, (), how, stage)
         if in_stack:
             with unchanged_on_error(self):
                 commit_all(stage)

@@ -16,7 +16,7 @@ from kd_core._keys import Path, format_key
 from kd_core._leaves.loops import kinds_by_key, missing_key, same_data, unwrapped, walk_error
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._nodes.entry import is_row_data
-from kd_core._protocol.composite import Composite
+from kd_core._protocol.composite import Composite, are_alike
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import Branch, spread_keys
 
@@ -87,14 +87,30 @@ def narrowed_items(items: Mapping[str, object], only: list[Path]) -> dict[str, o
     return found
 
 
-def stage_update(
-    level: AbstractContainer, items: Mapping[str, object], path: Path, how: Update, stage: Staged
+def stage_merge(
+    level: AbstractContainer, source: object, path: Path, how: Update, stage: Staged
 ) -> bool:
-    """Check each entry and append what to do to the stage; nothing is changed here.
+    """Stage an update from a source; a stack takes the entries of one like it member by member.
 
     Returns:
         Whether a stack is among the levels, which splits an entry when it is stored.
     """
+    if (
+        not how.inplace
+        and isinstance(level, Composite)
+        and isinstance(source, Composite)
+        and are_alike(level, source)
+    ):
+        for member, part in zip(level._members, source._members, strict=True):
+            stage_merge(member, part, path, how, stage)
+        return True
+    return _stage_update(level, source_items(source, "update"), path, how, stage)
+
+
+def _stage_update(
+    level: AbstractContainer, items: Mapping[str, object], path: Path, how: Update, stage: Staged
+) -> bool:
+    """Check each entry and append what to do to the stage; nothing is changed here."""
     kinds = kinds_by_key(level._entries)
     in_stack = isinstance(level, Composite)
     for key, value in items.items():
@@ -104,8 +120,7 @@ def stage_update(
         current = kinds.get(key)
         merged = isinstance(value, _LEVELS) and how.merges(value)
         if merged and isinstance(current, AbstractContainer):
-            inner = source_items(value, "update")
-            in_stack |= stage_update(current, inner, (*path, key), how.below(only), stage)
+            in_stack |= stage_merge(current, value, (*path, key), how.below(only), stage)
             continue
         if value.__class__ is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
             raise walk_error((*path, key, next(iter(value))), len(path) + 1, current)
