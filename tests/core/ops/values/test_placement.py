@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, InvalidValue, TensorDict, lazy_stack
+from kd_core import InvalidArgument, InvalidValue, Locked, ShapeMismatch, TensorDict, lazy_stack
 
 META = torch.device("meta")
 
@@ -128,3 +128,28 @@ def test_streams_take_leaves_on_a_gpu_only() -> None:
     stream = cast("torch.cuda.Stream", object())
     with pytest.raises(InvalidValue, match="entry `a` must be on a GPU"):
         TensorDict({"a": 1.0}).record_stream(stream)
+
+
+def test_to_takes_a_batch_size(td: TensorDict) -> None:
+    wide = td.exclude("s").to(torch.float64, batch_size=[])
+    assert wide.batch_size == ()
+    assert wide["a"].dtype is torch.float64
+    matrix = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.ones(3, 2)}}, [3])
+    assert matrix.to(batch_size=[3, 2]).batch_size == (3, 2)
+    assert matrix.batch_size == (3,)
+    with pytest.raises(ShapeMismatch, match="batch_size"):
+        matrix.to(torch.float64, batch_size=[3, 4], inplace=True)
+    assert matrix["a"].dtype is torch.float32
+
+
+def test_to_changes_a_container_in_place(td: TensorDict) -> None:
+    assert td.to("meta", torch.float64, inplace=True) is td
+    assert td.device == td["a"].device == td["n", "b"].device == META
+    assert td["a"].dtype is td["n", "b"].dtype is torch.float64
+    assert td["s"] == "text"
+    same = TensorDict({"a": torch.ones(3)}, [3])
+    assert same.to(torch.float32, inplace=True) is same
+    with pytest.raises(Locked, match="move in place"):
+        td.lock_().to("meta", inplace=True)
+    with pytest.raises(InvalidArgument, match="lazy stack"):
+        lazy_stack([same, same.clone()]).to(torch.float64, inplace=True)

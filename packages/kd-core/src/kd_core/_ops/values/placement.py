@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import device_of
+from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._ops.math.casting import cast_leaves
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._ops.math.casting import CastFilter
-    from kd_core._types import DeviceLike
+    from kd_core._types import BatchSize, DeviceLike
 
     W = TypeVar("W", bound=AbstractContainer)
 
@@ -48,6 +49,8 @@ class Placement(AbstractContainer):
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
+        batch_size: BatchSize | None = None,
+        inplace: bool = False,
     ) -> Self:
         """Move to a device, cast to a dtype, or both.
 
@@ -57,9 +60,13 @@ class Placement(AbstractContainer):
             device: the device, by keyword.
             dtype: the dtype, by keyword.
             non_blocking: do not wait for copies between pinned memory and a GPU.
+            batch_size: the batch size of the result; `None`: that of this container.
+            inplace: change this container instead of making a new one.
 
         Raises:
             InvalidArgument: if an argument is none of these, or one is given twice.
+            ShapeMismatch: if an entry does not fit `batch_size`.
+            Locked: if `inplace` and the container is locked.
         """
         for each in where:
             found_device, found_dtype = _read(each)
@@ -70,7 +77,10 @@ class Placement(AbstractContainer):
                 )
             device, dtype = found_device or device, found_dtype or dtype
         td = self if dtype is None else cast_leaves(self, dtype)
-        return td if device is None else _move(td, device, non_blocking)
+        td = td if device is None else _move(td, device, non_blocking)
+        if batch_size is not None:
+            td = td._with_descriptor(td._desc.unlocked().with_batch(batch_of(batch_size)))
+        return become(self, td, "move in place") if inplace else td
 
     def cpu(self) -> Self:
         """Move to the CPU."""
