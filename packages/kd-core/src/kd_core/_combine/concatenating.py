@@ -12,7 +12,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import wrap_dim
-from kd_core._combine.joining import Join, combined, dims_of, first_of
+from kd_core._combine.joining import Join, dims_of, first_of
 from kd_core._leaves.nested import joined_rows
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
@@ -50,7 +50,7 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
     how = _concatenating(dims_of(tensors, "cat"), dim)
     joined = how.members(tensors) if out is None else None
-    return combined(tensors, how, out) if joined is None else cast(C, joined)
+    return how.combined(tensors, out) if joined is None else cast(C, joined)
 
 
 class _Concatenating(Join):
@@ -117,7 +117,7 @@ def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
     """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
     how = _ConcatenatingOnce(wrap_dim(0, parts[0]._desc.ndim))
     joined = how.members(parts)
-    return combined(parts, how, None) if joined is None else cast(TensorDictBase, joined)
+    return how.combined(parts, None) if joined is None else cast(TensorDictBase, joined)
 
 
 def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -88,6 +88,107 @@ class Join:
         """Join nested tensors of the jagged layout; `None` if they cannot be joined."""
         return None
 
+    def combined(self, containers: Sequence[C], out: C | None) -> C:
+        """Join containers into new leaves or the leaves of `out`."""
+        if out is not None:
+            return _combined_into(self, containers, out)
+        nodes: Sequence[object] = containers
+        if isinstance(nodes[0], Composite):
+            return self._stacked(containers, (), None)  # type: ignore[return-value]  # the kind of the first
+        return self.joined(containers, (), None)  # type: ignore[return-value]  # as above
+
+    def _stacked(self, nodes: Column, path: Path, memo: Memo) -> Entry:
+        """Join lazy stacks; those with ragged entries are stacked member by member."""
+        try:
+            return self.joined(nodes, path, memo)
+        except ShapeMismatch:
+            first = cast("Composite", nodes[0])
+            stacks = [node for node in nodes if _alike(node, first)]
+            if self.name != "stack" or len(stacks) < len(nodes):
+                raise
+            at = first._dim
+            inner = type(self)(self.name, self.dim - (self.dim > at), self.call)
+            rows = zip(*[stack._members for stack in stacks], strict=True)
+            members = [inner._joined_other(cast("Column", row), path, None) for row in rows]
+            made = first._of(cast("list[TensorDictBase]", members), at + (self.dim <= at))
+            made._describe(made._desc.with_batch(self.descriptor(nodes, path, None).batch))
+            return cast("Entry", made)
+
+    def joined(self, nodes: Column, path: Path, memo: Memo) -> Entry:
+        """Join containers level by level."""
+        try:
+            levels = [node._entries for node in nodes]  # type: ignore[union-attr]  # or it raises
+        except AttributeError:
+            if not path:
+                first_of(nodes, self.name)
+            return _join_data(self, nodes, path)
+        first, desc = levels[0], nodes[0]._desc  # type: ignore[union-attr]  # containers all
+        memo = desc, self.descriptor(nodes, path, memo)
+        columns = self._columns(levels, path)
+        call, dim = self.call, self.dim
+        joined: dict[str, Entry] = {}
+        column: Column = ()
+        key = ""
+        try:
+            for key in first:
+                column = next(columns) if columns else [level[key] for level in levels]
+                if column[0].__class__ is not Tensor:
+                    joined[key] = self._joined_other(column, (*path, key), memo)
+                elif dim:
+                    joined[key] = call(column, dim)
+                else:  # passing the default dimension is slower than leaving it out
+                    joined[key] = call(column)
+        except KdError as error:
+            if not column or _is_other(column[0]) or isinstance(nodes[0], Composite):
+                raise  # by a container below, or by an entry that a stack could not read
+            _explain(self, column, (*path, key), error)
+        except KeyError as error:
+            number = next(i for i, level in enumerate(levels) if key not in level)
+            raise _keys_differ(self, levels, number, path) from error
+        except (RuntimeError, TypeError, IndexError) as error:
+            _explain(self, column, (*path, key), error)
+        return nodes[0]._like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
+
+    def _joined_other(self, column: Column, path: Path, memo: Memo) -> Entry:
+        """Join nodes, nested tensors, or tensors of a subclass."""
+        first = column[0]
+        if isinstance(first, Composite):
+            stack = self.members(column)
+            return self._stacked(column, path, memo) if stack is None else stack
+        if not isinstance(first, Tensor):
+            return self.joined(column, path, memo)
+        if not first.is_nested:
+            return self.call(column, self.dim)
+        return _joined_rows(self, column, path)
+
+    def _columns(self, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:
+        """Return the entries of each key in all containers, or `None` to look them up by key.
+
+        Raises:
+            KeySetMismatch: if the numbers of keys differ.
+        """
+        count = len(levels[0])
+        for level in levels:
+            if len(level) != count:
+                number = next(i for i, one in enumerate(levels) if len(one) != count)
+                raise _keys_differ(self, levels, number, path)
+        if count < ZIP_FROM:
+            return None
+        keys = list(levels[0])
+        if all(list(level) == keys for level in levels):
+            return zip(*[level.values() for level in levels], strict=True)
+        return None
+
+    def descriptor(self, nodes: Column, path: Path, memo: Memo) -> Descriptor:
+        """Return the descriptor of the result."""
+        first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
+        for node in nodes:
+            if node._desc is not first:  # type: ignore[union-attr]  # nodes all
+                return _mixed_descriptor(self, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
+        if memo is not None and memo[0] is first:
+            return memo[1]
+        return first.with_batch(self.even(first.batch, len(nodes)))
+
 
 def first_of(containers: object, name: str) -> TensorDictBase:
     """Return the first of a sequence of containers, after checking all.
@@ -123,10 +224,8 @@ def dims_of(containers: object, name: str) -> int:
     return first_of(containers, name)._desc.ndim
 
 
-def combined(containers: Sequence[C], how: Join, out: C | None) -> C:
-    """Join containers into new leaves or the leaves of `out`."""
-    if out is None:
-        return _joined(how, containers, (), None)  # type: ignore[return-value]  # the kind of the first
+def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:
+    """Join containers into the leaves of `out`."""
     staged = _Staged()
     _stage_out(how, containers, out, (), staged)
     for write in staged.copies:
@@ -164,65 +263,11 @@ class _Staged:
         self.copies: list[Write] = []
 
 
-def _joined(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
-    """Join containers; lazy stacks with ragged entries are stacked member by member."""
-    try:
-        return _join(how, nodes, path, memo)
-    except ShapeMismatch:
-        stacks = [node for node in nodes if isinstance(node, Composite)]
-        first = stacks[0] if stacks else None
-        if first is None or how.name != "stack" or any(not _alike(first, node) for node in nodes):
-            raise
-        at = first._dim
-        inner = type(how)(how.name, how.dim - (how.dim > at), how.call)
-        rows = zip(*[stack._members for stack in stacks], strict=True)
-        members = [_joined(inner, cast("Column", row), path, None) for row in rows]
-        made = first._of(cast("list[TensorDictBase]", members), at + (how.dim <= at))
-        made._describe(made._desc.with_batch(_joined_descriptor(how, nodes, path, None).batch))
-        return cast("Entry", made)
-
-
-def _alike(first: Composite, node: Entry) -> bool:
+def _alike(node: Entry, first: Composite) -> TypeGuard[Composite]:
     """Return whether two lazy stacks have as many members along the same dimension."""
     if not isinstance(node, Composite) or node._desc.batch != first._desc.batch:
         return False
     return node._dim == first._dim
-
-
-def _join(how: Join, nodes: Column, path: Path, memo: Memo) -> Entry:
-    """Join containers level by level."""
-    try:
-        levels = [node._entries for node in nodes]  # type: ignore[union-attr]  # or it raises
-    except AttributeError:
-        if not path:
-            first_of(nodes, how.name)
-        return _join_data(how, nodes, path)
-    first, desc = levels[0], nodes[0]._desc  # type: ignore[union-attr]  # containers all
-    memo = desc, _joined_descriptor(how, nodes, path, memo)
-    columns = _columns(how, levels, path)
-    call, dim = how.call, how.dim
-    joined: dict[str, Entry] = {}
-    column: Column = ()
-    key = ""
-    try:
-        for key in first:
-            column = next(columns) if columns else [level[key] for level in levels]
-            if column[0].__class__ is not Tensor and _is_other(column[0]):
-                joined[key] = _join_others(how, column, (*path, key), memo)
-            elif dim:
-                joined[key] = call(column, dim)
-            else:  # passing the default dimension is slower than leaving it out
-                joined[key] = call(column)
-    except KdError as error:
-        if not column or _is_other(column[0]) or isinstance(nodes[0], Composite):
-            raise  # by a container below, or by an entry that a stack could not read
-        _explain(how, column, (*path, key), error)
-    except KeyError as error:
-        number = next(i for i, level in enumerate(levels) if key not in level)
-        raise _keys_differ(how, levels, number, path) from error
-    except (RuntimeError, TypeError, IndexError) as error:
-        _explain(how, column, (*path, key), error)
-    return nodes[0]._like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
 
 
 def _is_other(entry: Entry) -> bool:
@@ -230,10 +275,8 @@ def _is_other(entry: Entry) -> bool:
     return not isinstance(entry, Tensor) or entry.is_nested
 
 
-def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
-    if not isinstance(column[0], Tensor):
-        stack = how.members(column) if isinstance(column[0], Composite) else None
-        return _joined(how, column, path, memo) if stack is None else stack
+def _joined_rows(how: Join, column: Column, path: Path) -> Tensor:
+    """Join nested tensors."""
     leaves = [leaf for leaf in column if isinstance(leaf, Tensor) and leaf.layout is torch.jagged]
     if len(leaves) < len(column):
         _explain(how, column, path, None)
@@ -246,41 +289,12 @@ def _join_others(how: Join, column: Column, path: Path, memo: Memo) -> Entry:
     return joined
 
 
-def _columns(how: Join, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:
-    """Return the entries of each key in all containers, or `None` to look them up by key.
-
-    Raises:
-        KeySetMismatch: if the numbers of keys differ.
-    """
-    count = len(levels[0])
-    for level in levels:
-        if len(level) != count:
-            number = next(i for i, one in enumerate(levels) if len(one) != count)
-            raise _keys_differ(how, levels, number, path)
-    if count < ZIP_FROM:
-        return None
-    keys = list(levels[0])
-    if all(list(level) == keys for level in levels):
-        return zip(*[level.values() for level in levels], strict=True)
-    return None
-
-
 def _keys_differ(how: Join, levels: Sequence[Entries], number: int, path: Path) -> KeySetMismatch:
     names = "container 0", f"container {number}"
     where = f" in {names[0]} and {names[1]} of `{how.name}`"
     if path:
         where += f" below {format_key(path)}"
     return different_keys(levels[0], levels[number], names, where)
-
-
-def _joined_descriptor(how: Join, nodes: Column, path: Path, memo: Memo) -> Descriptor:
-    first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
-    for node in nodes:
-        if node._desc is not first:  # type: ignore[union-attr]  # nodes all
-            return _mixed_descriptor(how, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
-    if memo is not None and memo[0] is first:
-        return memo[1]
-    return first.with_batch(how.even(first.batch, len(nodes)))
 
 
 def _mixed_descriptor(how: Join, descs: list[Descriptor], path: Path) -> Descriptor:
@@ -314,7 +328,7 @@ def _join_data(how: Join, nodes: Column, path: Path) -> Entry:
     data = [node for node in nodes if isinstance(node, NonTensorDataBase)]
     if len(data) < len(nodes):
         _explain(how, nodes, path, None)
-    desc = _joined_descriptor(how, nodes, path, None)
+    desc = how.descriptor(nodes, path, None)
     return cast("Entry", join_data(data, how.call, how.dim, desc))
 
 
@@ -363,7 +377,7 @@ def _stage_out(
         _stage_data_out(cast("NonTensorDataBase", _join_data(how, nodes, path)), out, path, staged)
         return
     containers = cast("Sequence[TensorDictBase]", nodes)
-    desc = _joined_descriptor(how, nodes, path, None)
+    desc = how.descriptor(nodes, path, None)
     levels = [node._entries for node in containers]
     for number, level in enumerate(levels):
         if level.keys() != levels[0].keys():

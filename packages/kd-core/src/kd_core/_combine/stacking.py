@@ -10,7 +10,7 @@ import torch
 from kd_core._base import TensorDictBase
 from kd_core._batch.caching import cached
 from kd_core._batch.shapes import new_dim, wrap_dim
-from kd_core._combine.joining import Join, combined, dims_of, first_of
+from kd_core._combine.joining import Join, dims_of, first_of
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
     """
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(tensors, "stack")._desc.batch)
-    return combined(tensors, _stacking(dims_of(tensors, "stack"), dim), out)
+    return _stacking(dims_of(tensors, "stack"), dim).combined(tensors, out)
 
 
 class _Stacking(Join):
