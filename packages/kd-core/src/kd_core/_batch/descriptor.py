@@ -18,7 +18,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import are_constant, has_names, without_names
-from kd_core._compat import assume_constant_result, current_trace
+from kd_core._compat import assume_constant_result, current_trace, traced_as
 from kd_core._errors import InvalidArgument, InvalidValue
 
 if TYPE_CHECKING:
@@ -86,12 +86,13 @@ class Descriptor:
     rows: int
     size: torch.Size
 
+    def _traced_with_batch(self, batch: Batch) -> Descriptor:
+        device = self.device  # as in `describe`, inlined: "compile" in the benchmarks
+        return _constant(batch, device) if are_constant(batch) else _build(batch, device, None, 0)
+
+    @traced_as(_traced_with_batch)
     def with_batch(self, batch: Batch) -> Descriptor:
         """Return the unlocked descriptor of the same device with another batch size."""
-        if is_dynamo_compiling():  # as in `describe`, inlined: "compile" in the benchmarks
-            device = self.device
-            constant = are_constant(batch)
-            return _constant(batch, device) if constant else _build(batch, device, None, 0)
         try:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash

@@ -110,11 +110,12 @@ def index_int(batch: Batch, index: int) -> Batch:
     """Return the batch shape after `td[index]`."""
     if not batch:
         raise too_many_indices((index,), batch)
-    size = plain_size(batch[0])
-    if is_dynamo_compiling():  # torch checks what is known later
-        inside = is_possible(-size <= index) and is_possible(index < size)
-    else:
+    size = batch[0]
+    if size.__class__ is int and index.__class__ is int:
         inside = -size <= index < size
+    else:  # a size with a name, or symbols: torch checks what is known later
+        size = plain_size(size)
+        inside = is_possible(-size <= index) and is_possible(index < size)
     if not inside:
         raise OutOfRange(
             f"index {index} is out of range for batch_size {batch}: it must be between "

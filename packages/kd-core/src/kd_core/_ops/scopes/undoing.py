@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.shapes import numel
+from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, relock, unlock
+from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlock
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -74,16 +75,16 @@ def note(result: AbstractContainer, origin: Origin[G]) -> None:
         pass
 
 
-def moved(how: Plan, td: W) -> W:
-    """Apply a plan that moves rows and record how it is undone."""
+@traced_as(map_by)
+def moved(how: Plan, container: W) -> W:
+    """Apply a plan that moves rows and record how it is undone; compiled code records nothing."""
     leaf, batch, inner = how  # as `map_by`, inlined: "shape" in the benchmarks
-    desc = td._desc
-    result = td._map_each(leaf, inner, (desc, desc.with_batch(batch)))
-    if not is_dynamo_compiling():  # as `record`, inlined too
-        try:  # noqa: SIM105  # as above
-            result._scope = ref(td), Moved, how
-        except (AttributeError, TypeError):  # a kind that has no place for it
-            pass
+    desc = container._desc
+    result = container._map_each(leaf, inner, (desc, desc.with_batch(batch)))
+    try:  # noqa: SIM105  # as `record`, inlined too
+        result._scope = ref(container), Moved, how
+    except (AttributeError, TypeError):  # a kind that has no place for it
+        pass
     return result
 
 

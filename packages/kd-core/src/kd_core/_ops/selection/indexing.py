@@ -19,6 +19,7 @@ from kd_core._batch.shapes import (
     broadcasts_to,
     index_int,
 )
+from kd_core._compat import traced_as
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -99,11 +100,11 @@ class Indexing(AbstractContainer):
                 return value
             return value._item() if hasattr(value, "_item") else value
         if kind is int or kind is slice:
-            return _taken(self, index)
+            return self._rows_at(index)
         if is_path(index):  # of a subclass of `str`
             value = self._read(path_of(index))
             return value if isinstance(value, Tensor) else value._item()
-        return _taken(self, index)
+        return self._rows_at(index)
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions.
@@ -126,6 +127,30 @@ class Indexing(AbstractContainer):
             _stage_level(self, value, (), rows, writes)
             rows.commit(writes)
 
+    def _traced_rows_at(self, index: object) -> Self:
+        """`_rows_at` as dynamo traces it: what is kept for eager code would add guards."""
+        if index.__class__ is not int:
+            return _resolved_rows(self, index)
+        desc = self._desc
+        row = desc.with_batch(index_int(desc.batch, index))
+        return self._map_each(lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row))
+
+    @traced_as(_traced_rows_at)
+    def _rows_at(self, index: object) -> Self:
+        """Return the rows at an index; in its own method, as closures slow `__getitem__`."""
+        desc = self._desc
+        batch = desc.batch
+        if index.__class__ is int:
+            index_int(batch, index)
+            row = desc._row or desc.row()
+            return self._map_each(itemgetter(index), _without_first, (desc, row))
+        if index.__class__ is Tensor and batch and _are_rows(index):
+            try:
+                return _rows_taken(self, index)
+            except (IndexError, RuntimeError):  # one is negative or out of range
+                pass
+        return _resolved_rows(self, index)
+
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
         check_has(self, path)
@@ -144,7 +169,7 @@ class Indexing(AbstractContainer):
 
     def __getitems__(self, indices: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
-        return _taken(self, torch.as_tensor(indices, dtype=torch.int64))
+        return self._rows_at(torch.as_tensor(indices, dtype=torch.int64))
 
     def get_at(
         self, key: str | tuple[str, ...], index: Index, default: object = NO_DEFAULT
@@ -248,34 +273,19 @@ class Indexing(AbstractContainer):
 W = TypeVar("W", bound=AbstractContainer)
 
 
-def _taken(container: W, index: object) -> W:
-    """Return the rows at an index; in its own function, because closures slow `__getitem__`."""
+def _resolved_rows(container: W, index: object) -> W:
+    """Return the rows at an index of any kind."""
     desc = container._desc
-    batch = desc.batch
-    if index.__class__ is int:
-        index_int(batch, index)
-        if is_dynamo_compiling():
-            row = desc.with_batch(batch[1:])
-            return container._map_each(
-                lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row)
-            )
-        row = desc._row or desc.row()
-        return container._map_each(itemgetter(index), _without_first, (desc, row))
-    if index.__class__ is Tensor and batch and _are_rows(index):
-        try:
-            return _rows_taken(container, index)
-        except (IndexError, RuntimeError):  # one is negative or out of range
-            pass
-    fn, after = resolve(index, batch)
+    fn, after = resolve(index, desc.batch)
     ndim = desc.ndim
     if container._nested and not is_dynamo_compiling():
-        takes(fn, index, batch)
+        takes(fn, index, desc.batch)
     try:
         return container._map_each(
             fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
         )
     except IndexError as error:
-        raise beyond(batch, error) from None
+        raise beyond(desc.batch, error) from None
 
 
 def _without_first(batch: Batch) -> Batch:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.names import are_constant, resized, without_names
@@ -25,7 +25,7 @@ from kd_core._batch.shapes import (
     wrap_dim,
     wrap_dims,
 )
-from kd_core._compat import assume_constant_result
+from kd_core._compat import assume_constant_result, traced_as
 from kd_core._errors import InvalidValue, KdError, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -78,16 +78,7 @@ class _Resizing:
         return self.leaf if any_leaf else self.leaf_of_rows, self.batch, self.inner
 
 
-@cached
-def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    return _resizing(batch, shape, name).plan(batch)
-
-
 def _resizing(batch: Batch, shape: Sizes, name: str) -> _Resizing:
-    if is_dynamo_compiling() and are_constant(batch) and are_constant(shape):
-        constant = _constant_resizing(batch, shape, name)
-        if constant is not None:
-            return constant
     new = infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
     return _Resizing(batch, new, name)
 
@@ -99,6 +90,21 @@ def _constant_resizing(batch: Batch, shape: Sizes, name: str) -> _Resizing | Non
         return _resizing(batch, shape, name)
     except KdError:
         return None
+
+
+def _traced_resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
+    how = None
+    if are_constant(batch) and are_constant(shape):
+        how = _constant_resizing(batch, shape, name)
+    if how is None:
+        how = _resizing(batch, shape, name)
+    return how.leaf, how.batch, how.inner
+
+
+@traced_as(_traced_resize_plan)
+@cached
+def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
+    return _resizing(batch, shape, name).plan(batch)
 
 
 @cached
