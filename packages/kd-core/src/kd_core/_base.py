@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast, overload
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -58,7 +58,6 @@ from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
 from kd_core._ops.values.vectors import Vectors
-from kd_core._protocol.overrides import TorchFunction
 from kd_core._protocol.overrides import call as override
 
 if TYPE_CHECKING:
@@ -259,15 +258,8 @@ class TensorDictBase(
         """
         return cast("TensorDictBase", densified(self, layout))
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: TorchFunction,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        return override(func, args, kwargs)
+    # The function itself and not a method that calls it, which dynamo would trace and guard too.
+    __torch_function__: ClassVar[classmethod[TensorDictBase, ..., object]] = classmethod(override)
 
 
 def _gather_concerns() -> None:

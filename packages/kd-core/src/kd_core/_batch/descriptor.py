@@ -88,7 +88,13 @@ class Descriptor:
 
     def _traced_with_batch(self, batch: Batch) -> Descriptor:
         device = self.device  # as in `describe`, inlined: "compile" in the benchmarks
-        return _constant(batch, device) if are_constant(batch) else _build(batch, device, None, 0)
+        constant = are_constant(batch)
+        return self._constant(batch, device) if constant else _build(batch, device, None, 0)
+
+    @assume_constant_result
+    def _constant(self, batch: Batch, device: torch.device | None) -> Descriptor:
+        """Do as the function of this name; dynamo guards functions of a module, but no method."""
+        return _constant(batch, device)
 
     @traced_as(_traced_with_batch)
     def with_batch(self, batch: Batch) -> Descriptor:

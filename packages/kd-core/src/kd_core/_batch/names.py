@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kd_core._compat import (
     CONSTANT_OBJECTS,
@@ -101,16 +101,22 @@ def names_of(batch: Batch) -> Names:
     return tuple([size.name if isinstance(size, NamedSize) else None for size in batch])
 
 
-def are_constant(sizes: Sequence[object]) -> bool:
-    """Return whether sizes are numbers from which dynamo can compute while it traces.
+def _are_numbers(sizes: Sequence[object]) -> bool:
+    for size in sizes:
+        if size.__class__ is not int and (size.__class__ is not NamedSize or not size.name):
+            return False  # a symbol, which to dynamo is of neither class
+    return True
 
-    Their names are read for the sake of the guards: what is computed from the sizes has the names.
-    """
-    if CONSTANT_OBJECTS:
-        for size in sizes:
-            if size.__class__ is not int and (size.__class__ is not NamedSize or not size.name):
-                return False  # a symbol, which to dynamo is of neither class
-    return CONSTANT_OBJECTS
+
+def _unknown(sizes: Sequence[object]) -> bool:
+    return False
+
+
+are_constant: Final = _are_numbers if CONSTANT_OBJECTS else _unknown
+"""Return whether sizes are numbers from which dynamo can compute while it traces.
+
+Their names are read for the sake of the guards: what is computed from the sizes has the names.
+"""
 
 
 def has_names(batch: Batch) -> bool:

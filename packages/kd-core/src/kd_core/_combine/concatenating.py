@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import cached
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, dims_of, first_of
@@ -48,7 +47,7 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """
     if isinstance(dim, str):
         dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
-    how = _concatenating(dims_of(tensors, "cat"), dim)
+    how = _Concatenating("cat", wrap_dim(dim, dims_of(tensors, "cat")), _cat_tensors)
     joined = how.members(tensors) if out is None else None
     return how.combined(tensors, out) if joined is None else cast(C, joined)
 
@@ -106,11 +105,6 @@ class _ConcatenatingOnce(_Concatenating):
 
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
         return self._rows(leaves)
-
-
-@cached
-def _concatenating(ndim: int, dim: int) -> Join:
-    return _Concatenating("cat", wrap_dim(dim, ndim), _cat_tensors)
 
 
 def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:

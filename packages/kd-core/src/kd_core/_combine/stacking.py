@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import cached
 from kd_core._batch.shapes import new_dim, wrap_dim
 from kd_core._combine.joining import Join, dims_of, first_of
 from kd_core._nodes import registry
@@ -44,7 +43,8 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
     """
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(tensors, "stack")._desc.batch)
-    return _stacking(dims_of(tensors, "stack"), dim).combined(tensors, out)
+    at = wrap_dim(dim, dims_of(tensors, "stack") + 1)
+    return _Stacking("stack", at, _stack_tensors).combined(tensors, out)
 
 
 class _Stacking(Join):
@@ -59,11 +59,6 @@ class _Stacking(Join):
 
     def even(self, shape: Batch, count: int) -> Batch:
         return (*shape[: self.dim], count, *shape[self.dim :])
-
-
-@cached
-def _stacking(ndim: int, dim: int) -> Join:
-    return _Stacking("stack", wrap_dim(dim, ndim + 1), _stack_tensors)
 
 
 registry.register("stack", stack)

@@ -30,9 +30,13 @@ _INSTEAD: Final[dict[TorchFunction, str]] = {
 
 
 def call(
-    func: TorchFunction, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    cls: type,
+    func: TorchFunction,
+    types: Sequence[type],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
 ) -> object:
-    """Call the implementation of a torch function for containers.
+    """Call the implementation of a torch function for containers: their `__torch_function__`.
 
     Raises:
         UnsupportedFunction: if the function is in neither table; the message names a similar one.

@@ -39,72 +39,62 @@ def distinct_dims(dims: Dims, batch: Batch) -> Batch:
     return wrap_dims(sizes_of([cast("int", numbered(dims, batch))]), len(batch))
 
 
-class _Resizing:
-    """A `view` or `reshape` of the leading dimensions of a leaf.
+def _resizing(batch: Batch, new: Batch, name: str) -> Plan:
+    """Return the plan of a `view` or `reshape`; it adds no guard on a traced size."""
+    ndim = len(batch)
 
-    An object, and `leaf` and `inner` its methods: so dynamo can take it as a constant.
-    """
-
-    __slots__ = ("batch", "call", "name", "ndim", "single")
-
-    def __init__(self, old: Batch, new: Batch, name: str) -> None:
-        self.batch = new
-        self.ndim = len(old)
-        self.name = name
-        self.call: Callable[..., Tensor] = getattr(Tensor, name)
-        self.single = (*new, -1)
-
-    def leaf(self, leaf: Tensor) -> Tensor:
+    def resize_leaf(leaf: Tensor) -> Tensor:
         # Passing the shape as one argument is slower, in compiled code too.
-        call: Callable[..., Tensor] = getattr(leaf, self.name)
-        sizes = leaf.shape[self.ndim :]
-        return call(*self.batch, *sizes) if self.batch else call(sizes)
+        call: Callable[..., Tensor] = getattr(leaf, name)
+        sizes = leaf.shape[ndim:]
+        return call(*new, *sizes) if new else call(sizes)
 
-    def leaf_of_rows(self, leaf: Tensor) -> Tensor:
-        """Return the same for a batch that is not empty."""
-        if leaf.ndim == self.ndim + 1:
+    return resize_leaf, new, lambda shape: new + shape[ndim:]  # as `plan`, inlined for dynamo
+
+
+def _fast_resizing(batch: Batch, new: Batch, name: str) -> Plan:
+    """Return the same with a faster function of a leaf where sizes are numbers."""
+    general = _resizing(batch, new, name)
+    # -1 is ambiguous without elements, and comparing a traced size with 0 would add a guard.
+    if is_compiling() or not numel(batch):
+        return general
+    ndim = len(batch)
+    call: Callable[..., Tensor] = getattr(Tensor, name)
+    single = (*new, -1)
+
+    def resize_leaf(leaf: Tensor) -> Tensor:
+        if leaf.ndim == ndim + 1:
             try:
-                return self.call(leaf, *self.single)
+                return call(leaf, *single)
             except RuntimeError:
                 pass  # -1 is ambiguous too where vmap maps over no rows
-        return self.call(leaf, (*self.batch, *leaf.shape[self.ndim :]))
+        return call(leaf, (*new, *leaf.shape[ndim:]))
 
-    def inner(self, batch: Batch) -> Batch:
-        return self.batch + batch[self.ndim :]
-
-    def plan(self, old: Batch) -> Plan:
-        # -1 is ambiguous without elements, and comparing a traced size with 0 would add a guard.
-        any_leaf = is_compiling() or not numel(old)
-        return self.leaf if any_leaf else self.leaf_of_rows, self.batch, self.inner
+    return resize_leaf, *general[1:]
 
 
-def _resizing(batch: Batch, shape: Sizes, name: str) -> _Resizing:
-    new = infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
-    return _Resizing(batch, new, name)
+def _new_sizes(batch: Batch, shape: Sizes) -> Batch:
+    return infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
 
 
 @assume_constant_result
-def _constant_resizing(batch: Batch, shape: Sizes, name: str) -> _Resizing | None:
-    """Compute a resizing while dynamo traces; `None` where it must trace what is raised."""
+def _constant_sizes(batch: Batch, shape: Sizes) -> Batch | None:
+    """Compute new sizes while dynamo traces; `None` where it must trace what is raised."""
     try:
-        return _resizing(batch, shape, name)
+        return _new_sizes(batch, shape)
     except KdError:
         return None
 
 
 def _traced_resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    how = None
-    if are_constant(batch) and are_constant(shape):
-        how = _constant_resizing(batch, shape, name)
-    if how is None:
-        how = _resizing(batch, shape, name)
-    return how.leaf, how.batch, how.inner
+    known = _constant_sizes(batch, shape) if are_constant((*batch, *shape)) else None
+    return _resizing(batch, _new_sizes(batch, shape) if known is None else known, name)
 
 
 @traced_as(_traced_resize_plan)
 @cached
 def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    return _resizing(batch, shape, name).plan(batch)
+    return _fast_resizing(batch, _new_sizes(batch, shape), name)
 
 
 @cached
@@ -126,7 +116,7 @@ def unflatten_plan(batch: Batch, dim: int | str, sizes: Sequence[int]) -> Plan:
     at = wrap_dim(dim, batch)
     what = f"dimension {at} of batch_size {batch}"
     new = (*batch[:at], *infer_sizes(sizes_of([sizes]), batch[at], what), *batch[at + 1 :])
-    return _Resizing(batch, new, "view").plan(batch)
+    return _fast_resizing(batch, new, "view")
 
 
 @cached
