@@ -112,6 +112,30 @@ def test_a_dynamic_batch_compiles_once(name: str) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("name", ["view", "reshape"])
+def test_compiled_code_takes_one_size_that_is_computed(name: str) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda td: getattr(td, name)(td.batch_size[0] * 2),
+        fullgraph=True,
+        dynamic=True,
+        backend="eager",
+    )
+    for size in (4, 6, 10):
+        td = TensorDict({"a": torch.rand(size, 2, 3)}, [size, 2])
+        assert run(td).batch_size == (size * 2,)
+
+
+@pytest.mark.parametrize("name", ["view", "reshape"])
+def test_compiled_code_reshapes_leaves_without_dimensions(name: str) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(lambda td: getattr(td, name)(()), fullgraph=True, backend="eager")
+    got = run(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1, 2)}, [1]))
+    assert got.batch_size == ()
+    assert got["a"].shape == ()
+    assert got["b"].shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("name", "args"),
     [case for case in CASES if case[0] in ("view", "squeeze", "permute", "expand", "movedim")],

@@ -59,6 +59,8 @@ def int_or_ints(value: object) -> int | Batch:
 
 def _is_sequence(value: object) -> bool:
     """Return whether a value is iterable; a 0-d tensor is not."""
+    if isinstance(value, int):  # dynamo cannot ask a symbolic size for attributes
+        return False
     return hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0
 
 
