@@ -173,7 +173,7 @@ class MemberStorage(TensorDictBase, Composite):
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
             taken = self._taken(picked)
-            if not picked.inner or self._are_views(picked, taken):
+            if not picked.inner or _are_views((taken, *self._picked(picked))):
                 stage_rows(taken, value, path, writes)
                 return writes
         if picked is not None and (alone or picked.distinct):
@@ -204,14 +204,6 @@ class MemberStorage(TensorDictBase, Composite):
         if picked.inner:
             members = [member[picked.inner] for member in members]
         return members[0] if isinstance(picked.rows, int) else self._of(members, picked.dim)
-
-    def _are_views(self, picked: Picked, taken: TensorDictBase) -> bool:
-        """Return whether writes to what an index takes of members reach them.
-
-        The value of one row has no view: neither of itself under another index, nor of the rows of
-        a member.
-        """
-        return not any(map(holds_value_of_row, (taken, *self._picked(picked))))
 
     def _picked(self, picked: Picked) -> list[TensorDictBase]:
         rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows
@@ -293,6 +285,15 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _below(self) -> list[TensorDictBase]:
         return self._members
+
+
+def _are_views(taken: Sequence[TensorDictBase]) -> bool:
+    """Return whether writes to what an index takes of members reach them.
+
+    The value of one row has no view: neither of itself under another index, nor of the rows of a
+    member.
+    """
+    return not any(map(holds_value_of_row, taken))
 
 
 def rows_at(picked: Picked, value: object) -> Sequence[object] | None:

@@ -271,10 +271,7 @@ def _selected(
 def _selection(
     td: AbstractContainer, other: AbstractContainer, condition: Tensor, batch: Batch
 ) -> Selection:
-    """Return the function that chooses among the rows of two containers of a batch size.
-
-    Of a member of a stack it chooses with the part of the condition that belongs to the member.
-    """
+    """Return the function that chooses among the rows of two containers of a batch size."""
     chosen = _spread(condition, batch, "a condition")
 
     def pick(leaf: Tensor, new: Tensor) -> Tensor:
