@@ -93,7 +93,7 @@ class Descriptor:
 
     @assume_constant_result
     def _constant(self, batch: Batch, device: torch.device | None) -> Descriptor:
-        """Do as the function of this name; dynamo guards functions of a module, but no method."""
+        """Call the function of this name: dynamo guards functions of a module, not methods."""
         return _constant(batch, device)
 
     @traced_as(_traced_with_batch)

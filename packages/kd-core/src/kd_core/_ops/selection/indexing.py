@@ -128,7 +128,7 @@ class Indexing(AbstractContainer):
             rows.commit(writes)
 
     def _traced_rows_at(self, index: object) -> Self:
-        """`_rows_at` as dynamo traces it: what is kept for eager code would add guards."""
+        """Return the rows without what is cached for eager code, which would add guards."""
         if index.__class__ is not int:
             return _resolved_rows(self, index)
         desc = self._desc
