@@ -362,3 +362,12 @@ def test_attributes_of_a_subclass_are_kept(copied: Callable[[TensorDict], object
     assert other.label == ["first"]
     assert (other.label is td.label) == (copied is copy.copy)
     assert other["x"].sum() == 0
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_leaf_of_one_element_may_have_any_step(protocol: int) -> None:
+    leaf = torch.arange(9)[3::3][:1]
+    assert leaf.is_contiguous()
+    assert leaf.stride() == (3,)
+    copy = pickle.loads(pickle.dumps(TensorDict({"x": leaf}, [1]), protocol))
+    assert copy["x"].tolist() == [3]

@@ -28,13 +28,17 @@ clone_all: Final[Callable[[list[Tensor]], Sequence[Tensor]]] = getattr(
 """Clone all leaves at once, by a kernel that newer versions have."""
 
 
-_SINCE_2_13: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+_VERSION: Final = tuple(map(int, torch.__version__.split(".")[:2]))
+_SINCE_2_13: Final = _VERSION >= (2, 13)
 
 CONSTANT_OBJECTS: Final = _SINCE_2_13
 """Whether dynamo can compare tuples that belong to an object which it treats as a constant.
 
 Older versions raise an internal error. No feature test shows it, so the version decides.
 """
+
+SYMBOLS_ARE_INT: Final = _VERSION >= (2, 14)
+"""Whether the class of a symbolic size is `int` to dynamo, as that of a number. As above."""
 
 TRACES_SUBCLASSED_INT: Final = _SINCE_2_13
 """Whether dynamo traces arithmetic of a subclass of `int`. No feature test shows it either."""

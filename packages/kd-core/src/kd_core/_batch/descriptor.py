@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import are_constant, has_names, without_names
-from kd_core._compat import assume_constant_result, current_trace, traced_as
+from kd_core._batch.names import constants_of, has_names, without_names
+from kd_core._compat import assume_constant_result, current_trace
 from kd_core._errors import InvalidArgument, InvalidValue
 
 if TYPE_CHECKING:
@@ -86,19 +86,19 @@ class Descriptor:
     rows: int
     size: torch.Size
 
-    def _traced_with_batch(self, batch: Batch) -> Descriptor:
-        device = self.device  # as in `describe`, inlined: "compile" in the benchmarks
-        constant = are_constant(batch)
-        return self._constant(batch, device) if constant else _build(batch, device, None, 0)
-
     @assume_constant_result
     def _constant(self, batch: Batch, device: torch.device | None) -> Descriptor:
         """Call the function of this name: dynamo guards functions of a module, not methods."""
         return _constant(batch, device)
 
-    @traced_as(_traced_with_batch)
     def with_batch(self, batch: Batch) -> Descriptor:
         """Return the unlocked descriptor of the same device with another batch size."""
+        if is_dynamo_compiling():  # as in `describe`, inlined: "compile" in the benchmarks
+            device = self.device
+            known = constants_of(batch)
+            return (
+                _build(batch, device, None, 0) if known is None else self._constant(known, device)
+            )
         try:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash
@@ -222,7 +222,8 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
 def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
     """Return the unlocked descriptor of a batch size and a device."""
     if is_dynamo_compiling():
-        return _constant(batch, device) if are_constant(batch) else _build(batch, device, None, 0)
+        known = constants_of(batch)
+        return _build(batch, device, None, 0) if known is None else _constant(known, device)
     try:
         return _ANYWHERE[batch] if device is None else _POOLS[device][batch]
     except (KeyError, TypeError):  # new, or a symbolic size that has no hash

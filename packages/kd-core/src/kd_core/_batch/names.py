@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kd_core._compat import (
     CONSTANT_OBJECTS,
+    SYMBOLS_ARE_INT,
     TRACES_SUBCLASSED_INT,
     assume_constant_result,
     is_constant_size,
@@ -101,19 +102,32 @@ def names_of(batch: Batch) -> Names:
     return tuple([size.name if isinstance(size, NamedSize) else None for size in batch])
 
 
-def _are_numbers(sizes: Sequence[object]) -> bool:
+def _numbers(sizes: Batch) -> Batch | None:
     for size in sizes:
         if size.__class__ is not int and (size.__class__ is not NamedSize or not size.name):
-            return False  # a symbol, which to dynamo is of neither class
-    return True
+            return None  # a symbol, which to dynamo is of neither class
+    return sizes
 
 
-def _unknown(sizes: Sequence[object]) -> bool:
-    return False
+def _static_numbers(sizes: Sequence[object]) -> Batch | None:
+    known: list[int] = []
+    for size in sizes:
+        if not isinstance(size, int) or not is_constant_size(size):
+            return None
+        # A symbol of known value is not a constant to dynamo.
+        named = isinstance(size, NamedSize) and size.name
+        known.append(size if named else operator.index(size))
+    return tuple(known)
 
 
-are_constant: Final = _are_numbers if CONSTANT_OBJECTS else _unknown
-"""Return whether sizes are numbers from which dynamo can compute while it traces.
+def _unknown(sizes: Batch) -> Batch | None:
+    return None
+
+
+constants_of: Final = (
+    _static_numbers if SYMBOLS_ARE_INT else _numbers if CONSTANT_OBJECTS else _unknown
+)
+"""Return sizes as numbers from which dynamo can compute while it traces; `None` if one is none.
 
 Their names are read for the sake of the guards: what is computed from the sizes has the names.
 """

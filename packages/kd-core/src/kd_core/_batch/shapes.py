@@ -13,7 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import named_dim, plain_size, resized
-from kd_core._compat import is_possible, larger, smaller, to_index
+from kd_core._compat import SYMBOLS_ARE_INT, is_possible, larger, smaller, to_index
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def index_int(batch: Batch, index: int) -> Batch:
     if not batch:
         raise too_many_indices((index,), batch)
     size = batch[0]
-    if size.__class__ is int and index.__class__ is int:
+    plain = size.__class__ is int and index.__class__ is int
+    if plain and not (SYMBOLS_ARE_INT and is_dynamo_compiling()):
         inside = -size <= index < size
     else:  # a size with a name, or symbols: torch checks what is known later
         size = plain_size(size)

@@ -78,7 +78,8 @@ class LeafStorage(TypedStorage):
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         leaf = self.leaf.detach() if self.leaf.requires_grad else self.leaf
-        octets = (leaf if leaf.ndim else leaf.reshape(1)).view(torch.uint8).numpy()
+        # The step of a dimension of one element may be any number.
+        octets = leaf.as_strided((leaf.numel(),), (1,)).view(torch.uint8).numpy()
         if protocol == 4:
             return bytearray, (octets.tobytes(),)
         return memoryview, (pickle.PickleBuffer(octets),)  # type: ignore[arg-type]  # it is one

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
-from kd_core._batch.names import are_constant, resized, without_names
+from kd_core._batch.names import constants_of, resized, without_names
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -87,7 +87,8 @@ def _constant_sizes(batch: Batch, shape: Sizes) -> Batch | None:
 
 
 def _traced_resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    known = _constant_sizes(batch, shape) if are_constant((*batch, *shape)) else None
+    given = constants_of((*batch, *shape))  # type: ignore[arg-type]  # or there are sequences
+    known = None if given is None else _constant_sizes(given[: len(batch)], given[len(batch) :])
     return _resizing(batch, _new_sizes(batch, shape) if known is None else known, name)
 
 
