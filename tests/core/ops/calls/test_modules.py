@@ -383,3 +383,15 @@ def test_replaced_sub_module_is_not_kept() -> None:
     own = flat(TensorDict.from_module(net))["0.weight"]
     with copied(net, 1.0).to_module(net):
         assert torch.equal(flat(TensorDict.from_module(net))["0.weight"], own + 1)
+
+
+def test_slots_that_were_tied_once_and_are_empty_now_take_their_own_entries() -> None:
+    module = nn.Module()
+    module.a = module.b = nn.Parameter(torch.zeros(2))
+    with TensorDict({"a": torch.ones(2), "b": torch.ones(2)}).to_module(module):
+        pass  # finds the route of a module whose slots share a parameter
+    module._parameters.update(a=None, b=None)
+    params = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)})
+    with params.to_module(module):
+        assert module.a is params["a"]
+        assert module.b is params["b"]

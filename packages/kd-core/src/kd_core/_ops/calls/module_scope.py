@@ -248,9 +248,10 @@ class _Route:
                 raise KeyError("")
         for (row, name), (first, other) in self.ties:
             store, before = stores[row]
-            if store[name] is not stores[first][1][other]:
-                raise KeyError(name)
-            before[name] = store[name]
+            held_here = store[name]
+            if held_here is None or held_here is not stores[first][1][other]:
+                raise KeyError(name)  # two slots without a tensor share none
+            before[name] = held_here
             store[name] = stores[first][0][other]
         if self.recurrent:
             recurrent += [cast(RNNBase, reached[row][1]) for row in self.recurrent]
