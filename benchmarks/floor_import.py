@@ -2,7 +2,7 @@
 
 Nothing is executed: no class is created, no function, no name is bound, no module object is made.
 So it is below any correct code of as many modules, and says nothing about whether fewer would do:
-`tests/repo/test_import_cost.py` holds their number and the size of their bytecode. Finders start
+`tests/repo/test_import_cost.py` holds their number and the size of their sources. Finders start
 without what they have cached, as in a new process. Knows the names of modules; must not know kd.
 """
 

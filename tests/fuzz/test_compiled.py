@@ -108,6 +108,22 @@ def outline(td: TensorDictBase) -> tuple[object, ...]:
     return type(td), td.is_locked, td.device, tuple(td.batch_size), nodes
 
 
+Program: TypeAlias = Callable[[TensorDictBase], object]
+
+
+def choose(
+    rng: Random, names: list[str], count: int, program: Program, inputs: list[TensorDict]
+) -> None:
+    """Append names of steps with which the program that runs them works on all inputs eagerly."""
+    while len(names) < count:
+        name = rng.choice(list(STEPS))
+        if any({*names, name} >= pair for pair in APART):
+            continue
+        names.append(name)
+        if not all(runs(program, each) for each in inputs):
+            names.pop()
+
+
 CHANGES = 4
 
 
@@ -123,13 +139,7 @@ def test_compiled_programs_follow_what_changes_between_calls(seeds: Seeds) -> No
             return td, TensorDict({"made": td}, td.batch_size)
 
         inputs = [td, *(altered(rng, td) for _ in range(CHANGES))]
-        while len(names) < 2:
-            name = rng.choice(list(STEPS))
-            if any({*names, name} >= pair for pair in APART):
-                continue
-            names.append(name)
-            if not all(runs(program, each) for each in inputs):
-                names.pop()
+        choose(rng, names, 2, program, inputs)
         seeds.count("steps", len(names))
         torch._dynamo.reset()
         compiled = torch.compile(program, backend="eager", fullgraph=True)
@@ -141,7 +151,7 @@ def test_compiled_programs_follow_what_changes_between_calls(seeds: Seeds) -> No
             assert differ(each, read(before), exact=True) is None, names
 
 
-def runs(program: Callable[[TensorDictBase], object], td: TensorDictBase) -> bool:
+def runs(program: Program, td: TensorDictBase) -> bool:
     try:
         program(td)
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
@@ -160,15 +170,7 @@ def test_programs_compile_to_one_graph_and_agree(seeds: Seeds) -> None:
                 td = STEPS[name](td)
             return td
 
-        while len(names) < 3:  # what makes sense eagerly
-            name = rng.choice(list(STEPS))
-            if any({*names, name} >= pair for pair in APART):
-                continue
-            try:
-                program(td, [*names, name])
-            except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
-                continue
-            names.append(name)
+        choose(rng, names, 3, program, [td])
         seeds.count("steps", len(names))
         want = read(program(td))
         for _ in range(2):
