@@ -127,7 +127,7 @@ def _unknown(sizes: Batch) -> Batch | None:
 constants_of: Final = (
     _static_numbers if SYMBOLS_ARE_INT else _numbers if CONSTANT_OBJECTS else _unknown
 )
-"""Return sizes as numbers from which dynamo can compute while it traces; `None` if one is none.
+"""Return sizes as numbers from which dynamo can compute while it traces; `None` for symbols.
 
 Their names are read for the sake of the guards: what is computed from the sizes has the names.
 """
