@@ -15,7 +15,6 @@ from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._nodes import registry
-from kd_core._ops.calls import module_state
 from kd_core._ops.formats.building import build
 from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
@@ -245,6 +244,8 @@ class TensorDict(Dense):
             >>> with params.clone().to_module(net):
             ...     out = net(torch.ones(1, 2))
         """
+        from kd_core._ops.calls import module_state
+
         module_state.check_module(module)
         td = cls.__new__(cls)
         if use_state_dict:

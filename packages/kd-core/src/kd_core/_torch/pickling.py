@@ -20,7 +20,6 @@ from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_
 from kd_core._containers.non_tensor_stack import restore_rows
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import registry
-from kd_core._store.places import place_of
 
 
 def _allow(cls: type) -> None:
@@ -41,9 +40,13 @@ def _reduced_for_processes(container: object) -> tuple[Any, ...]:
 
 def _in_arena(entry: object, reduced: object) -> object:
     """Return what stands for an entry in another process: a leaf of an arena is mapped there."""
-    if not isinstance(entry, Tensor) or place_of(entry) is None:
+    if not isinstance(entry, Tensor):
         return reduced
-    from kd_core._store.arena import MappedLeaf  # loaded when the arena was
+    from kd_core._store.places import place_of
+
+    if place_of(entry) is None:
+        return reduced
+    from kd_core._store.arena import MappedLeaf
 
     return MappedLeaf(entry)
 

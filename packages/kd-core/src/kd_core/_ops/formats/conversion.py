@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.shapes import batch_of
-from kd_core._convert.listing import list_of
 from kd_core._errors import (
     InvalidArgument,
     KdError,
@@ -177,6 +176,8 @@ class Conversion(AbstractContainer):
             >>> td.tolist(convert_tensors=True)
             [{'a': 1.0, 'b': {'c': [0.0]}}, {'a': 1.0, 'b': {'c': [0.0]}}]
         """
+        from kd_core._convert.listing import list_of
+
         return list_of(self, convert_nodes, convert_tensors, tolist_first)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from kd_core._batch.shapes import batch_of
-from kd_core._convert import plain
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.dimension_names import named
@@ -67,12 +66,14 @@ class Objects(AbstractContainer):
             >>> list(td.keys(True, True))
             ['obs', ('info', '0'), ('info', '1')]
         """
+        from kd_core._convert.plain import tree_of
+
         if isinstance(obj, AbstractContainer):
             tree: object = obj._entries
             if batch_size is None and not auto_batch_size:
                 batch_size = obj._desc.batch
         else:
-            tree = plain.tree_of(obj)
+            tree = tree_of(obj)
             if tree is None and isinstance(obj, list) and obj:
                 tree = {str(position): value for position, value in enumerate(obj)}
         if tree is None:
@@ -98,7 +99,9 @@ class Objects(AbstractContainer):
             >>> list(TensorDict.from_tuple((torch.zeros(3), {"a": torch.ones(3)})).keys(True, True))
             ['0', ('1', 'a')]
         """
-        tree = plain.tree_of_tuple(obj)
+        from kd_core._convert.plain import tree_of_tuple
+
+        tree = tree_of_tuple(obj)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     @classmethod
@@ -120,7 +123,9 @@ class Objects(AbstractContainer):
             >>> TensorDict.from_namedtuple(best, batch_size=[2])[0]["indices"]
             tensor(2)
         """
-        tree = plain.tree_of_named_tuple(named_tuple)
+        from kd_core._convert.plain import tree_of_named_tuple
+
+        tree = tree_of_named_tuple(named_tuple)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     @classmethod
@@ -145,7 +150,9 @@ class Objects(AbstractContainer):
             >>> TensorDict.from_dataclass(Point(torch.ones(2)), batch_size=[2])["x"]
             tensor([1., 1.])
         """
-        tree = plain.tree_of_dataclass(dataclass)
+        from kd_core._convert.plain import tree_of_dataclass
+
+        tree = tree_of_dataclass(dataclass)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     def from_dict_instance(
@@ -323,7 +330,9 @@ class Objects(AbstractContainer):
             >>> td["x"], bool((td.to_struct_array() == array).all())
             (tensor([2.5000, 4.5000]), True)
         """
-        tree = plain.columns_of_struct_array(struct_array)
+        from kd_core._convert.plain import columns_of_struct_array
+
+        tree = columns_of_struct_array(struct_array)
         if batch_size is None and not auto_batch_size:
             batch_size = cast("Tensor", struct_array).shape
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
@@ -344,7 +353,9 @@ class Objects(AbstractContainer):
             ... ).to_struct_array().shape
             (3,)
         """
-        return cast("NDArray[numpy.void]", plain.struct_array_of(self))
+        from kd_core._convert.plain import struct_array_of
+
+        return cast("NDArray[numpy.void]", struct_array_of(self))
 
     def to_namedtuple(self, dest_cls: Callable[..., object] | None = None) -> object:
         """Return a named tuple of the entries, nested containers as nested ones; data is unwrapped.
@@ -360,7 +371,9 @@ class Objects(AbstractContainer):
             >>> TensorDict({"a": 1, "b": {"c": "word"}}).to_namedtuple()
             TensorDictTuple(a=tensor(1), b=TensorDictTuple(c='word'))
         """
-        made = plain.named_tuple_of(self)
+        from kd_core._convert.plain import named_tuple_of
+
+        made = named_tuple_of(self)
         if dest_cls is None:
             return made
         return dest_cls(**dict(zip(made._fields, cast("tuple[object]", made), strict=True)))

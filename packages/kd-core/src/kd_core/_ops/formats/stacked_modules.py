@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from kd_core._errors import InvalidValue, KeySetMismatch
-from kd_core._ops.calls import module_state
 from kd_core._ops.formats.building import build, stack_rows
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -65,7 +64,9 @@ class StackedModules(AbstractContainer):
             entries = _stacked([row._entries for row in rows], (), expand_identical)
             made = build(cls, entries, (len(rows),), None)
         if as_module:
-            made = cast("Self", module_state.as_module(cast("Node", made)))
+            from kd_core._ops.calls.module_state import as_module as module_of
+
+            made = cast("Self", module_of(cast("Node", made)))
         return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kd_core._ops.scopes.carrying import enter, leave
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ class Contexts(AbstractContainer):
     __slots__ = ()
 
     def __enter__(self) -> Self:
+        from kd_core._ops.scopes.carrying import enter
+
         enter(self)
         return self
 
@@ -51,4 +52,6 @@ class Contexts(AbstractContainer):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
+        from kd_core._ops.scopes.carrying import leave
+
         leave(self, exc_type is not None)

@@ -15,7 +15,6 @@ from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
-from kd_core._store.places import place_of
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -209,6 +208,8 @@ class Placement(AbstractContainer):
 
 
 def _is_in_arena(leaf: Tensor) -> bool:
+    from kd_core._store.places import place_of
+
     return place_of(leaf) is not None
 
 

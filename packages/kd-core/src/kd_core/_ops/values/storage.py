@@ -10,7 +10,6 @@ from torch import Tensor
 from kd_core._batch.descriptor import device_of
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._ops.values.moving import moved
-from kd_core._ops.values.replacing import take_leaves
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ class Storage(AbstractContainer):
                 groups = _by_dtype(self, leaves)
                 made = self._rebuild(iter(_together(leaves, groups, place)))
         if inplace:
+            from kd_core._ops.values.replacing import take_leaves
+
             take_leaves(self, made)
             return self
         if place.device is None or place.device == self._desc.device:
