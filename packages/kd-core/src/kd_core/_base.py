@@ -53,7 +53,6 @@ from kd_core._ops.shape.shaping import Shape
 from kd_core._ops.values.copying import Copying, dense_copy
 from kd_core._ops.values.filling import Filling
 from kd_core._ops.values.inventory import Inventory
-from kd_core._ops.values.memory_growth import MemoryGrowth
 from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement
 from kd_core._ops.values.storage import Storage
@@ -103,7 +102,6 @@ class TensorDictBase(
     Autograd,
     Storage,
     MemoryMaps,
-    MemoryGrowth,
     EntryJoins,
     Conversion,
     Ragged,
