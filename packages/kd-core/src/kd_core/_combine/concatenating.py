@@ -12,7 +12,6 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, dims_of, first_of
-from kd_core._leaves.nested import joined_rows
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 
@@ -91,7 +90,14 @@ class _Concatenating(Join):
         return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
 
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
-        return joined_rows(leaves)
+        return _join_rows(leaves)
+
+
+def _join_rows(leaves: Sequence[Tensor]) -> Tensor:
+    """Concatenate nested tensors along their rows."""
+    from kd_core._leaves.nested import joined_rows
+
+    return joined_rows(leaves)
 
 
 class _ConcatenatingOnce(_Concatenating):
@@ -101,7 +107,7 @@ class _ConcatenatingOnce(_Concatenating):
 
     def __init__(self, dim: int) -> None:
         super().__init__("cat", dim, _once(_cat_tensors))
-        self._rows = _once(joined_rows)
+        self._rows = _once(_join_rows)
 
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
         return self._rows(leaves)

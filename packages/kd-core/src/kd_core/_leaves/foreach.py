@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -48,6 +48,13 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 def is_eager() -> bool:
     """Return whether torch computes right now: no tracing, no vmap, no dispatch mode."""
     return not is_compiling() and _vmap_level() is None and not dispatch_modes()
+
+
+def is_ragged(leaf: Tensor) -> bool:
+    """Return whether a leaf has rows of different lengths, which are reduced one by one."""
+    if leaf.__class__ is Tensor:  # most leaves: "math" in the benchmarks
+        return False
+    return leaf.is_nested and leaf.layout is torch.jagged and not is_dynamo_compiling()
 
 
 def use_foreach(leaves: Sequence[Tensor], alike: bool = False) -> bool:

@@ -26,7 +26,6 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.foreach import FOREACH_FROM
-from kd_core._leaves.nested import moved_parts, moved_rows
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -108,6 +107,8 @@ def mapped(leaf: Tensor, fn: LeafFn, batch: BatchFn | None) -> Tensor:
     """Apply `fn` to a leaf that may be a nested tensor, whose rows torch does not move."""
     if batch is None or not leaf.is_nested or isinstance(batch, (Reduced, Padded)):
         return fn(leaf)
+    from kd_core._leaves.nested import moved_rows
+
     return moved_rows(leaf, fn)
 
 
@@ -123,10 +124,18 @@ def map_to_parts(
         elif hasattr(value, "_map_to_parts"):
             dealt = value._map_to_parts(fn, batches, memo)
         else:
-            dealt = moved_parts(value, fn) if value.is_nested else fn(value)
+            dealt = _parts_of(value, fn)
         for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
             part[key] = piece
     return parts
+
+
+def _parts_of(leaf: Tensor, fn: PartsFn) -> Sequence[Tensor]:
+    if not leaf.is_nested:
+        return fn(leaf)
+    from kd_core._leaves.nested import moved_parts
+
+    return moved_parts(leaf, fn)
 
 
 def collect(entries: Entries, leaves: list[Tensor]) -> None:

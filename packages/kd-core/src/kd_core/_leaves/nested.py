@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidValue
+from kd_core._leaves.foreach import is_ragged
 
 if TYPE_CHECKING:
     from kd_core._types import LeafFn, PartsFn
@@ -139,13 +140,6 @@ def _parts(leaf: Tensor) -> list[Tensor]:
     """Return the tensors that say where rows start and end."""
     lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
     return [_offsets(leaf)] if lengths is None else [_offsets(leaf), lengths]
-
-
-def is_ragged(leaf: Tensor) -> bool:
-    """Return whether a leaf has rows of different lengths, which are reduced one by one."""
-    if leaf.__class__ is Tensor:  # most leaves: "math" in the benchmarks
-        return False
-    return leaf.is_nested and leaf.layout is torch.jagged and not is_dynamo_compiling()
 
 
 def flat_values(leaf: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from torch.compiler import is_compiling
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
-from kd_core._leaves.numbers import number_beside
 from kd_core._nodes import registry
 from kd_core._ops.math.binary import binary
+from kd_core._ops.math.numbers import number_beside
 from kd_core._ops.math.operands import check_batches
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer

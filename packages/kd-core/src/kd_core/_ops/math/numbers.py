@@ -6,20 +6,21 @@ Knows which tensor stands for a number; the rules of other operands are those of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import Kernel, run_pairs, run_pairs_
 from kd_core._leaves.in_place import check_in_place
-from kd_core._leaves.numbers import number_beside
 from kd_core._ops.math.binary import binary, binary_
 from kd_core._ops.math.operands import as_operand
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 W = TypeVar("W", bound=AbstractContainer)
 _LeafOp: TypeAlias = Callable[..., Tensor]
+_UNSIGNED: Final = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def as_truth(other: object) -> AbstractContainer | Tensor:
@@ -63,3 +64,40 @@ def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None 
 
 def _operand(other: object) -> AbstractContainer | Tensor | complex:
     return other if isinstance(other, AbstractContainer) else as_operand(other)
+
+
+def promoted(dtype: torch.dtype, number: complex) -> torch.dtype:
+    """Return `torch.result_type` of a tensor and a number, which dynamo does not trace."""
+    if isinstance(number, (bool, int)):
+        is_wider = dtype is torch.bool and not isinstance(number, bool)
+        return torch.int64 if is_wider else dtype
+    floats = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return floats if isinstance(number, float) else floats.to_complex()
+
+
+def number_beside(leaf: Tensor, number: complex) -> Tensor:
+    """Return a number as a 0-dim tensor on the device of a leaf.
+
+    Raises:
+        InvalidValue: if it is an integer that the promoted dtype does not hold.
+    """
+    dtype = promoted(leaf.dtype, number)
+    try:
+        if isinstance(number, int) and dtype in _UNSIGNED and number < 0:
+            raise OverflowError
+        if _rounds_to_infinity(dtype, number):
+            return torch.tensor(number, dtype=dtype, device=leaf.device)
+        # Unlike `torch.tensor`, this is traced without a constant.
+        return torch.full((), cast("float", number), dtype=dtype, device=leaf.device)
+    except (RuntimeError, OverflowError) as error:
+        if not isinstance(number, int):
+            raise
+        raise InvalidValue(
+            f"a number beside a leaf of {dtype} must be one that {dtype} holds, got {number}. "
+            "Cast the leaf to a wider dtype first."
+        ) from error
+
+
+def _rounds_to_infinity(dtype: torch.dtype, number: complex) -> bool:
+    """Return whether `torch.full` may refuse a number because it is infinite in a dtype."""
+    return (dtype.is_floating_point or dtype.is_complex) and abs(number) > torch.finfo(dtype).max

@@ -17,8 +17,8 @@ from torch.compiler import is_compiling
 from kd_core._batch.computing import EVERYTHING, SAME_SHAPE, Reduced
 from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
+from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import all_plain
-from kd_core._leaves.nested import flat_values, is_ragged, reduced_rows
 from kd_core._ops.entries.renaming import renamed
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
@@ -96,11 +96,20 @@ def _explain(td: AbstractContainer, fn: _Reduce, error: RuntimeError) -> None:
             ) from error
 
 
+def _vector_of(leaf: Tensor) -> Tensor:
+    """Return all elements of a leaf as a vector."""
+    if not is_ragged(leaf):
+        return leaf.reshape(-1)
+    from kd_core._leaves.nested import flat_values
+
+    return flat_values(leaf)
+
+
 def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function of a whole leaf that takes the rows of a nested tensor as one vector."""
     if not td._nested or (td._owns_leaves and all_plain(td._entries)):
         return fn
-    return lambda leaf: fn(flat_values(leaf) if is_ragged(leaf) else leaf)
+    return lambda leaf: fn(_vector_of(leaf) if is_ragged(leaf) else leaf)
 
 
 def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
@@ -196,9 +205,11 @@ def reduced_features(
     ndim = td._desc.ndim
     try:
         if ndim:
+            from kd_core._leaves.nested import reduced_rows
+
             result = reduced_rows(leaves, fn)
         else:
-            result = fn(torch.cat(list(map(flat_values, leaves))))
+            result = fn(torch.cat(list(map(_vector_of, leaves))))
     except (IndexError, RuntimeError) as error:
         raise InvalidValue(
             f"{name_in(td, leaves[0])} cannot be reduced row by row: {str(error).rstrip('.')}. "
@@ -224,7 +235,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
             "`reduce=True` requires at least one tensor, got a container without tensors."
         )
     if everything:
-        return fn(torch.cat(list(map(flat_values, leaves))))
+        return fn(torch.cat(list(map(_vector_of, leaves))))
     if not isinstance(dim, str) or keepdim:
         raise InvalidArgument(
             "`reduce=True` cannot be combined with batch dimensions or `keepdim`. Leave `dim` out, "

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from torch import Tensor
 
 from kd_core._errors import ShapeMismatch
-from kd_core._leaves.foreach import PLAIN
-from kd_core._leaves.nested import is_ragged
+from kd_core._leaves.foreach import PLAIN, is_ragged
 from kd_core._ops.math.alignment import check_members_keep_batch, keeps_batch
 from kd_core._protocol.primitives import AbstractContainer, name_in
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._batch.computing import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
-from kd_core._leaves.nested import is_ragged, mapped_rows
+from kd_core._leaves.foreach import is_ragged
 from kd_core._ops.entries.renaming import renamed
 from kd_core._ops.math.reducing import (
     along_batch,
@@ -125,6 +125,8 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
 
     def over_features(leaf: Tensor) -> Tensor:
         if is_ragged(leaf):
+            from kd_core._leaves.nested import mapped_rows
+
             return mapped_rows(leaf, lambda row: fn(row, 0), together=not ndim)
         if leaf.ndim == ndim:
             return fn(leaf.unsqueeze(-1), ndim).squeeze(-1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from kd_core._batch.names import plain_size, resized
 from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.choosing import Selection
-from kd_core._leaves.nested import chosen_rows, is_ragged
+from kd_core._leaves.foreach import is_ragged
 from kd_core._ops.math.alignment import keeps_batch
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.output import written_to
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 W = TypeVar("W", bound=AbstractContainer)
+
+PartsPlan: TypeAlias = "tuple[PartsFn, list[Batch], list[BatchFn]]"
+"""The plan of a split: a function from a leaf to its parts, the batch size of each part, and for
+each part a function from the batch size of a nested container to the new one."""
 
 
 class Partition(AbstractContainer):
@@ -292,6 +296,8 @@ def _selection(
 
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
     if is_ragged(leaf):
+        from kd_core._leaves.nested import chosen_rows
+
         return chosen_rows(leaf, condition.reshape(condition.shape[:1]), other)
     return torch.where(condition, leaf, other)
 
@@ -306,21 +312,9 @@ def _ragged_rows(
             f"{shape_text(leaf.shape)} and {shape_text(other.shape)}. Call `to_padded_tensor` "
             "first."
         )
+    from kd_core._leaves.nested import chosen_rows
+
     return chosen_rows(leaf, condition, other)
-
-
-class PartsPlan(NamedTuple):
-    """The plan of an operation that splits a container of one batch size.
-
-    Attributes:
-        leaf: a function from a leaf to its parts.
-        batches: the batch size of each part.
-        inner: for each part, a function from the batch size of a nested container to the new one.
-    """
-
-    leaf: PartsFn
-    batches: list[Batch]
-    inner: list[BatchFn]
 
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
@@ -332,7 +326,7 @@ def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) ->
     if not is_dynamo_compiling():
         leaf.__dict__["indices"] = _indices(at, sizes)
     ndim = len(batch)
-    return PartsPlan(leaf, batches, [_leading_sizes(new, ndim) for new in batches])
+    return leaf, batches, [_leading_sizes(new, ndim) for new in batches]
 
 
 def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
@@ -356,9 +350,10 @@ def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
 
 
 def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
+    leaf, batches, inner = how
     desc = container._desc
-    after = [desc.with_batch(batch) for batch in how.batches]
-    return tuple(container._map_to_parts(how.leaf, how.inner, (desc, after)))
+    after = [desc.with_batch(batch) for batch in batches]
+    return tuple(container._map_to_parts(leaf, inner, (desc, after)))
 
 
 @cached
@@ -416,7 +411,7 @@ def _tensor_split(batch: Batch, where: int | Batch, dim: int | str) -> PartsPlan
     sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
     how = _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
     if not is_dynamo_compiling():
-        how.leaf.__dict__["indices"] = [_along(at, slice(*bound)) for bound in bounds]
+        how[0].__dict__["indices"] = [_along(at, slice(*bound)) for bound in bounds]
     return how
 
 

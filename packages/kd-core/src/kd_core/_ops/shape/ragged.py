@@ -11,7 +11,6 @@ from kd_core._batch.shapes import wrap_dim
 from kd_core._errors import KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry
-from kd_core._leaves.nested import padded_leaf, row_mask
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
@@ -60,6 +59,8 @@ class Ragged(AbstractContainer):
         def padded(leaf: Tensor) -> Tensor:
             if not leaf.is_nested:
                 return leaf
+            from kd_core._leaves.nested import padded_leaf, row_mask
+
             if not masks:
                 masks.append(row_mask(leaf))
             return padded_leaf(leaf, padding)
