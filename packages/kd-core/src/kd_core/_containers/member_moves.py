@@ -9,7 +9,7 @@ Knows rows and their numbers; must not know which operation it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -51,11 +51,13 @@ def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBas
     return made
 
 
-class _Together(NamedTuple):
+class _Together:
     """A result in which each member stays whole: their numbers, and the stacked dimension."""
 
-    members: list[int]
-    dim: int
+    __slots__ = ("dim", "members")
+
+    def __init__(self, members: list[int], dim: int) -> None:
+        self.members, self.dim = members, dim
 
 
 def _by_member(

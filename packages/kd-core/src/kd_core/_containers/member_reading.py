@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
-from kd_core._containers.member_rows import Side, nested_rows, padded_rows, rows_of
 from kd_core._containers.member_storage import MemberStorage
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._keys import path_of
@@ -20,6 +19,7 @@ from kd_core._ops.shape.description import shapes_of
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._containers.member_rows import Side
     from kd_core._nodes.entry import Entry
     from kd_core._types import NestedKey
 
@@ -90,6 +90,8 @@ class MemberReading(MemberStorage):
             raise InvalidArgument(
                 "`as_list`, `as_padded_tensor` and `as_nested_tensor` cannot be combined. Pass one."
             )
+        from kd_core._containers.member_rows import nested_rows, padded_rows, rows_of
+
         path = path_of(key)
         if not all(has_entry(member._entries, path) for member in self._members):
             return default
@@ -109,6 +111,8 @@ class MemberReading(MemberStorage):
         try:
             return super()._dense_entry(key, layout)
         except ShapeMismatch:
+            from kd_core._containers.member_rows import nested_rows
+
             return nested_rows(self, (key,), layout)
 
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:

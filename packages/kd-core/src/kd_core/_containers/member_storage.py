@@ -19,17 +19,16 @@ from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
-from kd_core._containers.member_moves import moved_members, reduced_members
 from kd_core._containers.member_writes import (
     MemberRows,
     held_twice,
     holds_value_of_row,
+    own_row,
     rows_of_list,
     rows_to_write,
     stage_rows,
     writes_of_member,
 )
-from kd_core._containers.row_values import own_row
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
@@ -224,6 +223,8 @@ class MemberStorage(TensorDictBase, Composite):
         except ShapeMismatch:
             if isinstance(batch, Padded):
                 raise
+            from kd_core._containers.member_moves import moved_members, reduced_members
+
             if not isinstance(batch, Reduced):
                 return cast("Self", moved_members(self, fn, batch))
             reduced = reduced_members(self, fn, batch)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
-from kd_core._containers.row_values import own_row
+from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
@@ -32,7 +32,7 @@ from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._nodes.entry import Entry, Node, RowData
     from kd_core._types import LeafFn
 
     Path = tuple[str, ...]
@@ -193,3 +193,12 @@ def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
     return {
         key: value for key, kind in kinds.items() if isinstance(kind, (Tensor, AbstractContainer))
     }
+
+
+def own_row(entry: Entry) -> RowData | None:
+    """Return what writes to an entry of a member, if that is the value of one row."""
+    if not isinstance(entry, NonTensorData) or entry._of_batch:
+        return None
+    from kd_core._containers.row_values import RowValue
+
+    return cast("RowData", RowValue(entry))

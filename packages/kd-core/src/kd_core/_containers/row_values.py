@@ -6,7 +6,7 @@ value itself. So a tensor stands for the value, and all writes are checked and m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, ref
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from kd_core._nodes.entry import Entry, RowData
 
 
 class RowValue:
@@ -51,10 +49,3 @@ class _StandIn(Tensor):
         """Replace the value."""
         self.node.data = self.value
         return self
-
-
-def own_row(entry: Entry) -> RowData | None:
-    """Return what writes to an entry of a member, if that is the value of one row."""
-    if isinstance(entry, NonTensorData) and not entry._of_batch:
-        return cast("RowData", RowValue(entry))
-    return None
