@@ -46,7 +46,7 @@ from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming.publishing import publish as _publish
-from kd_core._ops.calls.module_scope import ModuleBusy as ModuleBusy
+from kd_core._ops.calls.modules import ModuleBusy as ModuleBusy
 from kd_core._torch import data_loading as _data_loading
 from kd_core._torch import data_parallel as _data_parallel
 from kd_core._torch import functional as _functional
