@@ -9,13 +9,14 @@ tensors. `restore_dense`, `restore_leaf`, `restore_stack` and `restore_descripto
 call, so their names and places stay. Everything else in this package stays private.
 """
 
+from typing import TYPE_CHECKING
+
 from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
 from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
-from kd_core._containers.level_writes import assign_levels as assign_levels
 from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
@@ -25,7 +26,16 @@ from kd_core._naming.publishing import public_in as public_in
 from kd_core._naming.publishing import publish as publish
 from kd_core._nodes.entry import Entry as Entry
 from kd_core._nodes.registry import register as register
-from kd_core._store.registered import StoredClass as StoredClass
-from kd_core._store.registered import add_class as add_class
 
-publish(__name__)
+if TYPE_CHECKING:
+    from kd_core._containers.level_writes import assign_levels as assign_levels
+    from kd_core._store.registered import StoredClass as StoredClass
+    from kd_core._store.registered import add_class as add_class
+
+publish(
+    __name__,
+    later={
+        "kd_core._containers.level_writes": "assign_levels",
+        "kd_core._store.registered": "StoredClass add_class",
+    },
+)

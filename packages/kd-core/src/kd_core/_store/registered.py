@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kd_core._errors import FormatError, InvalidValue, listed
 
@@ -38,7 +38,7 @@ class StoredType:
         self.decode = decode
 
 
-class StoredClass(NamedTuple):
+class StoredClass:
     """A class of containers, and how it is read from files.
 
     Args:
@@ -50,11 +50,18 @@ class StoredClass(NamedTuple):
             lists, tuples and dicts; `None`: nothing, and `build` takes `None`.
     """
 
-    name: str
-    version: int
-    cls: type
-    build: Build
-    state: Callable[[Any], object] | None = None
+    __slots__ = ("build", "cls", "name", "state", "version")
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        cls: type,
+        build: Build,
+        state: Callable[[Any], object] | None = None,
+    ) -> None:
+        self.name, self.version, self.cls = name, version, cls
+        self.build, self.state = build, state
 
 
 TYPES: Final[dict[type, StoredType]] = {}
