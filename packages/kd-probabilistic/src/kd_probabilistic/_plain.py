@@ -8,6 +8,7 @@ Knows the attributes of torch's distributions; must not know keyed modules.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final, TypeAlias
 
 import torch
@@ -37,10 +38,12 @@ _EVENT: Final = Size()
 
 def builder_of(distribution: object, names: tuple[str, ...]) -> Builder | None:
     """Return what builds a distribution of these arguments, None if only its constructor does."""
+    if torch.compiler.is_dynamo_compiling():  # where the constructor is called anyway
+        return None
     if distribution is Normal and names == ("loc", "scale"):
-        return _normal if _NORMAL_IS_PLAIN else None
+        return _normal if _is_plain(Normal) else None
     if distribution is Categorical and names == ("logits",):
-        return _categorical if _CATEGORICAL_IS_PLAIN else None
+        return _categorical if _is_plain(Categorical) else None
     return None
 
 
@@ -127,14 +130,18 @@ def _categorical(values: Sequence[object]) -> Categorical | None:
     return made
 
 
-def _has_only(dist: Distribution, *names: str) -> bool:
-    """Return whether a distribution of the installed torch has exactly the attributes set here."""
-    return vars(dist).keys() == {*names, "_batch_shape", "_event_shape"}
+@cache
+def _is_plain(kind: type[Distribution]) -> bool:
+    """Return whether an instance by the installed torch has exactly the attributes set here."""
+    # Whatever mode is on: without checks nothing reads the values.
+    if kind is Normal:
+        made: Distribution = Normal(torch.zeros(1), torch.ones(1), validate_args=False)
+        names = {"loc", "scale"}
+    else:
+        made = Categorical(logits=torch.zeros(1), validate_args=False)
+        names = {"logits", "_param", "_num_events"}
+    return vars(made).keys() == {*names, "_batch_shape", "_event_shape", "_validate_args"}
 
 
 _NORMAL: Final = Normal.__init__
 _CATEGORICAL: Final = Categorical.__init__
-_NORMAL_IS_PLAIN: Final = _has_only(Normal(torch.zeros(1), torch.ones(1)), "loc", "scale")
-_CATEGORICAL_IS_PLAIN: Final = _has_only(
-    Categorical(logits=torch.zeros(1)), "logits", "_param", "_num_events"
-)

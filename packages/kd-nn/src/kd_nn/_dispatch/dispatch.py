@@ -8,7 +8,7 @@ instance, so only a descriptor can give this signature.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
@@ -77,11 +77,12 @@ class Dispatched(Generic[M]):
         source: str | Keys,
         dest: str | Keys,
         auto_batch_size: bool,
+        parameters: Sequence[inspect.Parameter],
     ) -> None:
         self.function = function
         self.separator, self.source, self.dest = separator, source, dest
         self.auto_batch_size = auto_batch_size
-        further = list(inspect.signature(function).parameters.values())[2:]
+        further = parameters[2:]
         self.extras = tuple(parameter.name for parameter in further)
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
@@ -270,26 +271,30 @@ def dispatch(
     """
 
     def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:
-        _check_is_method(function)
+        parameters = _parameters_of_method(function)
         reads = source if isinstance(source, str) else parse_keys(source, "source")
         writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
-        return Dispatched(function, separator, reads, writes, auto_batch_size)
+        return Dispatched(function, separator, reads, writes, auto_batch_size, parameters)
 
     return decorate if function is None else decorate(function)
 
 
-def _check_is_method(function: object) -> None:
+def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
+    """Return the parameters of a method; refuse what does not take `self` and a container."""
     if not callable(function):
         raise InvalidArgument(f"`dispatch` decorates a method, got {function!r}.")
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    kinds = [parameter.kind for parameter in parameters]
     count = kinds.count(_Kind.POSITIONAL_ONLY) + kinds.count(_Kind.POSITIONAL_OR_KEYWORD)
     if count < 2 and _Kind.VAR_POSITIONAL not in kinds:
         name = getattr(function, "__name__", repr(function))
         raise InvalidArgument(
             "`dispatch` decorates a method, which takes `self` and a container, got "
-            f"`{name}{inspect.signature(function)}`. For a function of tensors write "
+            f"`{name}{signature}`. For a function of tensors write "
             f"`TensorDictModule({name}, in_keys=[...], out_keys=[...])`."
         )
+    return parameters
 
 
 _Kind: Final = inspect.Parameter

@@ -6,8 +6,7 @@ writes equals, holds or is held by a key that the other reads: writing `n` feeds
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Optional, Self, TypeAlias
+from typing import NamedTuple, Optional, Self, TypeAlias
 
 from kd_core import NestedKey
 from kd_core.extending import is_prefix
@@ -25,8 +24,7 @@ Needs: TypeAlias = dict[NestedKey, bool]
 """What is read from outside: each key, and whether it must be there."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyNode:
+class KeyNode(NamedTuple):
     """One step of a key graph.
 
     Attributes:
@@ -55,9 +53,14 @@ class KeyNode:
     needed: bool = True
     shapes: tuple[tuple[NestedKey, tuple[int, ...]], ...] = ()
     partly: Keys = ()
-    inner: Optional["KeyFlow"] = field(default=None, repr=False)
+    inner: Optional["KeyFlow"] = None
     may_skip: bool = False
     optional: Keys = ()
+
+    def __repr__(self) -> str:
+        """Return all attributes but `inner`, which has steps of its own."""
+        shown = zip(self._fields, self, strict=True)
+        return f"KeyNode({', '.join(f'{n}={value!r}' for n, value in shown if n != 'inner')})"
 
     @property
     def may_read(self) -> Keys:
@@ -87,7 +90,6 @@ class KeyNode:
         return dict.fromkeys([*found, *self.reads], False) if self.may_skip else found
 
 
-@dataclass(frozen=True)
 class KeyFlow:
     """The steps of a keyed module in order, and what can be asked about the keys between them.
 
@@ -96,8 +98,18 @@ class KeyFlow:
         out_keys: The outputs that are visible; None stands for all that is written.
     """
 
-    nodes: tuple[KeyNode, ...]
-    out_keys: Keys | None = None
+    __slots__ = ("nodes", "out_keys")
+
+    def __init__(self, nodes: tuple[KeyNode, ...], out_keys: Keys | None = None) -> None:
+        self.nodes, self.out_keys = nodes, out_keys
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KeyFlow) or type(other) is not type(self):
+            return NotImplemented
+        return (self.nodes, self.out_keys) == (other.nodes, other.out_keys)
+
+    def __hash__(self) -> int:
+        return hash((self.nodes, self.out_keys))
 
     @property
     def inputs(self) -> Keys:
@@ -225,8 +237,8 @@ class KeyFlow:
     def restrict(self, indices: Sequence[int]) -> Self:
         """Return the graph with only these steps marked as needed."""
         keep = set(indices)
-        nodes = (replace(n, needed=i in keep) for i, n in enumerate(self.nodes))
-        return replace(self, nodes=tuple(nodes))
+        nodes = (n._replace(needed=i in keep) for i, n in enumerate(self.nodes))
+        return type(self)(tuple(nodes), self.out_keys)
 
     def producer(self, idx: int, key: NestedKey) -> int | None:
         """Return the last step before the one at `idx` that writes `key`, None if it is an input.

@@ -1,13 +1,10 @@
 """The key graph as users hold it: the flow of keys, and the ways to show it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from kd_nn._keys import drawing
 from kd_nn._keys.flow import KeyFlow
 
 
-@dataclass(frozen=True, repr=False)
 class KeyGraph(KeyFlow):
     """The steps of a keyed module in order, and the keys between them.
 
@@ -30,13 +27,17 @@ class KeyGraph(KeyFlow):
         1     ReLU    hidden    out.y                0
     """
 
+    __slots__ = ()
+
     def to_mermaid(self) -> str:
         """Return the graph as Mermaid text; steps that are not needed are grey.
 
         Returns:
             A `flowchart`, which many Markdown viewers draw.
         """
-        return drawing.mermaid(self)
+        from kd_nn._keys.drawing import mermaid
+
+        return mermaid(self)
 
     def to_svg(self, path: str | Path | None = None) -> str:
         """Return the graph as an SVG picture; steps that are not needed are grey.
@@ -56,11 +57,15 @@ class KeyGraph(KeyFlow):
 
     def summary(self) -> str:
         """Return a table: step, module, keys, parameters, and shapes if they are known."""
-        return drawing.table(self)
+        from kd_nn._keys.drawing import table
+
+        return table(self)
 
     def __repr__(self) -> str:
         """Return a short table; `summary` gives all of it."""
-        return drawing.table(self, short=True)
+        from kd_nn._keys.drawing import table
+
+        return table(self, short=True)
 
     def _repr_svg_(self) -> str:
         """Return the picture that a notebook shows."""

@@ -19,7 +19,6 @@ from kd_nn._dispatch.dispatch import (
     describe,
     keys_not_declared,
 )
-from kd_nn._dispatch.notes import add_call_note
 from kd_nn._errors import DispatchError, out_key_unknown
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import (
@@ -33,7 +32,6 @@ from kd_nn._keys.specs import (
 )
 from kd_nn._modules.facts import ModuleFacts, reset_members
 from kd_nn._modules.hiding import call_as_selected
-from kd_nn._modules.infer import infer_shapes, with_shapes
 from kd_nn._modules.nodes import described, key_node
 from kd_nn._modules.tensor_hooks import TensorHooks
 from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
@@ -293,7 +291,11 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         graph = self._graph()
         nodes = tuple(map(described, graph.nodes, self._steps()))
         graph = KeyGraph(nodes, graph.out_keys)
-        return graph if sample is None else with_shapes(graph, self.infer(sample))
+        if sample is None:
+            return graph
+        from kd_nn._modules.infer import with_shapes
+
+        return with_shapes(graph, self.infer(sample))
 
     def infer(self, sample: TensorDictBase) -> TensorDict:
         """Find the shapes of all outputs without computing them.
@@ -312,6 +314,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             >>> module.infer(TensorDict(x=torch.empty(10, 3, device="meta")))["y"].shape
             torch.Size([10, 4])
         """
+        from kd_nn._modules.infer import infer_shapes
+
         return infer_shapes(self, sample)
 
     def _steps(self) -> list[nn.Module]:
@@ -329,6 +333,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
         """Add to an exception of torch what this module was given, by key."""
+        from kd_nn._dispatch.notes import add_call_note
+
         add_call_note(error, self, values)
 
     def _own_in_keys(self) -> Keys:

@@ -6,7 +6,6 @@ place), and the mode converts captured constants, so the module does not change.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ def with_shapes(graph: KeyGraph, made: TensorDictBase) -> KeyGraph:
         known = [key for key in node.writes if has_entry(made, key)]
         values = {key: entry(made, key) for key in known}
         shapes = tuple((k, tuple(v.shape)) for k, v in values.items() if isinstance(v, Tensor))
-        nodes.append(replace(node, shapes=shapes))
+        nodes.append(node._replace(shapes=shapes))
     return KeyGraph(tuple(nodes), graph.out_keys)
 
 

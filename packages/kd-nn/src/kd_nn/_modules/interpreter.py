@@ -25,7 +25,6 @@ from kd_nn._dispatch.entries import (
     read_optional,
     write_entries,
 )
-from kd_nn._dispatch.notes import add_step_note
 from kd_nn._errors import not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.steps import StepList
@@ -136,6 +135,8 @@ def run_steps(
             work, swapped = _merge(step, work, _run_step(step, work, live[idx]))
         except Exception as error:
             present = zip_present(work, keys_of(step, "in_keys"))
+            from kd_nn._dispatch.notes import add_step_note
+
             add_step_note(error, (str(idx), name), step, present)
             raise
         replaced = replaced or swapped

@@ -1,6 +1,5 @@
 """A keyed module as one node of a key graph: its keys, and what people read beside them."""
 
-from dataclasses import replace
 from functools import lru_cache
 
 from torch import nn
@@ -32,7 +31,7 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
     if plain:
         return node
     parts = parse_keys(list(partly), "partly_read")
-    return replace(node, partly=parts, optional=optional, inner=inner)
+    return node._replace(partly=parts, optional=optional, inner=inner)
 
 
 def _make_node(name: str, kind: str, reads: Keys, writes: Keys, may_skip: bool) -> KeyNode:
@@ -71,4 +70,4 @@ def label_of(step: nn.Module) -> str:
 def described(node: KeyNode, step: nn.Module) -> KeyNode:
     """Return a node with what a step says at this moment: its label, and how much it holds."""
     made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
-    return replace(node, label=label_of(step), parameters=sum(p.numel() for p in made))
+    return node._replace(label=label_of(step), parameters=sum(p.numel() for p in made))
