@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from kd_core.extending import publish as _publish
-from kd_nn import _pickled as _pickled
 from kd_nn._dispatch.dispatch import dispatch as dispatch
 from kd_nn._dispatch.skip_existing import set_skip_existing as set_skip_existing
 from kd_nn._dispatch.skip_existing import skip_existing as skip_existing
@@ -16,11 +15,6 @@ from kd_nn._errors import NotKeyed as NotKeyed
 from kd_nn._errors import OutKeyUnknown as OutKeyUnknown
 from kd_nn._errors import OutputMismatch as OutputMismatch
 from kd_nn._functional import stored_params as _stored_params
-from kd_nn._functional.make_functional import ParametersMissing as ParametersMissing
-from kd_nn._functional.make_functional import get_functional as get_functional
-from kd_nn._functional.make_functional import is_functional as is_functional
-from kd_nn._functional.make_functional import make_functional as make_functional
-from kd_nn._functional.make_functional import repopulate_module as repopulate_module
 from kd_nn._functional.params import TensorDictParams as TensorDictParams
 from kd_nn._interaction import SupportsInteraction as SupportsInteraction
 from kd_nn._keys.flow import KeyNode as KeyNode
@@ -34,7 +28,6 @@ from kd_nn._modules.wrappers import as_tensordict_module as as_tensordict_module
 from kd_nn.distributions import (
     AddStateIndependentNormalScale as AddStateIndependentNormalScale,
 )
-from kd_nn.distributions import Delta as Delta
 from kd_nn.distributions import NormalParamExtractor as NormalParamExtractor
 from kd_nn.distributions import NormalParamWrapper as NormalParamWrapper
 from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
@@ -45,6 +38,12 @@ from kd_nn.distributions._mappings import mappings as mappings
 if TYPE_CHECKING:
     from kd_nn._cuda_graphs import CudaGraphModule as CudaGraphModule
     from kd_nn._functional.ensemble import EnsembleModule as EnsembleModule
+    from kd_nn._functional.make_functional import ParametersMissing as ParametersMissing
+    from kd_nn._functional.make_functional import get_functional as get_functional
+    from kd_nn._functional.make_functional import is_functional as is_functional
+    from kd_nn._functional.make_functional import make_functional as make_functional
+    from kd_nn._functional.make_functional import repopulate_module as repopulate_module
+    from kd_nn.distributions import Delta as Delta
     from kd_nn.distributions import OneHotCategorical as OneHotCategorical
     from kd_nn.distributions import TanhNormal as TanhNormal
     from kd_nn.distributions import TruncatedNormal as TruncatedNormal
@@ -57,6 +56,9 @@ _publish(
     later={
         "kd_nn._cuda_graphs": "CudaGraphModule",
         "kd_nn._functional.ensemble": "EnsembleModule",
-        "kd_nn.distributions": "OneHotCategorical TanhNormal TruncatedNormal rand_one_hot",
+        "kd_nn._functional.make_functional": (
+            "ParametersMissing get_functional is_functional make_functional repopulate_module"
+        ),
+        "kd_nn.distributions": "Delta OneHotCategorical TanhNormal TruncatedNormal rand_one_hot",
     },
 )

@@ -2,7 +2,6 @@
 
 from kd_core.extending import publish as _publish
 from kd_probabilistic import _formulas as _formulas
-from kd_probabilistic import _pickled as _pickled
 from kd_probabilistic._composite import CompositeDistribution as CompositeDistribution
 from kd_probabilistic._entropy import EntropyEstimateWarning as EntropyEstimateWarning
 from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffered

@@ -13,13 +13,14 @@ import torch
 from torch.distributions import ContinuousBernoulli, Distribution
 
 from kd_core import InvalidArgument, nearest_key
-from kd_core.extending import assume_constant_result
+from kd_core.extending import assume_constant_result, public_in
 from kd_probabilistic._plain import builder_of
 from kd_probabilistic._reading import must_not_look
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+@public_in("kd_probabilistic._pickled")
 class Construction:
     """Calls a distribution class with named parameters and fixed settings.
 

@@ -22,6 +22,7 @@ from kd_core import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from kd_core.extending import public_in
 from kd_probabilistic._composite import CompositeDistribution, value_keys
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._interaction import as_interaction_type
@@ -34,6 +35,7 @@ DISCARD: Final = "_"
 """The key of a value that is not written."""
 
 
+@public_in("kd_probabilistic._pickled")
 class Settings:
     """The checked settings of a probabilistic module; never changed.
 

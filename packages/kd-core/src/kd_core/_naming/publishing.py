@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from kd_core._naming.left_out import attribute_lookup
 
-C = TypeVar("C", bound=type)
+C = TypeVar("C", bound=Callable[..., object])
 
 
 def publish(package: str, later: Mapping[str, str] | None = None) -> None:
@@ -42,11 +42,11 @@ def publish(package: str, later: Mapping[str, str] | None = None) -> None:
 
 
 def public_in(package: str) -> Callable[[C], C]:
-    """Set `__module__` of one class, and of its methods, before its package exports it."""
+    """Set `__module__` of one function or class, and of its methods, before it is exported."""
 
-    def decorate(cls: C) -> C:
-        _move([cls], package)
-        return cls
+    def decorate(exported: C) -> C:
+        _move([exported], package)
+        return exported
 
     return decorate
 

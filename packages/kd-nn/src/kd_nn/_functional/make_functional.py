@@ -14,14 +14,17 @@ from typing import Final, TypeVar, cast
 from torch import Tensor, nn
 
 from kd_core import InvalidArgument, KdError, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core.extending import public_in
 
 M = TypeVar("M", bound=nn.Module)
 
 
+@public_in("kd_nn")
 class ParametersMissing(KdError, TypeError):
     """A functional module was called without parameters."""
 
 
+@public_in("kd_nn._pickled")
 class FunctionalForward:
     """The `forward` of a functional module.
 

@@ -8,14 +8,13 @@ top-level entry, a tuple of at least two `str` for a nested one.
 
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import InvalidArgument, InvalidKey, NestedKey, format_key, unravel_key
-from kd_core.extending import is_prefix, plain_str
+from kd_core.extending import is_prefix, plain_str, public_in
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[NestedKey, ...]
@@ -24,7 +23,7 @@ DISCARD = "_"
 """The out key of an output that is discarded."""
 
 
-@dataclass(frozen=True, slots=True)
+@public_in("kd_nn._pickled")
 class InKeySpec:
     """Parsed `in_keys`: the distinct keys, and what each argument of the module reads.
 
@@ -34,9 +33,16 @@ class InKeySpec:
         names: Argument names, one per entry of `reads`, or None for positional arguments.
     """
 
-    keys: Keys
-    reads: Keys
-    names: tuple[str, ...] | None
+    __slots__ = ("keys", "names", "reads")
+
+    def __init__(self, keys: Keys, reads: Keys, names: tuple[str, ...] | None) -> None:
+        self.keys, self.reads, self.names = keys, reads, names
+
+    def __getstate__(self) -> list[object]:
+        return [self.keys, self.reads, self.names]
+
+    def __setstate__(self, state: tuple[Keys, Keys, tuple[str, ...] | None]) -> None:
+        self.keys, self.reads, self.names = state
 
 
 def parse_keys(keys: object, what: str) -> Keys:

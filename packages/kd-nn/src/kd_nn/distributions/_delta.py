@@ -14,8 +14,10 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
 from kd_core import InvalidValue
+from kd_core.extending import public_in
 
 
+@public_in("kd_nn.distributions")
 class Delta(Distribution):
     """Put all probability on one point.
 

@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 
 from kd_core import InvalidArgument, InvalidValue
+from kd_core.extending import public_in
 
 PositiveMap: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -61,6 +62,7 @@ def inv_softplus(bias: float | Tensor) -> float | Tensor:
     return bias + math.log(-math.expm1(-bias))
 
 
+@public_in("kd_nn._pickled")
 def expln(x: Tensor) -> Tensor:
     """Map to positive numbers: `exp(x)` below zero, `log(1 + x) + 1` above, smooth at zero.
 
@@ -154,19 +156,21 @@ class biased_softplus(nn.Module):  # noqa: N801 - the usual name
         return f"bias={self._map.bias}, min_val={self.min_val}"
 
 
+@public_in("kd_nn._pickled")
 def identity(x: Tensor) -> Tensor:
     """Return `x`: the mapping `"none"`."""
     return x
 
 
-_REGISTRY: dict[str, PositiveMap] = {
+_REGISTRY: dict[str, PositiveMap | None] = {
     "softplus": functional.softplus,
     "exp": torch.exp,
     "relu": torch.relu,
     "expln": expln,
-    "biased_softplus": _BiasedSoftplus(1.0, 0.01),
+    "biased_softplus": None,
     "none": identity,
 }
+"""Mappings by name; `None` is one that holds tensors, which is built when it is asked for."""
 
 
 def mappings(key: str | PositiveMap) -> PositiveMap:
@@ -191,6 +195,8 @@ def mappings(key: str | PositiveMap) -> PositiveMap:
     if callable(key):
         return key
     found = _REGISTRY.get(key)
+    if found is None and key in _REGISTRY:
+        found = _REGISTRY[key] = _BiasedSoftplus(1.0, 0.01)
     return _parametrised(key) if found is None else found
 
 
@@ -234,6 +240,6 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
         raise InvalidArgument(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
     if _REGISTRY.get(name, mapping) is not mapping:
         raise InvalidValue(
-            f"the name `{name}` is taken by {_REGISTRY[name]!r}. Choose another name."
+            f"the name `{name}` is taken by {mappings(name)!r}. Choose another name."
         )
     _REGISTRY[name] = mapping
