@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, ClassVar, TypeGuard, TypeVar, cast, overload
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
 
 import torch
 from torch import Tensor
@@ -60,9 +60,11 @@ from kd_core._ops.values.vectors import Vectors
 from kd_core._protocol.overrides import call as override
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._types import NestedKey
 
-C = TypeVar("C", bound="TensorDictBase")
+    C = TypeVar("C", bound="TensorDictBase")
 
 
 @leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "to_store")

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Final, ParamSpec, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Final, ParamSpec, SupportsIndex, cast
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    R = TypeVar("R")
+
+
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def _clone_each(leaves: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Size, Tensor
@@ -30,7 +30,10 @@ from kd_probabilistic._interaction import InteractionType
 from kd_probabilistic._log_prob import with_suffix
 from kd_probabilistic._reading import can_read
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Components:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
@@ -18,7 +18,12 @@ from kd_probabilistic._scoring import ScoringModule
 from kd_probabilistic._settings import DISCARD
 from kd_probabilistic._walk import LEAVES, Leaf, Walk
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 
 

@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias
 
 from torch.compiler import is_compiling
 
 from kd_core._compat import traced_as
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._types import Batch, BatchFn, LeafFn
 
+    R = TypeVar("R")
+
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 Plan: TypeAlias = "tuple[LeafFn, Batch, BatchFn]"

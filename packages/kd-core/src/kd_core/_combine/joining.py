@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ from kd_core._leaves.writes import check_write, write_all
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Entries, Entry, Memo
     from kd_core._types import Batch
@@ -52,7 +54,8 @@ if TYPE_CHECKING:
     Path: TypeAlias = tuple[str, ...]
     Column: TypeAlias = Sequence[Entry]
 
-C = TypeVar("C", bound=TensorDictBase)
+    C = TypeVar("C", bound=TensorDictBase)
+
 ZIP_FROM: Final = 16
 
 

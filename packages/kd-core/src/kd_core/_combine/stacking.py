@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,9 +13,12 @@ from kd_core._combine.joining import Join, dims_of, first_of
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._types import Batch
 
-C = TypeVar("C", bound=TensorDictBase)
+    C = TypeVar("C", bound=TensorDictBase)
+
 
 # Under its own name: reading it from `torch` while dynamo traces would add a guard on `torch`.
 _stack_tensors = torch.stack

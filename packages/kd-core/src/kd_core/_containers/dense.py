@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Final, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -32,13 +32,13 @@ from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
-D = TypeVar("D", bound="Dense")
+    D = TypeVar("D", bound="Dense")
 
 
 class Dense(TensorDictBase):

@@ -49,9 +49,10 @@ if TYPE_CHECKING:
         def __get__(self, owner: object, kind: object = None) -> torch.device | None: ...
         def __set__(self, owner: object, value: DeviceLike | None) -> None: ...
 
+    D = TypeVar("D", bound="TensorClass")
+
 
 T = TypeVar("T")
-D = TypeVar("D", bound="TensorClass")
 
 
 class _FieldOf(Generic[T]):

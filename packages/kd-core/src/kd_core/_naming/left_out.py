@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from inspect import getattr_static
 from pathlib import Path
-from typing import Final, Never, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Never, TypeAlias
 
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import NotOffered, NotOfferedImport
 
-C = TypeVar("C", bound=type)
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    C = TypeVar("C", bound=type)
+
+
 Rows: TypeAlias = dict[str, dict[str, str]]
 
 MODULES: Final = (

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from types import FunctionType, MethodType, ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from kd_core._naming.left_out import attribute_lookup
 
-C = TypeVar("C", bound=Callable[..., object])
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    C = TypeVar("C", bound=Callable[..., object])
 
 
 def publish(package: str, later: Mapping[str, str] | None = None) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -51,7 +51,7 @@ from kd_core._nodes.entry import is_row_data
 from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._batch.caching import Plan
     from kd_core._batch.descriptor import Descriptor
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
-
-W = TypeVar("W", bound="AbstractContainer")
+    W = TypeVar("W", bound="AbstractContainer")
 
 
 class AbstractContainer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -28,7 +28,12 @@ from kd_core import (
 from kd_core.extending import Descriptor, Entry, describe, make_dense, register
 from kd_nn._modules.tensor_hooks import is_of_fsdp
 
-H = TypeVar("H", bound=Callable[..., object])
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    H = TypeVar("H", bound=Callable[..., object])
+
+
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -19,7 +19,12 @@ from kd_core import LazyStackedTensorDict, NestedKey, TensorDictBase, is_tensor_
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import write_entries
 
-H = TypeVar("H", bound=Callable[..., object])
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    H = TypeVar("H", bound=Callable[..., object])
+
+
 Place: TypeAlias = tuple[TensorDictBase, NestedKey, Tensor]
 """A container without members, a key, and the tensor at it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -22,7 +22,7 @@ from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entries, Entry
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Path: TypeAlias = tuple[str, ...]
     Target: TypeAlias = Callable[[Descriptor], Descriptor]
     IsLeaf: TypeAlias = Callable[[type], bool]
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 class Apply(AbstractContainer):
@@ -189,9 +191,6 @@ class Apply(AbstractContainer):
                 writes.append((leaf, writable_source(where, leaf, result), where))
         write_all(writes)
         return self
-
-
-W = TypeVar("W", bound=AbstractContainer)
 
 
 def _each(

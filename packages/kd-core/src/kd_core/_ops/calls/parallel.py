@@ -8,7 +8,7 @@ its own, so random results do not depend on the number of processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -19,11 +19,11 @@ from kd_core._ops.math.output import written_to
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._ops.calls.parts import Pool
 
-R = TypeVar("R")
+    R = TypeVar("R")
 
 
 class Parallel(AbstractContainer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -18,11 +18,13 @@ from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry
     from kd_core._ops.entries.renaming import KeyFn
     from kd_core._types import NestedKey
+
+    A = TypeVar("A", bound=AbstractContainer)
 
 
 class Arrangement(AbstractContainer):
@@ -176,9 +178,6 @@ class Arrangement(AbstractContainer):
             ['a', 'b']
         """
         return _only_tensors(self)
-
-
-A = TypeVar("A", bound=AbstractContainer)
 
 
 class _Taking:

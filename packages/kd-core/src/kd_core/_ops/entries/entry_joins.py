@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._types import NestedKey
 
     Join = Callable[..., Tensor]
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 class EntryJoins(AbstractContainer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 
@@ -13,9 +13,12 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, lowest_level
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Data, Entry
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
+
 KeyFn: TypeAlias = Callable[[str], str]
 """A function from a key of one level to its new name."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from kd_core._ops.shape.dimension_names import named
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._types import Batch, BatchSize, DeviceLike
 
-C = TypeVar("C", bound=AbstractContainer)
+    C = TypeVar("C", bound=AbstractContainer)
 
 
 def build(

@@ -9,7 +9,7 @@ the container.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -38,9 +38,12 @@ from kd_core._ops.math.results import leaves_batch, of_members, of_pairs
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, note_entry
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Entry
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
+
 _LeafOp: TypeAlias = Callable[..., Tensor]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +12,12 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Entry
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
+
 
 CastFilter: TypeAlias = Callable[[tuple[str, ...], Tensor], bool]
 """A function of the path and the tensor of a leaf that says whether the leaf is cast."""

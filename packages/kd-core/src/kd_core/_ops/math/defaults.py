@@ -9,7 +9,7 @@ has is `default - value`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -26,10 +26,13 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Data, Entries, Entry
     from kd_core._types import Batch
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
+
 Default: TypeAlias = "complex | Tensor | Literal['intersection']"
 """What stands for an entry that one container lacks; `"intersection"`: leave such entries out."""
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from kd_core._ops.math.reducing import Dim, SomeDim
     from kd_core._types import BatchFn
 
+    E = TypeVar("E", bound="Extrema")
+
 W = TypeVar("W")
-E = TypeVar("E", bound="Extrema")
 
 
 class Extremes(NamedTuple, Generic[W]):

@@ -6,7 +6,7 @@ Knows which tensor stands for a number; the rules of other operands are those of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,12 @@ from kd_core._ops.math.binary import binary, binary_
 from kd_core._ops.math.operands import as_operand
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
-W = TypeVar("W", bound=AbstractContainer)
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    W = TypeVar("W", bound=AbstractContainer)
+
+
 _LeafOp: TypeAlias = Callable[..., Tensor]
 _UNSIGNED: Final = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import Write, check_write, collect_writes, write_all
 from kd_core._protocol.primitives import AbstractContainer
 
-W = TypeVar("W", bound=AbstractContainer)
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def written_to(out: W | None, result: W) -> W:

@@ -8,7 +8,7 @@ trailing dimensions. `reduce=True` reduces all leaves to one tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -23,11 +23,14 @@ from kd_core._ops.entries.renaming import renamed
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._ops.entries.renaming import KeyFn
     from kd_core._types import LeafFn
 
-R = TypeVar("R")
-W = TypeVar("W", bound=AbstractContainer)
+    R = TypeVar("R")
+    W = TypeVar("W", bound=AbstractContainer)
+
 SomeDim: TypeAlias = "int | str | Sequence[int | str]"
 """Batch dimensions or their names, or `"feature"` for all trailing dimensions."""
 

@@ -5,7 +5,7 @@ Knows the results for all leaves; must not know the operation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -15,9 +15,11 @@ from kd_core._ops.math.alignment import check_members_keep_batch, keeps_batch
 from kd_core._protocol.primitives import AbstractContainer, name_in
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Entry
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def of_pairs(td: W, other: object, results: list[Tensor]) -> W:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -23,13 +23,13 @@ from kd_core._ops.math.reducing import (
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._ops.entries.renaming import KeyFn
     from kd_core._ops.math.reducing import Dim
     from kd_core._types import Batch, LeafFn
 
-S = TypeVar("S", bound=AbstractContainer)
+    S = TypeVar("S", bound=AbstractContainer)
 
 
 class Statistics(AbstractContainer):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 
@@ -24,9 +24,12 @@ from kd_core._ops.math.results import leaves_batch, of_members, of_pairs
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Entry
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
+
 _LeafOp: TypeAlias = Callable[..., Tensor]
 
 

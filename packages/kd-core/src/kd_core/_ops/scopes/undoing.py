@@ -7,7 +7,7 @@ referred to weakly, so a result keeps nothing alive. `carrying` reads the record
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import ReferenceType, ref
 
 import torch
@@ -21,7 +21,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlock
 
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Protocol, TypeVar
 
     from kd_core._batch.caching import Plan
     from kd_core._nodes.entry import Entry
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
         def entry(self, entry: Entry) -> Entry:
             """Return an entry of the result as it is stored in the source."""
 
+    G = TypeVar("G")
+    W = TypeVar("W", bound=AbstractContainer)
 
-G = TypeVar("G")
-W = TypeVar("W", bound=AbstractContainer)
+
 Path: TypeAlias = tuple[str, ...]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -56,12 +56,14 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._nodes.entry import AnyKey, Entry, Node, Source
     from kd_core._types import Batch, Index, IndexItem, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 class Indexing(AbstractContainer):
@@ -268,9 +270,6 @@ class Indexing(AbstractContainer):
             items = narrowed_items(items, [path_of(key) for key in keys_to_update])
         self[index] = items
         return self
-
-
-W = TypeVar("W", bound=AbstractContainer)
 
 
 def _resolved_rows(container: W, index: object) -> W:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -33,13 +33,14 @@ from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer, map_by, name_in
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
-T = TypeVar("T")
-W = TypeVar("W", bound=AbstractContainer)
+    T = TypeVar("T")
+    W = TypeVar("W", bound=AbstractContainer)
+
 
 PartsPlan: TypeAlias = "tuple[PartsFn, list[Batch], list[BatchFn]]"
 """The plan of a split: a function from a leaf to its parts, the batch size of each part, and for

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from kd_core._batch.names import checked_names, with_names
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, relock
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._batch.names import Names
     from kd_core._types import Batch
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,11 +14,13 @@ from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry
     from kd_core._types import NestedKey
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def take_batch_size(

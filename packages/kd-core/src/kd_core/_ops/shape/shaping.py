@@ -11,7 +11,7 @@ over the leaves. With `inplace=True` this container takes the result as its cont
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -40,13 +40,13 @@ from kd_core._ops.shape.shape_plans import (
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._ops.shape.shape_plans import Sizes
     from kd_core._types import Batch, Dims
 
-T = TypeVar("T")
-W = TypeVar("W", bound=AbstractContainer)
+    T = TypeVar("T")
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 class Shape(AbstractContainer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import torch
 from torch import Tensor
@@ -24,11 +24,11 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._types import DeviceLike, NestedKey
 
-F = TypeVar("F", bound=AbstractContainer)
+    F = TypeVar("F", bound=AbstractContainer)
 
 
 class Filling(AbstractContainer):

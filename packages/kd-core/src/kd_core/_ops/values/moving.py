@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,11 +11,13 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     import torch
 
     from kd_core._nodes.entry import Entry
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def moved(td: W, device: torch.device, non_blocking: bool) -> W:

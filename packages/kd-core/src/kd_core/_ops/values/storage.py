@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -14,11 +14,12 @@ from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._types import DeviceLike
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
+
 ALIGNMENT: Final = 16
 """Bytes: where the leaves of a dtype start, so that each dtype may be viewed there."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from kd_core._leaves.views import walk_items
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._ops.values.pack_layout import PackLayout
     from kd_core._types import NestedKey
 
-C = TypeVar("C", bound=AbstractContainer)
+    C = TypeVar("C", bound=AbstractContainer)
 
 
 class Vectors(AbstractContainer):
