@@ -7,7 +7,7 @@ inside `vmap`: a check is a Python branch on data, which neither can trace.
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch.distributions import ContinuousBernoulli, Distribution
@@ -120,11 +120,13 @@ def _check_arguments(
         )
 
 
-class _Signature(NamedTuple):
+class _Signature:
     """The arguments of a callable, with whether each is required, and whether it takes others."""
 
-    named: tuple[tuple[str, bool], ...]
-    open_ended: bool
+    __slots__ = ("named", "open_ended")
+
+    def __init__(self, named: tuple[tuple[str, bool], ...], open_ended: bool) -> None:
+        self.named, self.open_ended = named, open_ended
 
 
 def _signature(function: Callable[..., object]) -> _Signature | None:
