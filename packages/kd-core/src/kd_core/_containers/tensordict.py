@@ -16,7 +16,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
-from kd_core._ops.shape.dimension_names import named
+from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 

@@ -15,7 +15,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._ops.math.output import written_to
-from kd_core._ops.shape.dimension_names import check_names, named
+from kd_core._ops.shape.rebatching import check_names, named
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._protocol.validation import as_entry

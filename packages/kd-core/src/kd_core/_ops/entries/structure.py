@@ -27,8 +27,7 @@ from kd_core._ops.entries.updating import (
     stage_writes,
 )
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
-from kd_core._ops.shape.dimension_names import named
-from kd_core._ops.shape.rebatching import take_batch_size
+from kd_core._ops.shape.rebatching import named, take_batch_size
 from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep

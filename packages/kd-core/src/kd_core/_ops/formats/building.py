@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._nodes import registry
-from kd_core._ops.shape.dimension_names import named
+from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
-from kd_core._ops.shape.dimension_names import named
+from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

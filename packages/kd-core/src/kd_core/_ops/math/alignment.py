@@ -1,4 +1,4 @@
-"""Alignment of operands with the leaves of members: the rows and dimensions of each leaf.
+"""Alignment of operands and results with leaves: the rows and dimensions of each leaf.
 
 Knows containers of members; must not know the operation.
 """
@@ -12,12 +12,18 @@ from torch import Tensor
 
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.foreach import PLAIN, is_ragged
 from kd_core._leaves.loops import all_plain
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, name_in
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from kd_core._nodes.entry import Entry
     from kd_core._types import Batch
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def keeps_batch(td: AbstractContainer) -> bool:
@@ -155,3 +161,26 @@ def check_members_keep_batch(td: AbstractContainer, path: tuple[str, ...] = ()) 
                 f"that starts with batch_size {shape_text(batch)}, got {shape_text(value.shape)}. "
                 "Expand the first container, or exchange the operands."
             )
+
+
+def of_pairs(td: W, other: object, results: list[Tensor]) -> W:
+    """Return the results for pairs of leaves as a container; they are ragged where `other` is."""
+    mixed = isinstance(other, AbstractContainer) and other._nested and keeps_batch(td)
+    if mixed and not PLAIN.issuperset(map(type, results)) and any(map(is_ragged, results)):
+        found = iter(results)
+        return td._zip_each(cast("Entry", other), lambda leaf, beside: next(found))
+    return td._rebuild(iter(results))
+
+
+def of_members(td: W, results: list[Tensor]) -> W:
+    new = td._rebuild(iter(results))
+    check_members_keep_batch(new)
+    return new
+
+
+def leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"the result for {name_in(td, leaf)} must have a shape that starts with batch_size "
+        f"{td._desc.batch}, got {tuple(result.shape)}. Expand the first container, or exchange the "
+        "operands."
+    )

@@ -18,9 +18,15 @@ from kd_core._leaves.foreach import (
     write_apart,
 )
 from kd_core._leaves.in_place import check_in_place
-from kd_core._ops.math.alignment import keeps_batch, lift_scalars, lower_scalars
+from kd_core._ops.math.alignment import (
+    keeps_batch,
+    leaves_batch,
+    lift_scalars,
+    lower_scalars,
+    of_members,
+    of_pairs,
+)
 from kd_core._ops.math.operands import as_operand, check_batches, is_plain, padded
-from kd_core._ops.math.results import leaves_batch, of_members, of_pairs
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, InvalidValue
-from kd_core._ops.shape.dimension_names import check_names, set_names
+from kd_core._ops.shape.rebatching import check_names, set_names
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

@@ -1,24 +1,26 @@
-"""Giving a container other entries and another batch size at once."""
+"""Giving a container another batch: other entries with another size, or names of its dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from kd_core._batch.names import checked_names, with_names
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
 from kd_core._keys import format_key
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, relock
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
     from kd_core._batch.descriptor import Descriptor
+    from kd_core._batch.names import Names
     from kd_core._nodes.entry import Entry
-    from kd_core._types import NestedKey
+    from kd_core._types import Batch, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)
 
@@ -99,3 +101,32 @@ def _check_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[st
         if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
             value._check_unlocked(f"replace {format_key((*path, key))}")
             _check_keys(value, other, (*path, key))
+
+
+def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
+    """Return one name or `None` for each batch dimension; `None` stands for no names.
+
+    Raises:
+        InvalidArgument: if one is neither a string nor `None`.
+        InvalidValue: if there is not one for each dimension, or one is given twice.
+    """
+    return checked_names([None] * len(batch) if names is None else names, batch)
+
+
+def set_names(level: AbstractContainer, names: Names) -> None:
+    """Set checked names in a container that is not locked, and in all below it."""
+    desc = level._desc
+    level._describe(desc.with_batch(with_names(desc.batch, names)))
+    if isinstance(level, Composite):
+        names = names[: level._dim] + names[level._dim + 1 :]
+    for node in level._below():
+        if isinstance(node, AbstractContainer):
+            set_names(node, names)
+
+
+def named(td: W, names: Sequence[str | None] | None) -> W:
+    """Return a container under other names, locked if it is; tensors are shared."""
+    checked = check_names(names, td._desc.batch)
+    new = td._shallow()
+    set_names(new, checked)
+    return relock(new, td._desc.lock)
