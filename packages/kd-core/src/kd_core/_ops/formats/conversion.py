@@ -22,6 +22,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key, same_data
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
+from kd_core._ops.entries.listing import list_of
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -176,8 +177,6 @@ class Conversion(AbstractContainer):
             >>> td.tolist(convert_tensors=True)
             [{'a': 1.0, 'b': {'c': [0.0]}}, {'a': 1.0, 'b': {'c': [0.0]}}]
         """
-        from kd_core._convert.listing import list_of
-
         return list_of(self, convert_nodes, convert_tensors, tolist_first)
 
 

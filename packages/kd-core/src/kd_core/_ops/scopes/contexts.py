@@ -1,14 +1,29 @@
-"""Containers as context managers: the operation that made one is undone on exit."""
+"""Containers as context managers: the operation that made one is undone on exit.
+
+`with` takes a snapshot of the result. On exit, what changed is carried back to the source: new and
+changed entries with the operation undone, removed entries as removals.
+"""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kd_core._protocol.primitives import AbstractContainer
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument
+from kd_core._leaves.foreach import shares_storage
+from kd_core._leaves.loops import find_entry
+from kd_core._ops.scopes.undoing import Moved, Path, Relocked, note
+from kd_core._protocol.composite import Composite, unchanged_on_error
+from kd_core._protocol.primitives import AbstractContainer, level_at
 
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Self
+
+    from kd_core._nodes.entry import Entry
+    from kd_core._ops.scopes.undoing import Origin, Undo
 
 
 class Contexts(AbstractContainer):
@@ -41,8 +56,6 @@ class Contexts(AbstractContainer):
     __slots__ = ()
 
     def __enter__(self) -> Self:
-        from kd_core._ops.scopes.carrying import enter
-
         enter(self)
         return self
 
@@ -52,6 +65,162 @@ class Contexts(AbstractContainer):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        from kd_core._ops.scopes.carrying import leave
-
         leave(self, exc_type is not None)
+
+
+class _Scope:
+    """A `with` statement that was entered and not left yet."""
+
+    __slots__ = ("before", "origin", "source", "undo", "view")
+
+    def __init__(
+        self,
+        view: AbstractContainer,
+        source: AbstractContainer,
+        undo: Undo,
+        before: Snapshot,
+        origin: Origin[object],
+    ) -> None:
+        self.view = view
+        self.source = source
+        self.undo = undo
+        self.before = before
+        self.origin = origin
+
+
+_entered: dict[int, list[_Scope]] = {}
+"""The scopes that are open, by the identity of their container, the innermost last."""
+
+
+def enter(view: AbstractContainer) -> None:
+    """Enter the scope of a result: find its source, and note its entries.
+
+    Raises:
+        InvalidArgument: if the container is not the result of an operation that can be undone.
+    """
+    origin: Origin[object] | None = getattr(view, "_scope", None)
+    if origin is None:
+        raise _nothing_to_undo()
+    where, make, given = origin
+    source = view if where is None else where()
+    if source is None:
+        raise InvalidArgument(
+            "the container that this one was made from does not exist any more, so nothing can be "
+            "carried back to it. Give it a name before the `with` statement."
+        )
+    undo = make(source, given)
+    before: Snapshot = {} if where is None else _snapshot(view)
+    if not _has_members_for(source, before):
+        raise _nothing_to_undo()
+    if isinstance(before, list) and isinstance(undo, Moved):
+        raise InvalidArgument(
+            "`with` cannot carry the rows of a ragged stack back. Assign the result to a name, and "
+            "write to it."
+        )
+    scope = _Scope(view, source, undo, before, origin)
+    _entered.setdefault(id(view), []).append(scope)
+
+
+def leave(view: AbstractContainer, failed: bool) -> None:
+    """Exit the innermost scope of a result: undo the operation."""
+    scopes = _entered[id(view)]
+    scope = scopes.pop()
+    if not scopes:
+        del _entered[id(view)]
+    note(view, scope.origin)
+    if isinstance(scope.undo, Relocked):
+        scope.undo.restore(view)
+    elif not failed:
+        with unchanged_on_error(scope.source):
+            _carry_back(scope.source, view, scope.before, scope.undo)
+
+
+class _Seen:
+    """An entry as it was on entry to a scope."""
+
+    __slots__ = ("entry", "version")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.version = _version(entry)
+
+
+Snapshot: TypeAlias = "dict[Path, _Seen] | list[Snapshot]"
+
+
+def _snapshot(view: AbstractContainer) -> Snapshot:
+    """Record the entries of a container, those of each member of a stack on its own."""
+    if isinstance(view, Composite):
+        return [_snapshot(member) for member in view._members]
+    return {path: _Seen(entry) for path, entry in _leaves(view, ())}
+
+
+def _leaves(level: AbstractContainer, path: Path) -> Iterator[tuple[Path, Entry]]:
+    """Yield the tensors and the data of all levels; a nested stack is read."""
+    for key, value in level._entries.items():
+        if isinstance(value, AbstractContainer):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _version(entry: object) -> int:
+    """Return a number that grows when a tensor is written; -1 where torch does not count."""
+    if not isinstance(entry, Tensor) or entry.is_inference():
+        return -1
+    return entry._version
+
+
+def _carry_back(
+    source: AbstractContainer, view: AbstractContainer, before: Snapshot, undo: Undo
+) -> None:
+    if isinstance(before, list):
+        members = zip(
+            cast("Composite", source)._members,
+            cast("Composite", view)._members,
+            before,
+            strict=True,
+        )
+        for mine, member, seen in members:
+            _carry_back(mine, member, seen, undo)
+        return
+    now = dict(_leaves(view, ()))
+    for path in before.keys() - now.keys():
+        target = undo.path(path)
+        if find_entry(source._entries, target) is not None:
+            level = level_at(source, target[:-1])
+            level._check_unlocked("carry removed entries back")
+            level._del_entry(target[-1])
+    for path, entry in now.items():
+        target = undo.path(path)
+        if not _is_unchanged(source, target, entry, before.get(path)):
+            source._store(target, undo.entry(entry))
+
+
+def _is_unchanged(
+    source: AbstractContainer, target: Path, entry: Entry, seen: _Seen | None
+) -> bool:
+    """Return whether the source has the values of an entry without being written."""
+    if seen is None or seen.entry is not entry:
+        return False
+    if not isinstance(entry, Tensor):
+        return True
+    mine = find_entry(source._entries, target)
+    if isinstance(mine, Tensor) and (mine is entry or shares_storage(mine, entry)):
+        return True
+    return seen.version >= 0 and seen.version == entry._version
+
+
+def _has_members_for(source: AbstractContainer, before: Snapshot) -> bool:
+    """Return whether a snapshot by members can be carried back to a source."""
+    if not isinstance(before, list):
+        return True
+    return isinstance(source, Composite) and len(source._members) == len(before)
+
+
+def _nothing_to_undo() -> InvalidArgument:
+    """Build the error for `with` on a container that no operation made."""
+    return InvalidArgument(
+        "`with` expected the result of an operation that can be undone, as `with "
+        "td.flatten_keys() as flat:`, `with td.view(-1) as rows:` or `with td.unlock_():`."
+    )

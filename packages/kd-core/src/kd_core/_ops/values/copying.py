@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd_core._compat import clone_all
 from kd_core._nodes import registry
+from kd_core._ops.entries.listing import dict_of
 from kd_core._ops.math.binary import unary
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -68,8 +69,6 @@ class Copying(AbstractContainer):
             >>> TensorDict({"a": {"b": [1.0, 2.0]}}).to_dict(convert_tensors=True)
             {'a': {'b': [1.0, 2.0]}}
         """
-        from kd_core._convert.listing import dict_of
-
         return dict_of(self, retain_none, convert_tensors, tolist_first)
 
 
