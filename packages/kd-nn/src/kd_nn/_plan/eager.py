@@ -14,7 +14,6 @@ The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Se
 
 import weakref
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Final, TypeGuard, cast
 
 import torch
@@ -38,15 +37,17 @@ from kd_nn._plan.program import (
 )
 
 
-class Outcome(Enum):
+class Outcome:
     """Why a plan did not run."""
 
-    BUSY = "this call must be interpreted"
-    STALE = "something has changed"
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
-BUSY: Final = Outcome.BUSY
-STALE: Final = Outcome.STALE
+BUSY: Final = Outcome("this call must be interpreted")
+STALE: Final = Outcome("something has changed")
 FREE_PLANS: Final = 20
 WAIT: Final = 1000
 """After so many plans a module goes the long way for so many calls before it gets another one."""
