@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kd_core._errors import FormatError, InvalidValue, listed
 
@@ -58,7 +58,7 @@ class StoredClass:
         version: int,
         cls: type,
         build: Build,
-        state: Callable[[Any], object] | None = None,
+        state: Callable[..., object] | None = None,
     ) -> None:
         self.name, self.version, self.cls = name, version, cls
         self.build, self.state = build, state
