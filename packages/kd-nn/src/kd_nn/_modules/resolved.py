@@ -5,7 +5,8 @@ step or the way a step runs has changed.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import torch
 from torch import nn
@@ -13,14 +14,19 @@ from torch import nn
 from kd_core.extending import assume_constant_result, is_prefix
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._keys.graph import KeyGraph
+from kd_nn._keys.specs import Keys
 from kd_nn._modules.nodes import key_node
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.dynamo import traced_plan
 from kd_nn._plan.eager import Plan
-from kd_nn._plan.invalidation import LAST_RAISED, flags_of
+from kd_nn._plan.flags import Flag
+from kd_nn._plan.invalidation import announces_members, depend_on
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _is_traced = torch.compiler.is_dynamo_compiling
+_ALWAYS: Final = [True]
+_TRIES: Final = 10
+"""A class of the user may compute other keys each time it is asked."""
 
 
 class Resolved:
@@ -30,8 +36,10 @@ class Resolved:
         graph: Which step reads and writes what.
         in_keys: What the sequence reads from outside.
         out_keys: All that its steps write.
+        visible: Those of them that are selected, or all.
         live: The steps that the visible outputs need, and which of their keys.
         optional: Those of `in_keys` that no live step requires.
+        unsure: A list that is empty while everything here is known to hold, without a comparison.
         prepare: Makes `traced`, once; returns whether dynamo may use it. dynamo runs it as it is,
             since a function made of text cannot be traced.
         traced: The functions that dynamo inlines, if every step can be called on values.
@@ -39,9 +47,9 @@ class Resolved:
 
     __slots__ = (
         "__weakref__",
+        "_changed",
         "_computed",
-        "_flags",
-        "_last_raised",
+        "_dependency",
         "_members",
         "graph",
         "in_keys",
@@ -50,55 +58,64 @@ class Resolved:
         "out_keys",
         "prepare",
         "traced",
+        "unsure",
+        "visible",
     )
 
     def __init__(self, sequence: StepList) -> None:
-        # Before anything else is read: what another thread changes meanwhile is then seen later.
-        self._flags: list[list[bool]] = []
-        self._last_raised: list[bool] | None = None  # when all flags were looked at
-        self._members: list[tuple[nn.Module, list[nn.Module]]] = []
+        self._changed: Flag = []
+        self._members: list[tuple[nn.Module, list[nn.Module | None]]] = []
         self._computed: list[tuple[nn.Module, tuple[object, ...]]] = []
         if not _is_traced():  # made while tracing, it is not kept; and dynamo enters no lock
-            self._depend_on(sequence)
+            # Before anything else is read: what another thread changes meanwhile is then seen.
+            self._dependency = depend_on(sequence)
+            self._changed = self._dependency.changed
+            self._compare_steps(sequence)
         tolerant = sequence.partial_tolerant
         nodes = tuple(key_node(name, step, tolerant) for name, step in sequence.named_steps())
-        graph = KeyGraph(nodes, sequence.__dict__.get("_selected"))
+        selected: Keys | None = sequence.__dict__.get("_selected")
+        graph = KeyGraph(nodes, selected)
         self.in_keys, self.out_keys = graph.inputs, graph.writes
-        selected = graph.out_keys
-        self.live, needs = graph.trace_back(self.out_keys if selected is None else selected)
+        self.visible = self.out_keys if selected is None else selected
+        self.live, needs = graph.trace_back(self.visible)
         self.graph = graph if selected is None else graph.restrict(tuple(self.live))
         required = [key for key, must in needs.items() if must]
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
         )
+        self.unsure = _ALWAYS if self._members or self._computed else self._changed
         self.traced: Plan | None = None
         self.prepare: Callable[[], bool] = self._prepare_for(sequence)
 
     def is_current(self) -> bool:
         """Return whether nothing that it was made from has changed."""
+        if self._changed:
+            return False
         if _is_traced():  # dynamo of torch 2.10 compares no modules
-            return not any(self._flags)
-        last = LAST_RAISED[0]  # read first: what another thread raises meanwhile is seen later
-        if last is not self._last_raised:
-            if any(self._flags):
-                return False
-            self._last_raised = last
+            return True
         for holder, members in self._members:  # loops: a generator costs more than what it tests
             if [*holder._modules.values()] != members:
                 return False
         return not self._computed or all(_asked(step) == was for step, was in self._computed)
 
-    def _depend_on(self, step: nn.Module) -> None:
-        if not isinstance(step, StepList):
-            self._flags += flags_of(step)
+    def _compare_steps(self, sequence: StepList) -> None:
+        holder = sequence.module
+        members: list[nn.Module | None] = [*holder._modules.values()]
+        if not announces_members(holder):
+            self._members.append((holder, members))
+        self._compare(members)
+
+    def _compare(self, steps: Iterable[nn.Module | None]) -> None:
+        """Record what must be compared in steps: what may change without raising a flag."""
+        for step in steps:
+            if step is None:
+                continue
             if not getattr(type(step), "changes_by_assignment", False):
                 self._computed.append((step, _asked(step)))
-            return
-        self._flags.append(step.change_flag())
-        members = [member for _, member in step.named_steps()]
-        self._members.append((step.module, members))
-        for member in members:
-            self._depend_on(member)
+            if isinstance(step, StepList):
+                self._compare_steps(step)
+            elif "_in_spec" not in step.__dict__:  # it may say the keys of what is inside
+                self._compare(each for each in step._modules.values() if hasattr(each, "in_keys"))
 
     def _prepare_for(self, sequence: StepList) -> Callable[[], bool]:
         owner, made = weakref.ref(sequence), weakref.ref(self)
@@ -118,10 +135,19 @@ class Resolved:
                 program = resolve(root, graph, keys, graph.outputs)
                 if program is not None:
                     names = CallNames(keys, "_")
-                    resolved.traced = traced_plan(program, names, watched, resolved._flags, root)
+                    resolved.traced = traced_plan(program, names, watched, resolved._changed, root)
             return resolved.traced is not None
 
         return assume_constant_result(prepare)
+
+
+def resolve_sequence(sequence: StepList) -> Resolved:
+    """Return the graph of a sequence, all of one moment even if another thread changes steps."""
+    for _ in range(_TRIES):
+        resolved = Resolved(sequence)
+        if resolved.is_current():
+            break
+    return resolved
 
 
 def _asked(step: nn.Module) -> tuple[object, ...]:

@@ -36,7 +36,7 @@ from kd_nn._keys.specs import InKeySpec, Keys, overlaps, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.interpreter import run_members, run_steps, take_wanted
 from kd_nn._modules.nodes import label_of
-from kd_nn._modules.resolved import Resolved
+from kd_nn._modules.resolved import Resolved, resolve_sequence
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.eager import BUSY
@@ -110,16 +110,21 @@ class TensorDictSequential(StepList):
             try:
                 resolved = self._resolved
             except AttributeError:
-                return [*self._resolve().in_keys]
-            if resolved.is_current():
-                return [*resolved.in_keys]
-            return [*self._resolve().in_keys]
+                resolved = self._resolve()
+            if resolved.unsure:
+                resolved = self._resolve()
+            return [*resolved.in_keys]
 
         @TensorDictModuleBase.out_keys.getter
         def out_keys(self) -> list[NestedKey]:
             """Return the keys that are written and visible, as a fresh list."""
-            selected = self.__dict__.get("_selected")
-            return [*(self._resolve().out_keys if selected is None else selected)]
+            try:
+                resolved = self._resolved
+            except AttributeError:
+                resolved = self._resolve()
+            if resolved.unsure:
+                resolved = self._resolve()
+            return [*resolved.visible]
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:
@@ -291,10 +296,11 @@ class TensorDictSequential(StepList):
 
     def _resolve(self) -> Resolved:
         resolved: Resolved | None = self.__dict__.get("_resolved")
-        if resolved is None or not resolved.is_current():
-            resolved = Resolved(self)
-            if not torch.compiler.is_dynamo_compiling():
-                self.__dict__["_resolved"] = resolved
+        if resolved is not None and resolved.is_current():
+            return resolved
+        resolved = resolve_sequence(self)
+        if not torch.compiler.is_dynamo_compiling():
+            self.__dict__["_resolved"] = resolved
         return resolved
 
     def _refresh(self) -> None:

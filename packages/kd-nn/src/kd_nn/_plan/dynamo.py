@@ -14,6 +14,7 @@ from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
 from kd_nn._plan.eager import BUSY, Plan, functions_of
+from kd_nn._plan.flags import Flag
 from kd_nn._plan.program import Program
 
 
@@ -21,7 +22,7 @@ def traced_plan(
     program: Program,
     names: CallNames,
     watched: Callable[[], bool],
-    flags: list[list[bool]],
+    changed: Flag,
     sequence: nn.Module,
 ) -> Plan:
     """Return the functions that dynamo inlines for a call of a sequence.
@@ -30,28 +31,25 @@ def traced_plan(
         program: The calls to make.
         names: The argument names of the sequence.
         watched: Tells whether a hook asks for the steps one by one.
-        flags: What the steps raise when they change.
+        changed: The flag that is raised when a step changes.
         sequence: The sequence; it is not kept.
     """
     # dynamo calls it while it traces, and leaves no guard: it does not guard hooks of modules
     # either. To trace one look-up per step and kind of hook took a seventh of a first call.
     watched = assume_constant_result(watched)
-    return functions_of(lambda: TracedCalls(program, watched, flags), names, sequence)
+    return functions_of(lambda: TracedCalls(program, watched, changed), names, sequence)
 
 
 class TracedCalls(Calls):
     """Calls of modules that are reached from the root, by `__call__`."""
 
-    def __init__(
-        self, program: Program, watched: Callable[[], bool], flags: list[list[bool]]
-    ) -> None:
+    def __init__(self, program: Program, watched: Callable[[], bool], changed: Flag) -> None:
         super().__init__(program)
-        self.text.names.update(_BUSY=BUSY, _watched=watched)
-        self.flags = [self.text.name(f"_flag{idx}", flag) for idx, flag in enumerate(flags)]
+        self.text.names.update(_BUSY=BUSY, _changed=changed, _watched=watched)
 
     def write_guard(self) -> None:
         """Write the tests that nothing watches and nothing has changed."""
-        self.text.add(1, f"if {' or '.join([*self.flags, '_watched()'])}:", "    return _BUSY")
+        self.text.add(1, "if _changed or _watched():", "    return _BUSY")
 
     def write_input_test(self) -> None:
         """Write the test that every input is there, and is what a step receives.

@@ -25,12 +25,12 @@ from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, plain_module
+from kd_nn._plan.flags import Dependency, Flag
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, SECOND, Watch
-from kd_nn._plan.invalidation import Flagged, flags_of, running_classes
+from kd_nn._plan.invalidation import announces_members, depend_on, running_classes
 from kd_nn._plan.program import (
     Program,
     inplace_of,
-    is_sequence,
     keyed,
     resolve,
     runs_on_values,
@@ -64,9 +64,10 @@ class Plan:
         container: Runs on a plain `TensorDict`; returns it, or why it did not run.
         tensors: Runs on tensors by position or keyword; returns the outputs, or why not.
         names: The names of its arguments, in order.
+        dependency: What the functions depend on, if they look at a flag of their own.
     """
 
-    __slots__ = ("container", "names", "tensors")
+    __slots__ = ("container", "dependency", "names", "tensors")
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Plan:
         self.container = container
         self.tensors = tensors
         self.names = names
+        self.dependency: Dependency | None = None
 
 
 NO_PLAN: Final = Plan()
@@ -86,23 +88,22 @@ def make_plan(module: nn.Module) -> Plan:
     """Return the plan of a keyed module, `NO_PLAN` if it must be interpreted."""
     if not runs_on_values(module):
         return NO_PLAN
-    # Taken before anything is read: what another thread changes meanwhile makes the plan stale.
-    flags = {member: member.change_flag() for member in module.modules() if _has_flag(member)}
-    plan = _plan_of(module)
-    return NO_PLAN if any(m.change_flag() is not flag for m, flag in flags.items()) else plan
+    # Before anything is read: what another thread changes meanwhile makes the plan stale.
+    dependency = depend_on(module)
+    plan = _plan_of(module, dependency)
+    return NO_PLAN if dependency.changed else plan
 
 
-def _has_flag(module: nn.Module) -> TypeGuard[Flagged]:
-    return isinstance(module, Flagged)
-
-
-def _plan_of(module: nn.Module) -> Plan:
+def _plan_of(module: nn.Module, dependency: Dependency) -> Plan:
     keys = keyed(module)
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
     program = resolve(module, keys._graph(), in_keys, out_keys)
     if program is None:
         return NO_PLAN
-    return functions_of(lambda: FastCalls(module, program), CallNames(in_keys, "_"), module)
+    names = CallNames(in_keys, "_")
+    plan = functions_of(lambda: FastCalls(module, program, dependency.changed), names, module)
+    plan.dependency = dependency
+    return plan
 
 
 def functions_of(calls: Callable[[], Calls], names: CallNames, module: nn.Module) -> Plan:
@@ -122,13 +123,14 @@ class FastCalls(Calls):
         checks: Expressions that are true if something is not what it was.
     """
 
-    def __init__(self, root: nn.Module, program: Program) -> None:
+    def __init__(self, root: nn.Module, program: Program, changed: Flag) -> None:
         super().__init__(program)
         text = self.text
         self.root = root
         self.watch = Watch(text)
         self.empty: list[object] = [anyone_skips, *_global_hooks()]
         self.checks = self.watch.checks
+        self.checks.append(text.name("_changed", changed))
         self.classes: set[type] = set()
         self.opened: set[int] = set()
         self.forms: dict[int, list[str]] = {}
@@ -225,18 +227,14 @@ class FastCalls(Calls):
             holder = container._modules["module"]
             members = {} if holder is None else holder._modules
             name = f"_L{place}"
-            if holder is not None:
+            if holder is not None and not announces_members(holder):
                 self.watch.holds(holder, name)
             for idx, member in enumerate(members.values()):
                 if member is not None:
                     self._watch(member, f"{name}_{idx}")
 
     def _watch(self, module: nn.Module, name: str) -> None:
-        """Write the tests of the hooks of a keyed module, and of the change flags inside it."""
-        inside = flags_of(module)
-        flags = inside[:1] if is_sequence(module) else inside
-        for idx, flag in enumerate(flags):
-            self.checks.append(self.text.name(f"{name}_changed{idx}", flag))
+        """Write the tests of the hooks of a keyed module, and of what it does not announce."""
         self._watch_class(type(module))
         self._watch_properties(module, name)
         # These dicts stay the same: a keyed module tells when another one is assigned.

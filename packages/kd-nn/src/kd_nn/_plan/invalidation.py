@@ -1,9 +1,8 @@
 """Keyed modules that invalidate what was derived from them.
 
 A plan, and the resolved graph of a sequence, are caches of how a module runs. Comparing all that
-they were made from on each call would cost more than they save. So a change of the module appends
-to a list, its *change flag*, which every cache that depends on the module has kept: testing an
-empty list is the cheapest guard there is.
+they were made from on each call would cost more than they save. So a change of the module raises
+the flag of every cache that depends on it.
 
 What counts as a change is decided by exclusion: every assignment and every deletion of an
 attribute, except
@@ -16,28 +15,20 @@ attribute, except
 What a class of the user computes (`in_keys` as a property, say) may change without an assignment,
 so whoever depends on it compares it. Functions assigned on a class are compared with those that it
 defined. Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`.
-A cache takes the flags *before* it reads anything, so that a change made meanwhile by another
-thread leaves it stale, not wrong.
 """
 
-import threading
 from collections.abc import Mapping
 from typing import ClassVar, Final, Self
 
 from torch import nn
 
-_NEVER_COPIED = ("_changed", "_plan", "_plans_made", "_resolved")
-"""What belongs to one object alone: its flag, and what was derived from it."""
+from kd_nn._plan.flags import FLAGS, Dependency, FlaggedDict, raise_flags
+
+_NEVER_COPIED = (FLAGS, "_plan", "_plans_made", "_resolved")
+"""What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
-_TAKING: Final = threading.Lock()
-"""Two threads must not give one module two flags: only one of them would be raised."""
 HARMLESS: Final = frozenset({"_is_torch_compile"})
 """Marks that torch puts on a module, and that nothing derived from a keyed module depends on."""
-LAST_RAISED: Final[list[list[bool]]] = [[]]
-"""Holds the flag that was raised last, of any module: while it stays the same, no other was.
-
-Comparing it takes the same time for two flags as for twenty; the row "in_keys of 10 layers".
-"""
 RUNNING: Final = (
     "forward",
     "forward_values",
@@ -50,20 +41,27 @@ RUNNING: Final = (
 """What a class may define to say how its modules run."""
 
 
-def flags_of(step: nn.Module) -> "list[list[bool]]":
-    """Return the change flags of a step and of the keyed modules inside, whose keys it may take."""
-    members = {step: None}
-    rest = [step]  # in one loop, since `modules()` of torch makes names, too
+def depend_on(module: nn.Module) -> Dependency:
+    """Return what a cache depends on that is derived from a module and the keyed modules inside."""
+    found = Dependency()
+    seen = {id(module)}
+    rest = [module]  # in one loop, since `modules()` of torch makes names, too
     for member in rest:
-        for inside in member._modules.values():
-            if inside is not None and inside not in members:
-                members[inside] = None
+        state = member.__dict__
+        if isinstance(member, Flagged):
+            found.add(state)
+        held = state["_modules"]
+        if held.__class__ is FlaggedDict:
+            found.add(held.__dict__)
+        for inside in [*held.values()]:  # another thread may write it
+            if inside is not None and id(inside) not in seen:
+                seen.add(id(inside))
                 rest.append(inside)
-    return [member.change_flag() for member in members if isinstance(member, Flagged)]
+    return found
 
 
 class Flagged(nn.Module):
-    """A module that raises its change flag whenever an attribute is assigned or deleted."""
+    """A module that raises its flags whenever an attribute is assigned or deleted."""
 
     changes_by_assignment: ClassVar[bool] = False
     """Whether keys and settings change only when an attribute other than `training` is assigned.
@@ -89,9 +87,9 @@ class Flagged(nn.Module):
         is_harmless = name in HARMLESS or (name == "training" and self.changes_by_assignment)
         if is_same or is_harmless:
             return
-        _raise_flag(state)
+        _invalidate(state)
         if name == "__dict__":  # the new one may hold copies of the old one's caches
-            _raise_flag(self.__dict__)
+            _invalidate(self.__dict__)
 
     def __delattr__(self, name: str) -> None:
         """Delete, and invalidate what was derived from the module."""
@@ -101,7 +99,9 @@ class Flagged(nn.Module):
     def __getstate__(self) -> dict[str, object]:
         """Return the state to copy or pickle, without anything derived from the module."""
         state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]  # by torch
-        return {name: value for name, value in state.items() if name not in _NEVER_COPIED}
+        state = {name: value for name, value in state.items() if name not in _NEVER_COPIED}
+        state["_modules"] = dict(self._modules)  # not shared: a copy may be given other members
+        return state
 
     def _replicate_for_data_parallel(self) -> Self:
         replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # by torch
@@ -111,15 +111,12 @@ class Flagged(nn.Module):
 
     def _flag_change(self) -> None:
         """Invalidate what was derived from the module."""
-        _raise_flag(self.__dict__)
+        _invalidate(self.__dict__)
 
-    def change_flag(self) -> list[bool]:
-        """Return a list that gets an element as soon as the module changes."""
-        with _TAKING:
-            flag: list[bool] | None = self.__dict__.get("_changed")
-            if flag is None or flag:  # raised and still there, if `__dict__` was copied by hand
-                flag = self.__dict__["_changed"] = []
-            return flag
+
+def announces_members(holder: nn.Module) -> bool:
+    """Return whether a module raises its flags whenever one of its members is another one."""
+    return isinstance(holder, Flagged) and holder._modules.__class__ is FlaggedDict
 
 
 def running_classes(kind: type) -> list[type[Flagged]]:
@@ -143,10 +140,7 @@ def is_patched(kind: type) -> bool:
     )
 
 
-def _raise_flag(state: dict[str, object]) -> None:
-    flag = state.pop("_changed", None)
-    if isinstance(flag, list):
-        flag.append(True)
-        LAST_RAISED[0] = flag
+def _invalidate(state: dict[str, object]) -> None:
+    raise_flags(state)
     state.pop("_plan", None)
     state.pop("_resolved", None)
