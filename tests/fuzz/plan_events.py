@@ -429,3 +429,6 @@ EVENTS: list[Event] = [
     *[swap_net, patch_instance, patch_class, change_class, replace_parameter, make_buffer],
     *[parametrise, reorder, train],
 ]
+
+UNSEEN_BY_DYNAMO: list[Event] = [hook, count, bump, drop_hooks, patch_class]
+"""Code that is compiled asks neither for hooks that are added later nor for patches of a class."""

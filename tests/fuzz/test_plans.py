@@ -22,7 +22,16 @@ from tests.fuzz.plain_models import (
     needed_calls,
     put,
 )
-from tests.fuzz.plan_events import EVENTS, INTERNAL, KEYS, World, a_graph, align, patches
+from tests.fuzz.plan_events import (
+    EVENTS,
+    INTERNAL,
+    KEYS,
+    UNSEEN_BY_DYNAMO,
+    World,
+    a_graph,
+    align,
+    patches,
+)
 from torch import Tensor, nn
 
 from kd_core import TensorDict
@@ -144,7 +153,7 @@ def check(world: World, rng: random.Random, form: str, model: Any = None) -> boo
     assert not isinstance(caught.value, INTERNAL), caught.value
     if form == "container":
         call.unchanged()
-    if isinstance(refused, Misfit):
+    if isinstance(refused, Misfit) and model is None:  # compiled code says it in its own words
         notes = getattr(caught.value, "__notes__", ())
         assert any(note.startswith("In step") for note in notes)
     align(world)  # which steps ran before the error is left open
@@ -247,14 +256,18 @@ def test_models_do_what_plain_python_does(seeds: Seeds) -> None:
 
 
 def test_compiled_models_do_what_plain_python_does(seeds: Seeds) -> None:
-    for seed in seeds(1):
+    seen = [event for event in EVENTS if event not in UNSEEN_BY_DYNAMO]
+    for seed in seeds(3):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         torch.compiler.reset()
-        world = World(a_graph(rng, 1))
+        world = World(a_graph(rng, 2))
         compiled = torch.compile(world.model(), backend="eager")
-        for form in ["container", "keyword"]:
-            check(world, rng, form, compiled)
+        for _ in range(3):
+            for form in ["container", "keyword"]:
+                check(world, rng, form, compiled)
+            rng.choice(seen)(world, rng)
+            seeds.count("events")
 
 
 def call_until(done: threading.Event, model: TensorDictSequential, td: TensorDict) -> None:

@@ -41,3 +41,18 @@ def test_a_nested_result_is_returned_by_a_call_of_tensors() -> None:
     made = compiled(x=X)
     assert list(made.keys()) == ["a", "b"]
     torch.testing.assert_close(made["b"], X + 1)
+
+
+def test_a_step_inside_that_gets_another_module_is_traced_anew() -> None:
+    torch.compiler.reset()  # other models were compiled, and they count together
+    step = TensorDictModule(torch.neg, ["a"], ["b"])
+    inner = TensorDictSequential(step, TensorDictModule(torch.tanh, ["b"], ["c"]))
+    model = TensorDictSequential(inner, partial_tolerant=True)  # interpreted, unlike the inner one
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    on_tensors = cast("Callable[..., list[Tensor]]", compiled)
+    a = torch.ones(3, 2)
+    for function in (torch.exp, torch.sin):
+        td = model(TensorDict(a=a, batch_size=[3]))
+        assert torch.equal(compiled(TensorDict(a=a, batch_size=[3]))["c"], td["c"])
+        assert torch.equal(on_tensors(a=a)[1], td["c"])
+        step.module = function

@@ -1,11 +1,13 @@
 """A keyed module as one node of a key graph: its keys, and what people read beside them."""
 
 from functools import lru_cache
+from typing import cast
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import UninitializedParameter
 
+from kd_core import NestedKey
 from kd_nn._dispatch.dispatch import keys_of, optional_keys
 from kd_nn._keys.flow import KeyNode
 from kd_nn._keys.specs import DISCARD, Keys, parse_keys
@@ -23,14 +25,16 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
     reads, writes = keys_as_parsed(step)
     inner = keyed(step)._graph() if runs_in_part(step) else None
     optional = optional_keys(step) if inner is None else ()
-    partly = getattr(step, "partly_read", ())
+    # Asked of the class: the guard of dynamo for a default would compute the property again.
+    has_parts = hasattr(type(step), "partly_read")
+    partly = cast("list[NestedKey]", step.partly_read) if has_parts else []
     may_skip = may_skip or (inner is None and getattr(step, "may_skip", False) is True)
     plain = inner is None and not optional and not partly
     make = _make_node if is_dynamo_compiling() or not plain else _equal_node
     node = make(name, type(step).__name__, reads, writes, may_skip)
     if plain:
         return node
-    parts = parse_keys(list(partly), "partly_read")
+    parts = parse_keys(partly, "partly_read")
     return node._replace(partly=parts, optional=optional, inner=inner)
 
 

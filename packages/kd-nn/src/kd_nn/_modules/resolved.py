@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from kd_core.extending import assume_constant_result, is_prefix
+from kd_core.extending import is_prefix
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import Keys
@@ -40,8 +40,6 @@ class Resolved:
         live: The steps that the visible outputs need, and which of their keys.
         optional: Those of `in_keys` that no live step requires.
         unsure: A list that is empty while everything here is known to hold, without a comparison.
-        prepare: Makes `traced`, once; returns whether dynamo may use it. dynamo runs it as it is,
-            since a function made of text cannot be traced.
         traced: The functions that dynamo inlines, if every step can be called on values.
     """
 
@@ -56,7 +54,6 @@ class Resolved:
         "live",
         "optional",
         "out_keys",
-        "prepare",
         "traced",
         "unsure",
         "visible",
@@ -85,7 +82,6 @@ class Resolved:
         )
         self.unsure = _ALWAYS if self._members or self._computed else self._changed
         self.traced: Plan | None = None
-        self.prepare: Callable[[], bool] = self._prepare_for(sequence)
 
     def is_current(self) -> bool:
         """Return whether nothing that it was made from has changed."""
@@ -117,28 +113,27 @@ class Resolved:
             elif "_in_spec" not in step.__dict__:  # it may say the keys of what is inside
                 self._compare(each for each in step._modules.values() if hasattr(each, "in_keys"))
 
-    def _prepare_for(self, sequence: StepList) -> Callable[[], bool]:
-        owner, made = weakref.ref(sequence), weakref.ref(self)
+    def prepare(self, root: StepList) -> bool:
+        """Make `traced` for the sequence, once; return whether it can be."""
+        if self.traced is None and self.is_current():
+            program = resolve(root, self.graph, self.in_keys, self.graph.outputs)
+            if program is not None:
+                names, watched = CallNames(self.in_keys, "_"), _watch(root, self)
+                self.traced = traced_plan(program, names, watched, self._changed, root)
+        return self.traced is not None
 
-        def watched() -> bool:
-            root, resolved = owner(), made()
-            if root is None or resolved is None or not resolved.is_current():
-                return True
-            return any(map(is_watched, _members(root)))
 
-        def prepare() -> bool:
-            root, resolved = owner(), made()
-            if root is None or resolved is None:
-                return False
-            if resolved.traced is None and resolved.is_current():
-                keys, graph = resolved.in_keys, resolved.graph
-                program = resolve(root, graph, keys, graph.outputs)
-                if program is not None:
-                    names = CallNames(keys, "_")
-                    resolved.traced = traced_plan(program, names, watched, resolved._changed, root)
-            return resolved.traced is not None
+def _watch(sequence: StepList, resolved: Resolved) -> Callable[[], bool]:
+    """Return a function that tells whether a hook asks for the steps one by one."""
+    owner, made = weakref.ref(sequence), weakref.ref(resolved)
 
-        return assume_constant_result(prepare)
+    def watched() -> bool:
+        root, resolved = owner(), made()
+        if root is None or resolved is None or not resolved.is_current():
+            return True
+        return any(map(is_watched, _members(root)))
+
+    return watched
 
 
 def resolve_sequence(sequence: StepList) -> Resolved:

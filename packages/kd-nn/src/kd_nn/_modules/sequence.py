@@ -7,8 +7,9 @@ with a working copy of the container. Both leave the caller's container alone if
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from kd_core import (
     format_key,
     is_tensor_collection,
 )
+from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
@@ -252,10 +254,10 @@ class TensorDictSequential(StepList):
         return self._resolve().graph
 
     def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        resolved: Resolved | None = self.__dict__.get("_resolved")
-        if resolved is None or anyone_skips or not resolved.prepare():
+        prepare: Callable[[], bool] | None = getattr(self, "_prepare", None)
+        if prepare is None or not prepare() or anyone_skips:
             return BUSY
-        traced = resolved.traced
+        traced = cast(Resolved, self._resolved).traced
         assert traced is not None
         if args and args[0].__class__ is TensorDict:
             alone = len(args) == 1 and not kwargs
@@ -301,6 +303,8 @@ class TensorDictSequential(StepList):
         resolved = resolve_sequence(self)
         if not torch.compiler.is_dynamo_compiling():
             self.__dict__["_resolved"] = resolved
+            if "_prepare" not in self.__dict__:
+                self.__dict__["_prepare"] = _preparation(self)
         return resolved
 
     def _refresh(self) -> None:
@@ -326,3 +330,18 @@ class TensorDictSequential(StepList):
                 KeyGraphWarning,
                 stacklevel=3,
             )
+
+
+def _preparation(sequence: TensorDictSequential) -> Callable[[], bool]:
+    """Return a function that makes what dynamo inlines, and tells whether there is any.
+
+    dynamo runs it as it is, before it reads what is known of the steps: a function made of text
+    cannot be traced, and what is out of date would be replaced while the guards are made.
+    """
+    owner = weakref.ref(sequence)
+
+    def prepare() -> bool:
+        root = owner()
+        return root is not None and root._resolve().prepare(root)
+
+    return assume_constant_result(prepare)

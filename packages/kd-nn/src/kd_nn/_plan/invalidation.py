@@ -24,7 +24,7 @@ from torch import nn
 
 from kd_nn._plan.flags import FLAGS, Dependency, FlaggedDict, raise_flags
 
-_NEVER_COPIED = (FLAGS, "_plan", "_plans_made", "_resolved")
+_NEVER_COPIED = (FLAGS, "_plan", "_plans_made", "_prepare", "_resolved")
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
 HARMLESS: Final = frozenset({"_is_torch_compile"})
