@@ -18,7 +18,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import constants_of, has_names, without_names
-from kd_core._compat import assume_constant_result, current_trace
+from kd_core._compat import assume_constant_result, current_trace, traced_as
 from kd_core._errors import InvalidArgument, InvalidValue
 
 if TYPE_CHECKING:
@@ -219,11 +219,14 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
     return desc
 
 
+def _traced_describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
+    known = constants_of(batch)
+    return _build(batch, device, None, 0) if known is None else _constant(known, device)
+
+
+@traced_as(_traced_describe)
 def describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
     """Return the unlocked descriptor of a batch size and a device."""
-    if is_dynamo_compiling():
-        known = constants_of(batch)
-        return _build(batch, device, None, 0) if known is None else _constant(known, device)
     try:
         return _ANYWHERE[batch] if device is None else _POOLS[device][batch]
     except (KeyError, TypeError):  # new, or a symbolic size that has no hash
