@@ -357,9 +357,9 @@ class Structure(AbstractContainer):
                 kept[first] = value
             elif strict:
                 return None
-        for first, rest in parts.items() if parts else ():
+        for first in parts:
             value = entries.get(first)
-            part = value._selected(rest, strict) if isinstance(value, Structure) else None
+            part = value._selected(parts[first], strict) if isinstance(value, Structure) else None
             if strict and part is None:
                 return None
             if kept[first] is not _PLACE:
@@ -473,6 +473,6 @@ def _parted(key: NestedKey) -> tuple[str, NestedKey]:
     if key.__class__ is tuple and len(key) == 2:  # as most nested keys
         first, last = key
         if first.__class__ is str and last.__class__ is str and last:
-            return first, last
+            return key  # type: ignore[return-value]  # two strings
     path = path_of(key)
     return path[0], path[1:]

@@ -27,7 +27,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
-from kd_core._leaves.loops import find_entry, has_entry, missing_key
+from kd_core._leaves.loops import find_entry, has_entry
 from kd_core._leaves.writes import (
     INCOMPLETE,
     Write,
@@ -87,12 +87,14 @@ class Indexing(AbstractContainer):
         kind = index.__class__
         value: Entry | None
         if kind is str:
-            value = self._entries.get(index)  # type: ignore[call-overload]  # a string
+            try:
+                value = self._entries[index]  # type: ignore[index]  # a string
+            except KeyError:
+                value = None
             if value.__class__ is Tensor:
                 return value
             if value is None:
-                path = path_of(index)  # type: ignore[arg-type]  # a string
-                raise missing_key(path, 0, self._entries, self._entries)
+                value = self._read(path_of(index))  # type: ignore[arg-type]  # raises the error
             return value._item() if hasattr(value, "_item") else value
         if kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
             value = find_entry(self._entries, index)  # type: ignore[arg-type]  # usually a path
