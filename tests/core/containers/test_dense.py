@@ -2,7 +2,7 @@
 
 import torch
 
-from kd_core import TensorDict
+from kd_core import TensorDict, TensorDictBase
 from kd_core._batch.descriptor import Descriptor
 from kd_core._nodes.entry import Entry
 
@@ -21,6 +21,20 @@ class Counting(TensorDict):
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> "Counting":
         self.seen.append("like")
         return super()._like(entries, desc)
+
+    def _describe(self, desc: Descriptor) -> None:
+        self.seen.append("describe")
+        super()._describe(desc)
+
+
+class Removing(TensorDict):
+    """Notes each entry that is removed."""
+
+    seen: list[str] = []  # noqa: RUF012  # as above
+
+    def _del_entry(self, key: str) -> None:
+        self.seen.append(key)
+        super()._del_entry(key)
 
 
 class More(Counting):
@@ -50,7 +64,51 @@ def test_each_result_is_seen() -> None:
         lambda: td.split(1),
         lambda: td.copy(),
         lambda: td.exp(),
+        lambda: td.empty(),
     ):
         Counting.seen = []
         do()
         assert "like" in Counting.seen
+
+
+def test_each_lock_is_seen() -> None:
+    for kind in (Counting, More):
+        td = kind({"a": X}, [2]).lock_().unlock_()
+        Counting.seen = []
+        td.lock_().unlock_()
+        assert Counting.seen == ["describe", "describe"]
+
+
+def test_a_removal_by_renaming_is_seen() -> None:
+    Removing({"a": X}, [2]).rename_key_("a", "b")
+    assert Removing.seen == ["a"]
+
+
+def test_locks_of_nested_containers_are_counted_as_by_the_general_methods() -> None:
+    fast: list[list[tuple[str | None, int]]] = []
+    for general in (False, True):
+        lock = TensorDictBase.lock_ if general else TensorDict.lock_
+        unlock = TensorDictBase.unlock_ if general else TensorDict.unlock_
+        inner = TensorDict({"x": X, "n": {"y": X}}, [2])
+        one, other = TensorDict({"i": inner}, [2]), TensorDict({"i": inner, "w": "word"}, [2])
+        levels = one, other, inner, inner.nested("n", TensorDict)
+        seen: list[list[tuple[str | None, int]]] = []
+        for _ in range(2):  # the second time descriptors are cached
+            for step, td in ((lock, one), (lock, other), (unlock, one), (lock, inner)):
+                step(td)
+                seen.append([(each._desc.lock, each._desc.held) for each in levels])
+            unlock(other)
+            unlock(inner)
+            seen.append([(each._desc.lock, each._desc.held) for each in levels])
+        if general:
+            assert seen == fast
+        fast = seen
+    assert fast[-1] == [(None, 0)] * 4
+
+
+def test_renaming_after_a_write_in_compiled_code() -> None:
+    td = TensorDict({"a": X}, [2])
+    torch.compile(lambda td: td.set("z", X + 1), backend="eager", fullgraph=True)(td)
+    td.rename_key_("z", "q").rename_key_("a", "b")
+    assert list(td.keys()) == ["q", "b"]
+    assert td["q"].tolist() == [1.0, 1.0]

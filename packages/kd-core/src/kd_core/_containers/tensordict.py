@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
+from kd_core._compat import traced_as
 from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
@@ -19,13 +20,14 @@ from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._base import TensorDictBase
     from kd_core._nodes.entry import AnyKey, Entry, Node, Source
-    from kd_core._types import BatchSize, DeviceLike, NestedKey
+    from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
 
 class TensorDict(Dense):
@@ -69,7 +71,7 @@ class TensorDict(Dense):
         if type(batch_size) is list:
             batch = tuple(batch_size)
             for size in batch:  # `batch_of`, inlined: "construct" in the benchmarks
-                if type(size) is not int:
+                if size.__class__ is not int:
                     batch = batch_of(batch)
         else:
             batch = () if batch_size is None else batch_of(batch_size)
@@ -82,7 +84,7 @@ class TensorDict(Dense):
             given: object = entries if source is None else _merged(source, entries)
         else:
             given = source
-        if given is None or (type(given) is dict and not given):
+        if given is None or (given.__class__ is dict and not given):
             self._entries = {}
             self._nested = False
         else:
@@ -145,6 +147,33 @@ class TensorDict(Dense):
             is_leaf=is_leaf,
             update_batch_size=update_batch_size,
         )
+
+    @traced_as(Dense.rename_key_)
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        # Overridden for speed: "rename_key_ there and back" in the benchmarks.
+        if old_key.__class__ is str and new_key.__class__ is str and old_key != new_key:
+            entries = self._entries
+            if not safe and old_key in entries and not self._desc.frozen:
+                entries[new_key] = entries.pop(old_key)
+                return self
+        return super().rename_key_(old_key, new_key, safe)
+
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
+        names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
+    ) -> Self:
+        # Overridden for speed: "empty()" in the benchmarks.
+        if recurse or batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
+            return super().empty(recurse, batch_size=batch_size, device=device, names=names)
+        new = object.__new__(self.__class__)
+        new._entries = {}
+        new._desc = self._desc._unlocked
+        new._nested = False
+        return new
 
     @classmethod
     def from_dict(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._batch.shapes import numel
 from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument
@@ -205,6 +206,10 @@ class Relocked:
 
 WAS_UNLOCKED: Final[Origin[str | None]] = None, Relocked, None
 """The origin of a container that was not locked before its lock was changed."""
+
+
+WAS_LOCKED: Final[Origin[str | None]] = None, Relocked, LOCKED_BY_USER
+"""The origin of a container that `lock_` had locked before its lock was changed."""
 
 
 def was_locked(reason: str) -> Origin[str | None]:
