@@ -114,7 +114,7 @@ CHECKS = (
     Check(
         "is_dynamo_compiling()",
         "call",
-        "construct: `empty`; keys: `rename_key_`, `empty()`; lock: `lock_ + unlock_`",
+        "access: `td['a'] = x`, `pop + set`; keys: `flatten_keys`, `unflatten_keys`",
         "compiled code that is compiled again for each unrelated key, and for each batch size that "
         "was seen before",
     ),
@@ -123,6 +123,13 @@ CHECKS = (
         "call",
         "lock: `lock_ + unlock_`",
         "`with td.unlock_():` that leaves the container unlocked",
+    ),
+    Check(
+        "look_up((ten, four))",
+        "call",
+        "construct: `empty`",
+        "nothing: equal batch sizes are one object, so that comparing them, locking and the "
+        "results of arithmetic take one reference",
     ),
     Check(
         "one_size.__class__ is int",
@@ -176,8 +183,17 @@ def names() -> dict[str, object]:
     """Return what the statements speak of."""
     linear, identity = nn.Linear(4, 4), nn.Identity()
     forward = identity.forward
+    pool = {(10, 4): Plain()}
+
+    def look_up(batch: tuple[int, ...]) -> Plain:
+        try:
+            return pool[batch]
+        except KeyError:
+            return Plain()
+
     return {
         "torch": torch,
+        "look_up": look_up,
         "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
         "x": torch.randn(10, 4),
         "y": torch.randn(10, 4),

@@ -51,11 +51,16 @@ class Floor:
         source: Mapping[str, object] | None = None,
         batch_size: object = (),
         device: object = None,
+        lock: bool = False,
+        *,
+        names: object = None,
         **entries: object,
     ) -> None:
+        # containers.md, "Containers": the constructor has `names` and `lock`; a size is a number
+        # of rows, so it is not negative.
         self.batch_size = batch = tuple(batch_size)
         for size in batch:
-            if type(size) is not int:
+            if type(size) is not int or size < 0:
                 raise TypeError
         self.device = None if device is None else torch.device(device)
         self.locked = 0
@@ -66,6 +71,10 @@ class Floor:
             source = {**source, **entries} if source else entries
         for key, value in source.items() if source else ():
             self.entries[key] = self._checked(key, value)
+        if names is not None:
+            raise TypeError
+        if lock:
+            self.lock_()
 
     @classmethod
     def from_dict(cls, source: Mapping[str, object], *, auto_batch_size: bool) -> Floor:
@@ -209,7 +218,10 @@ class Floor:
 
     # keys
 
-    def select(self, *keys: object) -> Floor:
+    def select(self, *keys: object, strict: bool = True, inplace: bool = False) -> Floor:
+        # containers.md, "Keys": `select(*keys, strict=True, inplace=False)`.
+        if inplace or not strict:
+            raise TypeError
         kept: dict[str, Tensor | Floor | None] = {}
         parts: dict[str, list[object]] = {}
         for key in keys:
@@ -288,7 +300,17 @@ class Floor:
             raise ValueError
         return self._map(lambda leaf: leaf.reshape(*shape, *leaf.shape[old:]), shape)
 
-    def empty(self) -> Floor:
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: object = None,
+        device: object = None,
+        names: object = None,
+    ) -> Floor:
+        # containers.md, "Keys": `empty(recurse)`; kd documents the other options.
+        if recurse or batch_size is not None or device is not None or names is not None:
+            raise TypeError
         return self._like({}, self.batch_size)
 
     def replace(self, source: Mapping[str, object]) -> Floor:
@@ -317,8 +339,13 @@ class Floor:
     def exp(self) -> Floor:
         return self._map(torch.exp, self.batch_size)
 
-    def sum(self, dim: int) -> Floor:
+    def sum(
+        self, dim: int, keepdim: bool = False, *, dtype: object = None, reduce: bool = False
+    ) -> Floor:
         batch = self.batch_size
+        # containers.md, "Values": `reduce=True`; kd documents `keepdim` and `dtype`, as torch.
+        if keepdim or dtype is not None or reduce:
+            raise TypeError
         if not 0 <= dim < len(batch):
             raise IndexError
         return self._map(lambda leaf: torch.sum(leaf, dim), batch[:dim] + batch[dim + 1 :])
