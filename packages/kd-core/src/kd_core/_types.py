@@ -33,6 +33,9 @@ Index: TypeAlias = "IndexItem | tuple[IndexItem, ...]"
 """What indexes the batch dimensions: as on a tensor of shape `batch_size`."""
 
 Batch: TypeAlias = tuple[int, ...]
+Sizes: TypeAlias = "tuple[int | Sequence[int], ...]"
+"""Sizes or dimensions, as separate arguments or as one sequence."""
+
 LeafFn: TypeAlias = Callable[[Tensor], Tensor]
 LeavesFn: TypeAlias = Callable[[list[Tensor]], "Sequence[Tensor]"]
 PartsFn: TypeAlias = "Callable[[Tensor], Sequence[Tensor]]"

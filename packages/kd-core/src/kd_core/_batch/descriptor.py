@@ -18,11 +18,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import constants_of, has_names, without_names
+from kd_core._batch.shapes import fitted
 from kd_core._compat import assume_constant_result, current_trace, traced_as
-from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._errors import InvalidArgument, InvalidValue, KdError
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, DeviceLike
+    from kd_core._types import Batch, DeviceLike, Sizes
 
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_ARENA: Final = "its memory map"
@@ -91,14 +92,35 @@ class Descriptor:
         """Call the function of this name: dynamo guards functions of a module, not methods."""
         return _constant(batch, device)
 
+    @assume_constant_result
+    def _constant_fitted(self, batch: Batch, shape: Batch) -> Batch | None:
+        """Compute new sizes while dynamo traces; `None` where it must trace what is raised."""
+        try:
+            return fitted(batch, shape)
+        except KdError:
+            return None
+
+    constants_of = constants_of  # a method: dynamo guards functions
+
+    def traced_fitted(self, shape: Sizes) -> Batch:
+        """Return the batch size that a shape means while dynamo traces: constants if possible."""
+        batch = self.batch
+        given = self.constants_of((*batch, *shape))  # type: ignore[arg-type]  # or there are sequences
+        if given is not None:
+            known = self._constant_fitted(given[: len(batch)], given[len(batch) :])
+            if known is not None:
+                return known
+        return fitted(batch, shape)
+
+    def _traced_with_batch(self, batch: Batch) -> Descriptor:
+        """Describe as dynamo traces it: methods add no guards. "compile" in the benchmarks."""
+        device = self.device
+        known = self.constants_of(batch)
+        return _build(batch, device, None, 0) if known is None else self._constant(known, device)
+
+    @traced_as(_traced_with_batch)
     def with_batch(self, batch: Batch) -> Descriptor:
         """Return the unlocked descriptor of the same device with another batch size."""
-        if is_dynamo_compiling():  # as in `describe`, inlined: "compile" in the benchmarks
-            device = self.device
-            known = constants_of(batch)
-            return (
-                _build(batch, device, None, 0) if known is None else self._constant(known, device)
-            )
         try:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash
@@ -220,7 +242,7 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
 
 
 def _traced_describe(batch: Batch, device: torch.device | None = None) -> Descriptor:
-    known = constants_of(batch)
+    known = constants_of(None, batch)
     return _build(batch, device, None, 0) if known is None else _constant(known, device)
 
 

@@ -102,14 +102,14 @@ def names_of(batch: Batch) -> Names:
     return tuple([size.name if isinstance(size, NamedSize) else None for size in batch])
 
 
-def _numbers(sizes: Batch) -> Batch | None:
+def _numbers(_: object, sizes: Batch) -> Batch | None:
     for size in sizes:
         if size.__class__ is not int and (size.__class__ is not NamedSize or not size.name):
             return None  # a symbol, which to dynamo is of neither class
     return sizes
 
 
-def _static_numbers(sizes: Sequence[object]) -> Batch | None:
+def _static_numbers(_: object, sizes: Sequence[object]) -> Batch | None:
     known: list[int] = []
     for size in sizes:
         if not isinstance(size, int) or not is_constant_size(size):
@@ -120,7 +120,7 @@ def _static_numbers(sizes: Sequence[object]) -> Batch | None:
     return tuple(known)
 
 
-def _unknown(sizes: Batch) -> Batch | None:
+def _unknown(_: object, sizes: Batch) -> Batch | None:
     return None
 
 
@@ -129,7 +129,8 @@ constants_of: Final = (
 )
 """Return sizes as numbers from which dynamo can compute while it traces; `None` for symbols.
 
-Their names are read for the sake of the guards: what is computed from the sizes has the names.
+The first argument lets a class take the function as a method, which dynamo does not guard. Names of
+sizes are read for the sake of the guards: what is computed from the sizes has the names.
 """
 
 

@@ -17,7 +17,7 @@ from kd_core._compat import SYMBOLS_ARE_INT, is_possible, larger, smaller, to_in
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, BatchSize
+    from kd_core._types import Batch, BatchSize, Sizes
 
 Simple: TypeAlias = "int | slice | None"
 
@@ -287,6 +287,11 @@ def infer_sizes(sizes: Batch, count: int, what: str) -> Batch:
     if known == 0 or count % known:
         raise _sizes_do_not_fit(sizes, what)
     return tuple(count // known if size == -1 else size for size in sizes)
+
+
+def fitted(batch: Batch, shape: Sizes) -> Batch:
+    """Return the batch size that the sizes of a reshape mean; see `infer_sizes`."""
+    return infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
 
 
 def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:

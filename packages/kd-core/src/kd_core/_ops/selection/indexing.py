@@ -136,7 +136,10 @@ class Indexing(AbstractContainer):
         if index.__class__ is not int:
             return _resolved_rows(self, index)
         desc = self._desc
-        row = desc.with_batch(index_int(desc.batch, index))
+        batch = desc.batch
+        known = desc.constants_of(batch)  # methods add no guards
+        inside = known and -known[0] <= index < known[0]
+        row = desc.with_batch(batch[1:] if inside else index_int(batch, index))
         return self._map_each(lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row))
 
     @traced_as(_traced_rows_at)

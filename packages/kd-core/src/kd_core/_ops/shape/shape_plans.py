@@ -7,16 +7,17 @@ separate arguments, -1 for a single trailing dimension, and `x[None]` for `x.uns
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.caching import Plan, cached, plan
-from kd_core._batch.names import constants_of, resized, without_names
+from kd_core._batch.names import resized, without_names
 from kd_core._batch.shapes import (
     as_int,
     expanded,
+    fitted,
     infer_sizes,
     numbered,
     numel,
@@ -25,13 +26,10 @@ from kd_core._batch.shapes import (
     wrap_dim,
     wrap_dims,
 )
-from kd_core._compat import assume_constant_result, traced_as
-from kd_core._errors import InvalidValue, KdError, ShapeMismatch
+from kd_core._errors import InvalidValue, ShapeMismatch
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, Dims
-
-Sizes: TypeAlias = tuple[int | Sequence[int], ...]
+    from kd_core._types import Batch, Dims, Sizes
 
 
 def distinct_dims(dims: Dims, batch: Batch) -> Batch:
@@ -73,29 +71,9 @@ def _fast_resizing(batch: Batch, new: Batch, name: str) -> Plan:
     return resize_leaf, *general[1:]
 
 
-def _new_sizes(batch: Batch, shape: Sizes) -> Batch:
-    return infer_sizes(sizes_of(shape), numel(batch), f"batch_size {batch}")
-
-
-@assume_constant_result
-def _constant_sizes(batch: Batch, shape: Sizes) -> Batch | None:
-    """Compute new sizes while dynamo traces; `None` where it must trace what is raised."""
-    try:
-        return _new_sizes(batch, shape)
-    except KdError:
-        return None
-
-
-def _traced_resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    given = constants_of((*batch, *shape))  # type: ignore[arg-type]  # or there are sequences
-    known = None if given is None else _constant_sizes(given[: len(batch)], given[len(batch) :])
-    return _resizing(batch, _new_sizes(batch, shape) if known is None else known, name)
-
-
-@traced_as(_traced_resize_plan)
 @cached
 def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    return _fast_resizing(batch, _new_sizes(batch, shape), name)
+    return _fast_resizing(batch, fitted(batch, shape), name)
 
 
 @cached

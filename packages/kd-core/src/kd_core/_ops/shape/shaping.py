@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import one_per_dim
+from kd_core._batch.shapes import fitted, one_per_dim
+from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
@@ -42,8 +44,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._ops.shape.shape_plans import Sizes
-    from kd_core._types import Batch, Dims
+    from kd_core._types import Batch, Dims, Sizes
 
     T = TypeVar("T")
     W = TypeVar("W", bound=AbstractContainer)
@@ -53,6 +54,18 @@ class Shape(AbstractContainer):
     """The methods that change the shape of the batch."""
 
     __slots__ = ()
+
+    def _traced_resized(self, shape: Sizes, name: str) -> Self:
+        """Reshape as dynamo traces it: new sizes are constants, and methods add no guards."""
+        desc = self._desc
+        new, ndim = desc.traced_fitted(shape), len(desc.batch)
+
+        def resize_leaf(leaf: Tensor) -> Tensor:  # as of `resize_plan`, inlined
+            sizes, call = leaf.shape[ndim:], leaf.view if name == "view" else leaf.reshape
+            return call(*new, *sizes) if new else call(sizes)
+
+        memo = desc, desc.with_batch(new)
+        return self._map_each(resize_leaf, lambda batch: new + batch[ndim:], memo)
 
     def view(
         self, *shape: int | Sequence[int] | torch.dtype, size: Sequence[int] | None = None
@@ -80,15 +93,23 @@ class Shape(AbstractContainer):
         if size is not None:
             shape = _sizes_or(shape, size, "size")
         sizes: Sizes = shape  # type: ignore[assignment]  # a dtype stands alone
-        how = resize_plan(self._desc.batch, sizes, "view")
+        how = None if is_dynamo_compiling() else resize_plan(self._desc.batch, sizes, "view")
         try:
-            return moved(how, self)
+            return self._traced_resized(sizes, "view") if how is None else moved(how, self)
         except RuntimeError as error:
             raise InvalidValue(
                 f"the strides of an entry do not allow a view of batch_size {self._desc.batch} as "
-                f"{how[1]} ({error}). Use `reshape`, which copies if needed."
+                f"{fitted(self._desc.batch, sizes)} ({error}). Use `reshape`, which copies if "
+                "needed."
             ) from error
 
+    def _traced_reshape(
+        self, *args: int | Sequence[int], shape: Sequence[int] | None = None
+    ) -> Self:
+        sizes = args if shape is None else _sizes_or(args, shape, "shape")
+        return self._traced_resized(sizes, "reshape")
+
+    @traced_as(_traced_reshape)
     def reshape(self, *args: int | Sequence[int], shape: Sequence[int] | None = None) -> Self:
         """Reshape the batch dimensions; leaves are views where torch can make one.
 
