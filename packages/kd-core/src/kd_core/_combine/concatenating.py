@@ -11,7 +11,7 @@ from torch import Tensor
 from kd_core._base import TensorDictBase
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import wrap_dim
-from kd_core._combine.joining import Join, dims_of, first_of
+from kd_core._combine.joining import Join, first_of
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 
@@ -46,7 +46,9 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """
     if isinstance(dim, str):
         dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
-    how = _Concatenating("cat", wrap_dim(dim, dims_of(tensors, "cat")), _cat_tensors)
+    how = object.__new__(_Concatenating)  # calling a class is slow to trace
+    how.name, how.call = "cat", _cat_tensors
+    how.dim = how.wrapped(dim, tensors, 0)
     joined = how.members(tensors) if out is None else None
     return how.combined(tensors, out) if joined is None else cast(C, joined)
 

@@ -25,6 +25,7 @@ from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import Descriptor, describe
+from kd_core._batch.shapes import wrap_dim
 from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._containers.non_tensor_stack import NonTensorStack, join_data
 from kd_core._errors import (
@@ -74,6 +75,22 @@ class Join:
         self.name = name
         self.dim = dim
         self.call = call
+
+    def wrapped(self, dim: int, containers: object, new: int) -> int:
+        """Return a dimension of the result counted from the front, where `new` are added.
+
+        Only the first container is read; the others are checked when their entries are read.
+        """
+        first: Descriptor | None = None
+        try:
+            if containers.__class__ is list:
+                first = containers[0]._desc
+        except (AttributeError, IndexError):
+            pass  # no containers
+        if first is None:
+            first = first_of(containers, self.name)._desc
+        ndim = first.ndim + new
+        return dim if dim.__class__ is int and 0 <= dim < ndim else wrap_dim(dim, ndim)
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
         """Return the shape of the result; `None` if the shapes of the parts do not fit."""
@@ -213,18 +230,6 @@ def first_of(containers: object, name: str) -> TensorDictBase:
     if not containers:
         raise InvalidValue(f"`{name}` expected at least one container, got none.")
     return cast("TensorDictBase", containers[0])
-
-
-def dims_of(containers: object, name: str) -> int:
-    """Return the number of batch dimensions of the first of a sequence of containers.
-
-    The others are checked later, when their entries are read.
-    """
-    if type(containers) is list and containers:
-        desc: Descriptor | None = getattr(containers[0], "_desc", None)
-        if desc is not None:
-            return desc.ndim
-    return first_of(containers, name)._desc.ndim
 
 
 def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.shapes import new_dim, wrap_dim
-from kd_core._combine.joining import Join, dims_of, first_of
+from kd_core._batch.shapes import new_dim
+from kd_core._combine.joining import Join, first_of
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
     """
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(tensors, "stack")._desc.batch)
-    at = wrap_dim(dim, dims_of(tensors, "stack") + 1)
-    return _Stacking("stack", at, _stack_tensors).combined(tensors, out)
+    how = object.__new__(_Stacking)  # calling a class is slow to trace
+    how.name, how.call = "stack", _stack_tensors
+    how.dim = how.wrapped(dim, tensors, 1)
+    return how.combined(tensors, out)
 
 
 class _Stacking(Join):
