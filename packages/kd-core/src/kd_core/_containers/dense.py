@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
 import torch
@@ -106,6 +107,31 @@ class Dense(TensorDictBase):
                     entries[key] = value._shallow()
         return new
 
+    def _traced_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        """Map without the flags and classes of entries, which dynamo would guard."""
+        desc = self._desc
+        if memo is not None and memo[0] is desc:
+            after = memo[1]
+        else:
+            after = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
+        entries: dict[str, Entry] = {}
+        nested = False
+        for key, value in self._entries.items():
+            if not isinstance(value, Tensor):
+                nested = True
+                entries[key] = value._map_each(fn, batch, (desc, after))
+            elif value.is_nested:
+                nested = True
+                entries[key] = mapped(value, fn, batch)
+            else:
+                entries[key] = fn(value)
+        new = object.__new__(self.__class__)
+        new._desc = after
+        new._entries = entries
+        new._nested = nested
+        return new
+
+    @traced_as(_traced_map_each)
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         # Overridden for speed: "index", "shape" in the benchmarks.
         # Loops, because a comprehension costs a frame; for the same reason a flat container of the
@@ -288,6 +314,20 @@ class Dense(TensorDictBase):
             new.__dict__.update(copy.deepcopy(own, memo))
         return new
 
+
+def _gather_operators() -> None:
+    """Copy the operators of the base class onto `Dense`.
+
+    Compiled code guards on every call that each class between that of a container and the one that
+    has its operator lacks it; see `kd_core._base`. "ops: per call" in the benchmarks.
+    """
+    own = vars(Dense)
+    for name, value in vars(TensorDictBase).items():
+        if name.startswith("__") and isinstance(value, FunctionType) and name not in own:
+            setattr(Dense, name, value)
+
+
+_gather_operators()
 
 # The methods that bypass a primitive for speed. A subclass that overrides the primitive on the left
 # gets the general methods on the right, which call it.
