@@ -70,6 +70,8 @@ def _where(condition: Tensor, input: object, other: object) -> object:
     return other.where(~condition, cast("Tensor | float", input))
 
 
+_FUNCTIONAL = dict(overrides.FUNCTIONS)
+overrides.FUNCTIONS.clear()  # each compiled call walks the table up to the function that it guards
 overrides.FUNCTIONS.update(
     {
         torch.stack: stack,
@@ -79,6 +81,7 @@ overrides.FUNCTIONS.update(
         torch.where: _where,
     }
 )
+overrides.FUNCTIONS.update(_FUNCTIONAL)
 for _like in (
     torch.zeros_like,
     torch.ones_like,

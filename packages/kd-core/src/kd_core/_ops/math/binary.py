@@ -40,7 +40,7 @@ from kd_core._ops.math.alignment import (
     of_members,
     of_pairs,
 )
-from kd_core._ops.math.operands import NUMBERS, as_operand, check_batches, padded
+from kd_core._ops.math.operands import as_operand, check_batches, padded
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, note_entry
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def binary(
         exact: the same for a 0-dim tensor; given if it can replace a number with equal results.
     """
     try:
-        if other.__class__ in NUMBERS:
+        kind = other.__class__
+        if kind is int or kind is float or kind is bool or kind is complex:
             if is_dynamo_compiling():  # a loop adds the fewest guards
                 return td._map_each(lambda leaf: fn(leaf, other), None, None)
             leaves: list[Tensor] = []
