@@ -14,7 +14,7 @@ The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Se
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final, TypeGuard, cast
+from typing import Final, cast
 
 import torch
 from torch import nn
