@@ -11,7 +11,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kd_core import LazyStackedTensorDict, NestedKey, NonTensorData, TensorDict, TensorDictBase
+from kd_core import (
+    LazyStackedTensorDict,
+    NestedKey,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+)
 
 BATCH = (2, 1, 3)
 
@@ -29,6 +36,7 @@ def container(batch: tuple[int, ...] = BATCH) -> TensorDict:
             "empty": {},
             "word": "text",
             "name": names(_leaf(batch)),
+            "fixed": UnbatchedTensor(_leaf((3, 2))),
         },
         batch,
     )
@@ -64,6 +72,10 @@ def assert_rows(got: TensorDictBase, source: TensorDictBase, rows: Tensor) -> No
     _assert_entries(got.to_dict(), source.to_dict(), rows, len(source.batch_size))
     _assert_batches(got, source, rows)
     assert got["word"] == "text"
+    assert torch.equal(got["fixed"], source["fixed"])
+    fixed = cast("object", got.get("fixed"))
+    assert isinstance(fixed, UnbatchedTensor)
+    assert fixed.batch_size == rows.shape
     word = cast("object", got.get("word"))
     assert isinstance(word, NonTensorData)
     assert word.batch_size == rows.shape
@@ -75,6 +87,8 @@ def _assert_entries(
 ) -> None:
     for key, entry in source.items():
         other = got[key]
+        if key == "fixed":
+            continue  # it has no rows
         if isinstance(entry, Tensor):
             assert isinstance(other, Tensor)
             flat = entry.flatten(0, ndim - 1) if ndim else entry[None]

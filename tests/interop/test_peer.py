@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tests.core.content import assert_same, containers
 from tests.core.kinds import declared, inner
 
-from kd_core import InvalidArgument, LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    UnbatchedTensor,
+    lazy_stack,
+)
 from kd_core.convert import from_tensordict_library, to_tensordict_library
 
 theirs: Any = pytest.importorskip("tensordict")
@@ -108,3 +115,29 @@ def test_there_and_back(td: TensorDict) -> None:
 def test_another_value_is_refused(value: object) -> None:
     with pytest.raises(InvalidArgument, match="must be one of the package tensordict"):
         from_tensordict_library(value)
+
+
+def test_a_tensor_without_batch_dimensions_has_none_here_too() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    source = theirs.TensorDict(
+        a=torch.zeros(2), u=theirs.UnbatchedTensor(tensor), n={"u": theirs.UnbatchedTensor(tensor)}
+    )
+    source.batch_size = [2]
+    for td in (from_tensordict_library(source), TensorDict(source, [2])):
+        assert isinstance(td, TensorDict)
+        assert type(td["u"]) is torch.Tensor
+        assert td["u"].data_ptr() == tensor.data_ptr()
+        assert td["n", "u"].shape == (2, 3)
+        entry: object = td.get("u")
+        assert isinstance(entry, UnbatchedTensor)
+        assert entry.batch_size == (2,)
+    alone = TensorDict({"u": theirs.UnbatchedTensor(tensor)}, [5])
+    assert alone[0]["u"].shape == (2, 3)
+
+
+def test_a_tensor_without_batch_dimensions_goes_back_as_one() -> None:
+    td = TensorDict({"a": torch.zeros(4), "u": UnbatchedTensor(torch.ones(2, 3))}, [4])
+    back: Any = to_tensordict_library(td)
+    assert isinstance(back["u"], theirs.UnbatchedTensor)
+    assert back.reshape(2, 2)["u"].shape == (2, 3)
+    assert back["u"].data_ptr() == td["u"].data_ptr()

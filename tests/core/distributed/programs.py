@@ -14,9 +14,11 @@ from kd_core import (
     Locked,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
     cat,
     distributed,
     lazy_stack,
+    stack,
 )
 from kd_core._distributed import agreement
 
@@ -161,6 +163,33 @@ def all_reduce_of_few_and_of_many_bytes(rank: int) -> object:
             td.all_reduce(op)
             found.append([td["a"][0].item(), td["a"][-1].item(), td["w"]])
     return found
+
+
+def shared(rank: int, data: bool = False) -> TensorDict:
+    """Return a tensor that all rows share, beside rows and perhaps data."""
+    entries: dict[str, object] = {"a": torch.full((2,), float(rank))}
+    entries["n"] = {"u": UnbatchedTensor(torch.full((3,), float(rank)))}
+    return TensorDict(entries | ({"w": "x"} if data else {}), [2])
+
+
+@program
+def exchanges_of_what_all_rows_share(rank: int) -> object:
+    found: list[object] = []
+    for data in (False, True):
+        summed, sent, reduced = (shared(rank + 1, data) for _ in range(3))
+        summed.all_reduce()
+        sent.broadcast(2)
+        reduced.reduce(1)
+        made = distributed.broadcast(shared(rank, data) if rank == 1 else None, 1)
+        for td in (summed, sent, reduced, made):
+            found.append([td["a"][0].item(), *td["n", "u"].tolist()])
+    every = distributed.all_gather(shared(rank))
+    try:
+        stack(every)
+    except KdError as error:
+        found.append("`('n', 'u')` is an `UnbatchedTensor`" in str(error))
+    equal = distributed.all_gather(shared(7))
+    return [*found, [each["n", "u"][0].item() for each in every], stack(equal)["n", "u"].tolist()]
 
 
 @program

@@ -43,6 +43,13 @@ def test_all_reduce_reduces_and_leaves_data_as_it_is(results: Results) -> None:
         assert found == [[value, value, f"{rank}"] for value in (6.0, 2.0, 3.0, 1.0, 6.0)] * 2
 
 
+def test_what_all_rows_share_is_exchanged_as_other_leaves_are(results: Results) -> None:
+    for rank, found in enumerate(results["exchanges_of_what_all_rows_share"]):
+        reduced = 6.0 if rank == 1 else rank + 1.0
+        each = [[value] * 4 for value in (6.0, 3.0, reduced, 1.0)]
+        assert found == [*each, *each, True, [0.0, 1.0, 2.0], [7.0] * 3]
+
+
 def test_all_reduce_takes_every_dtype_of_numbers(results: Results) -> None:
     expected = ["6.0"] * 4 + ["6"] * 4 + ["(6+0j)"] * 2
     assert results["all_reduce_of_every_dtype"] == [[expected] * 2] * RANKS

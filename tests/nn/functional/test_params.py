@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from kd_core import InvalidArgument, Locked, TensorDict, TensorDictBase, from_module
+from kd_core import (
+    InvalidArgument,
+    Locked,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+    from_module,
+)
 from kd_nn import TensorDictParams
 
 
@@ -298,3 +305,9 @@ def test_the_tree_of_nested_parameters_is_that_of_a_plain_container() -> None:
     rebuilt = pytree.tree_map(lambda leaf: leaf * 2, params)
     assert type(rebuilt) is type(rebuilt.get("2")) is TensorDict
     assert bool((rebuilt == plain * 2).all())
+
+
+def test_a_tensor_without_batch_dimensions_is_refused() -> None:
+    td = TensorDict({"w": torch.ones(3), "n": {"u": UnbatchedTensor(torch.ones(2))}}, [3])
+    with pytest.raises(InvalidArgument, match=r"entry `u` must be a tensor or data .*`data`"):
+        TensorDictParams(td)

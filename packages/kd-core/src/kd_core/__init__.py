@@ -23,6 +23,7 @@ from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
+from kd_core._containers.unbatched import UnbatchedTensor as UnbatchedTensor
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import FormatError as FormatError
 from kd_core._errors import InvalidArgument as InvalidArgument
@@ -52,6 +53,7 @@ from kd_core._torch import data_parallel as _data_parallel
 from kd_core._torch import functional as _functional
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree
+from kd_core._torch import unbatched_trees as _unbatched_trees
 from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kd_core._naming.left_out import leaves_out, offered_names
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.calls.apply import Apply
 from kd_core._ops.calls.modules import Modules
 from kd_core._ops.calls.parallel import Parallel
@@ -314,7 +315,7 @@ def default_is_leaf(kind: type) -> bool:
         >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
         (True, False)
     """
-    return issubclass(kind, Tensor)
+    return issubclass(kind, Tensor) or is_unbatched(kind)
 
 
 def is_leaf_nontensor(kind: type) -> bool:

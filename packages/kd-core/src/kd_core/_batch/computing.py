@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kd_core._batch.names import resized
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch
+    from kd_core._types import Batch, LeafFn
 
 
 class Reduced:
@@ -79,6 +79,16 @@ class Padded:
 
 
 class Fresh(Padded):
-    """The batch shape of new rows: none of those that were there stays."""
+    """The batch shape of new rows: none of those that were there stays.
 
-    __slots__ = ()
+    Args:
+        batch: the new batch size.
+        ndim: the number of its dimensions.
+        make: makes new values for an entry that has no rows; `None`: it stays.
+    """
+
+    __slots__ = ("make",)
+
+    def __init__(self, batch: Batch, ndim: int, make: LeafFn | None = None) -> None:
+        super().__init__(batch, ndim)
+        self.make = make

@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._base import TensorDictBase
 from kd_core._errors import InvalidArgument, ShapeMismatch, wrong_type
 from kd_core._keys import format_key, path_of
+from kd_core._nodes.entry import is_unbatched
 
 if TYPE_CHECKING:
     from kd_core._containers.non_tensor import NonTensorDataBase
@@ -44,7 +45,7 @@ def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
         (tensor([0, 1]), [[1], [0, 2]])
     """
     values = tensordict._read(path_of(key))
-    if isinstance(values, TensorDictBase):
+    if isinstance(values, TensorDictBase) or is_unbatched(values):
         raise wrong_type(f"entry {format_key(key)}", "a tensor or non-tensor data", values)
     if not tensordict._desc.ndim:
         raise ShapeMismatch(

@@ -41,15 +41,15 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key
-from kd_core._leaves.loops import same_data
-from kd_core._leaves.writes import check_write, write_all
+from kd_core._leaves.writes import check_write, writable_source, write_all
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
     from kd_core._leaves.writes import Write
-    from kd_core._nodes.entry import Entries, Entry, Memo
+    from kd_core._nodes.entry import Data, Entries, Entry, Memo
     from kd_core._types import Batch
 
     Path: TypeAlias = tuple[str, ...]
@@ -141,7 +141,7 @@ class Join:
         except AttributeError:
             if not path:
                 first_of(nodes, self.name)
-            return _join_data(self, nodes, path)
+            return _join_data(self, nodes, path, memo)
         first, desc = levels[0], nodes[0]._desc  # type: ignore[union-attr]  # containers all
         memo = desc, self.descriptor(nodes, path, memo)
         columns = self._columns(levels, path)
@@ -331,13 +331,16 @@ def batches_differ(first: Batch, other: Batch, number: int, name: str, path: Pat
     )
 
 
-def _join_data(how: Join, nodes: Column, path: Path) -> Entry:
-    """Join non-tensor entries: the value of all, or one value per row."""
-    data = [node for node in nodes if isinstance(node, NonTensorDataBase)]
-    if len(data) < len(nodes):
+def _join_data(how: Join, nodes: Column, path: Path, memo: Memo = None) -> Entry:
+    """Join entries that are neither tensors nor containers, as their kind does."""
+    if len(set(map(_kind, nodes))) > 1:
         _explain(how, nodes, path, None)
-    desc = how.descriptor(nodes, path, None)
-    return cast("Entry", join_data(data, how.call, how.dim, desc))
+    first = cast("Data", nodes[0])
+    if memo is not None and is_unbatched(first):
+        desc = memo[1]
+    else:
+        desc = how.descriptor(nodes, path, None)
+    return first._join(nodes, how.call, how.dim, desc, path)
 
 
 def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> NoReturn:
@@ -357,6 +360,8 @@ def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> 
 def _kind(entry: Entry) -> str:
     if isinstance(entry, Tensor):
         return "a tensor"
+    if is_unbatched(entry):
+        return "an `UnbatchedTensor`"
     return "a container" if isinstance(entry, TensorDictBase) else "a non-tensor value"
 
 
@@ -382,7 +387,8 @@ def _stage_out(
 ) -> None:
     """Check that the result fits `out`, and record the writes."""
     if not isinstance(out, TensorDictBase):
-        _stage_data_out(cast("NonTensorDataBase", _join_data(how, nodes, path)), out, path, staged)
+        joined = cast("Data", _join_data(how, nodes, path))
+        _stage_data_out(joined, cast("Data", out), path, staged)
         return
     containers = cast("Sequence[TensorDictBase]", nodes)
     desc = how.descriptor(nodes, path, None)
@@ -407,8 +413,8 @@ def _stage_out(
         if isinstance(column[0], Tensor) and isinstance(target, Tensor):
             _check_leaf_out(how, column, target, (*path, key))
             if isinstance(out, Composite):
-                joined = how.call(column, how.dim)
-                staged.copies.extend(out._writes(key, joined, (*path, key)))
+                whole = how.call(column, how.dim)
+                staged.copies.extend(out._writes(key, whole, (*path, key)))
             else:
                 staged.columns.append((column, target, (*path, key)))
         elif isinstance(out, Composite) and not isinstance(target, TensorDictBase):
@@ -418,10 +424,14 @@ def _stage_out(
             _stage_out(how, column, target, (*path, key), staged)
 
 
-def _stage_data_out(data: NonTensorDataBase, out: Entry, path: Path, staged: _Staged) -> None:
-    if isinstance(out, NonTensorStack) and out._desc.batch == data._desc.batch:
+def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:
+    if is_row_data(out) and out._desc.batch == data._desc.batch:
         staged.copies.append((*out._encode(data, path), path))
-    elif not isinstance(out, NonTensorDataBase) or not same_data(out._item(), data._item()):
+    elif is_unbatched(data) and is_unbatched(out):
+        if not out._agrees(data):
+            tensor = data._tensor
+            staged.copies.append((out._tensor, writable_source(path, out._tensor, tensor), path))
+    elif not out._agrees(data):
         raise InvalidValue(
             f"entry {format_key(path)} of `out` must hold {data._item()!r}, the value of the "
             "containers."

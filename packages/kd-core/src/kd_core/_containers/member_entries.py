@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
-from kd_core._containers.non_tensor_stack import join_data
 from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
+from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._containers.non_tensor import NonTensorDataBase
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes.entry import Data, Entry, Node, TensorData
     from kd_core._protocol.composite import Composite
 
 
@@ -70,7 +69,7 @@ class StackedEntries(Mapping[str, "Entry"]):
             entry = rows[0]
             if nodes:
                 entry = _stacked_nodes(stack, cast("list[AbstractContainer]", rows))
-            elif not any(isinstance(row, (Tensor, AbstractContainer)) for row in rows):
+            elif not any(_is_tensor_or_container(row) for row in rows):
                 entry = _stacked(stack, key, rows)
             found.append((key, entry))
         return found
@@ -109,8 +108,13 @@ def _shapes(stack: Composite, key: str) -> Iterator[str]:
             yield shape_text(_shape_of(member._entries[key]))
 
 
+def _is_tensor_or_container(entry: Entry) -> bool:
+    return isinstance(entry, (Tensor, AbstractContainer)) or is_unbatched(entry)
+
+
 def _shape_of(entry: Entry) -> tuple[int, ...]:
-    return tuple(entry.shape) if isinstance(entry, Tensor) else entry._desc.batch
+    leaf = tensor_of(entry)
+    return cast("Node", entry)._desc.batch if leaf is None else tuple(leaf.shape)
 
 
 def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
@@ -123,17 +127,30 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
             raise ragged(key, leaves, error) from None
     if all(isinstance(entry, AbstractContainer) for entry in found):
         return _stacked_nodes(stack, cast("list[AbstractContainer]", found))
-    if any(isinstance(entry, (Tensor, AbstractContainer)) for entry in found):
+    if any(map(_is_tensor_or_container, found)) and not all(map(is_unbatched, found)):
         kinds = " and a ".join(sorted({f"`{type(entry).__name__}`" for entry in found}))
         raise KeySetMismatch(
             f"entry {format_key(key)} must be of one kind in all members, got a {kinds}. Read it "
             f"from each member, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
-    nodes = cast("list[NonTensorDataBase]", found)
+    nodes = cast("list[Data]", found)
+    if is_unbatched(found[0]):
+        return _one_for_all(stack, key, cast("list[TensorData]", found))
     batch = nodes[0]._desc.batch
     batch = (*batch[: stack._dim], len(nodes), *batch[stack._dim :])
     desc = describe(batch, stack._desc.device)
-    return cast("Entry", join_data(nodes, torch.stack, stack._dim, desc))
+    return nodes[0]._join(nodes, torch.stack, stack._dim, desc, (key,))
+
+
+def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
+    """Return the tensor without batch dimensions that all members share."""
+    if not all(map(found[0]._agrees, found)):
+        raise ShapeMismatch(
+            f"entry {format_key(key)} is an `UnbatchedTensor` that differs among the members, and "
+            "has no batch dimension along which it could be stacked. Read it with "
+            f"`get({key!r}, as_list=True)`."
+        )
+    return found[0]._with_descriptor(stack._desc)
 
 
 def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:

@@ -17,22 +17,23 @@ from kd_core._containers.member_entries import ragged
 from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
-from kd_core._leaves.loops import kinds_by_key, same_data, unwrapped
+from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import (
     Write,
     as_source,
+    check_same_data,
     unknown_below,
     without_ones,
     writable_source,
 )
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entry, Node, RowData
+    from kd_core._nodes.entry import Data, Entry, Node, RowData
     from kd_core._types import LeafFn
 
     Path = tuple[str, ...]
@@ -154,7 +155,9 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
             leaf = new if isinstance(new, Tensor) else as_source(where_, new, entry.dtype)
             ndim = entry.ndim + isinstance(target, Composite)
             writes += writes_of_member(target, key, without_ones(leaf, ndim), where_)
-        elif not same_data(unwrapped(entry), unwrapped(new)):
+        elif not cast("Data", entry)._agrees(new):
+            if is_unbatched(entry):
+                check_same_data(entry, new, where_)
             writes += writes_of_member(target, key, new, where_)
 
 
@@ -191,7 +194,9 @@ def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
     if isinstance(value, Mapping):
         return value
     return {
-        key: value for key, kind in kinds.items() if isinstance(kind, (Tensor, AbstractContainer))
+        key: value
+        for key, kind in kinds.items()
+        if isinstance(kind, (Tensor, AbstractContainer)) or is_unbatched(kind)
     }
 
 

@@ -21,7 +21,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
-from kd_core._leaves.loops import same_data
+from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming.left_out import leaves_out
 from kd_core._nodes import registry
@@ -111,6 +111,19 @@ class NonTensorDataBase:
                 f"entry {format_key(path)} must be a non-tensor entry in both containers, got a "
                 f"`{type(other).__name__}` in the second."
             )
+
+    def _join(
+        self,
+        nodes: Sequence[Entry],
+        call: Callable[..., Tensor],
+        dim: int,
+        desc: Descriptor,
+        path: tuple[str, ...],
+    ) -> Node:
+        return registry.join_data(nodes, call, dim, desc)
+
+    def _agrees(self, value: object) -> bool:
+        return same_data(unwrapped(self), unwrapped(value))
 
     def _below(self) -> tuple[()]:
         return ()

@@ -379,3 +379,4 @@ def _wrap_list(values: list[object], desc: Descriptor) -> Node:
 
 registry.register("wrap_rows", wrap_rows)
 registry.register("wrap_list", _wrap_list)
+registry.register("join_data", join_data)

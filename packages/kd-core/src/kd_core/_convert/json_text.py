@@ -22,7 +22,7 @@ from kd_core._convert.layout import (
 )
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
     from kd_core._convert.columns import DtypeOf
@@ -142,6 +142,7 @@ def lines_of(td: AbstractContainer, separator: str | None) -> str:
         InvalidValue: if the container does not have a batch.
     """
     rows = rows_in(td, "to_json")
+    refuse_unbatched(td, "divided among lines")
     if separator is None:
         listed = torch.unbind(cast("Tensor", td))
         objects = [_row(cast("AbstractContainer", row), ()) for row in listed]

@@ -18,8 +18,8 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.packing import BITS
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 from kd_core._protocol.validation import values_of_rows
 
 Path: TypeAlias = tuple[str, ...]
@@ -39,7 +39,7 @@ def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
     """Yield the leaves of a container, nested ones too.
 
     Raises:
-        InvalidValue: if a leaf is nested, sparse or quantised, or has no data.
+        InvalidValue: if a leaf is nested, sparse or quantised, or has no data or batch dimensions.
     """
     for key, value in td._entries.items():
         where = (*path, key)
@@ -52,6 +52,8 @@ def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
             yield Leaf(where, value.detach())
         elif isinstance(value, AbstractContainer):
             yield from leaves_of(value, where)
+        elif is_unbatched(value):
+            refuse_unbatched(td, "written to this format", path)
 
 
 def data_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, object, bool]]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe_on
+from kd_core._batch.descriptor import describe, describe_on
 from kd_core._convert.optional import load
 from kd_core._errors import wrong_type
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import is_foreign, values_of_rows
+from kd_core._protocol.validation import is_foreign, is_foreign_unbatched, values_of_rows
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -52,10 +53,20 @@ def node_of(value: Foreign) -> Node:
         members = [node_of(member) for member in value.tensordicts]
         return registry.lazy_stack(members, value.stack_dim)
     entries: dict[str, Entry] = {
-        str(key): entry if isinstance(entry, Tensor) else node_of(entry)
+        str(key): _leaf_of(entry, desc) if isinstance(entry, Tensor) else node_of(entry)
         for key, entry in value.items()
     }
     return registry.make_dense(entries, desc)
+
+
+def _leaf_of(leaf: Tensor, desc: Descriptor) -> Entry:
+    return unbatched_of(leaf)._with_descriptor(desc) if is_foreign_unbatched(leaf) else leaf
+
+
+def unbatched_of(leaf: Tensor) -> Node:
+    """Return a tensor without batch dimensions, which is one of a subclass there."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return registry.wrap_tensor(leaf.as_subclass(Tensor), describe(()))
 
 
 def _plain_list(values: object) -> object:
@@ -77,6 +88,8 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
         members = [_given_back(library, member) for member in node._members]
         return library.LazyStackedTensorDict(*members, stack_dim=node._dim)
     if not isinstance(node, AbstractContainer):
+        if is_unbatched(node):
+            return library.UnbatchedTensor(node._tensor)
         if is_row_data(node):
             return _rows(library, node._item(), desc, len(desc.batch))
         return library.NonTensorData(node._item(), batch_size=desc.batch, device=desc.device)
@@ -94,3 +107,4 @@ def _rows(library: Foreign, values: object, desc: Descriptor, dims: int) -> Fore
 
 
 registry.register("foreign_node", node_of)
+registry.register("foreign_tensor", unbatched_of)

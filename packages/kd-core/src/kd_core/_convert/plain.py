@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
 
 class NamedTuple(Protocol):
@@ -162,6 +162,7 @@ def struct_array_of(td: AbstractContainer) -> object:
     """
     import numpy
 
+    refuse_unbatched(td, "divided among records")
     array = numpy.empty(td._desc.batch, _record_dtype(td, ()))
     _fill_records(array, td)
     return array

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.descriptor import describe
 from kd_core._errors import wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_of
 from kd_core._naming.publishing import public_in
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -23,9 +26,10 @@ class LeafSchema(NamedTuple):
     """What one entry of a container is.
 
     Attributes:
-        kind: `"tensor"`, `"jagged"` (a nested tensor), `"ragged"` (members of different shapes)
-            or `"data"` (not a tensor).
-        shape: the dimensions after the batch size; empty for data and for what has no one shape.
+        kind: `"tensor"`, `"jagged"` (a nested tensor), `"ragged"` (members of different shapes),
+            `"unbatched"` (an `UnbatchedTensor`) or `"data"` (not a tensor).
+        shape: the dimensions after the batch size, or all of an unbatched tensor; empty for data
+            and for what has no one shape.
         dtype: the dtype; `None` for data.
 
     Example:
@@ -57,6 +61,9 @@ def _describe(
         where = (*path, key)
         if isinstance(kind, AbstractContainer):
             _describe(cast("AbstractContainer", td._entries[key]), ndim, where, found)
+        elif is_unbatched(kind):
+            tensor = kind._tensor
+            found[where if path else key] = LeafSchema("unbatched", tensor.shape, tensor.dtype)
         elif isinstance(kind, Tensor):
             found[where if path else key] = _leaf_schema(td, key, kind, ndim)
         else:
@@ -97,6 +104,11 @@ def entries_of_schema(
         shape, dtype, kind = _shape_and_dtype(where, row)
         if kind == "data":
             made[where] = None
+            continue
+        if kind == "unbatched":
+            made[where] = registry.wrap_tensor(
+                zeros(shape, dtype=dtype, device=device), describe(())
+            )
             continue
         made[where] = zeros((*batch, *shape), dtype=dtype, device=device)
     return made

@@ -7,12 +7,11 @@ from a file.
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Final, cast
 
 from kd_core._errors import KdError
 from kd_core._leaves.loops import entries_of
+from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entries, Node
@@ -45,12 +44,14 @@ def _row(entries: Entries, key: str) -> str:
         entry = entries[key]
     except KdError:  # members of a stack differ: showing does not fail
         return _line(key, "differs among the members")
-    if isinstance(entry, Tensor):
-        dtype = str(entry.dtype).removeprefix("torch.")
-        return _line(key, f"{type(entry).__name__} {tuple(entry.shape)} {dtype} {entry.device}")
-    if entries_of(entry) is not None:
-        return _level(entry, key, is_open=False)
-    text = repr(entry._item())
+    leaf = tensor_of(entry)
+    if leaf is not None:
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        return _line(key, f"{type(entry).__name__} {tuple(leaf.shape)} {dtype} {leaf.device}")
+    node = cast("Node", entry)
+    if entries_of(node) is not None:
+        return _level(node, key, is_open=False)
+    text = repr(node._item())
     return _line(key, text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}...")
 
 

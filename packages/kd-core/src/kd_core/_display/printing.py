@@ -11,6 +11,7 @@ from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, listed, wrong_type
 from kd_core._leaves.loops import entries_of
 from kd_core._naming.publishing import public_in
+from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entries, Entry, Node
@@ -162,7 +163,7 @@ def describe_node(node: Node) -> str:
     if _options["show_device"]:
         parts.append(f"{INDENT}device={node._desc.device}")
     if _options["show_is_shared"]:
-        leaves = [value for value in shown.values() if isinstance(value, Tensor)]
+        leaves = [leaf for leaf in map(tensor_of, shown.values()) if leaf is not None]
         shared = bool(leaves) and all(_is_shared_anywhere(leaf) for leaf in leaves)
         parts.append(f"{INDENT}is_shared={shared}")
     body = ",\n".join(parts)

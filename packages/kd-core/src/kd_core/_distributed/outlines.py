@@ -22,6 +22,7 @@ from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import run_copies
 from kd_core._leaves.writes import check_write
+from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
@@ -337,6 +338,9 @@ def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bo
     for key, value in entries.items():
         if type(value) in _DENSE:
             leaves.append(value)  # type: ignore[arg-type]  # a tensor
+        elif is_unbatched(value) and type(value._tensor) in _DENSE:
+            leaves.append(value._tensor)
+            keys.append((key, type(value)))
         elif not isinstance(value, AbstractContainer):
             return False
         else:
@@ -386,8 +390,9 @@ def rows_of(td: AbstractContainer, path: Path = (), *, members: bool = True) -> 
     return rows
 
 
-def _row_of(value: Entry, path: Path) -> Row:
-    if not isinstance(value, Tensor):
+def _row_of(entry: Entry, path: Path) -> Row:
+    value = tensor_of(entry)
+    if value is None:
         return Row(path, DATA, None)
     dtype = str(value.dtype).removeprefix("torch.")
     if value.is_nested:
@@ -406,8 +411,10 @@ def _dense_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, Te
     for key, value in td._entries.items():
         if isinstance(value, AbstractContainer):
             yield from _dense_of(value, (*path, key))
-        elif isinstance(value, Tensor) and type(value) in _DENSE:
-            yield (*path, key), value
+            continue
+        leaf = tensor_of(value)
+        if leaf is not None and type(leaf) in _DENSE:
+            yield (*path, key), leaf
 
 
 def _check_dense(path: Path, leaf: Tensor) -> None:

@@ -11,8 +11,7 @@ from kd_core._distributed.differences import difference
 from kd_core._distributed.outlines import outlined
 from kd_core._errors import FormatError, InvalidValue
 from kd_core._keys import format_key
-from kd_core._leaves.loops import same_data, unwrapped
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._wire.form import container_of
@@ -119,8 +118,8 @@ def _other_data(
         if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
             yield from _other_data(value, other, (*path, key))
             continue
-        of_batch = not isinstance(value, Tensor) and not is_row_data(value)
-        if of_batch and not same_data(unwrapped(value), unwrapped(other)):
+        of_batch = tensor_of(value) is None and not is_row_data(value)
+        if of_batch and not value._agrees(other):  # type: ignore[union-attr]  # data
             yield target, made, (*path, key)
 
 

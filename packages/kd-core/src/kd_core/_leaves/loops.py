@@ -26,6 +26,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.foreach import FOREACH_FROM
+from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -353,7 +354,7 @@ def missing_key(
 def name_of_leaf(entries: Entries, leaf: Tensor) -> tuple[str, ...] | None:
     """Return the path of this tensor, compared by identity, for messages."""
     for key, value in kinds_of(entries):
-        if value is leaf:
+        if tensor_of(value) is leaf:
             return (key,)
         inner = None if isinstance(value, Tensor) else entries_of(value)
         below = None if inner is None else name_of_leaf(inner, leaf)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kd_core._keys import is_key, path_of
 from kd_core._leaves.loops import has_entry, kinds_of
+from kd_core._nodes.entry import is_unbatched
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entries, Entry, Node
@@ -44,7 +45,9 @@ def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> It
             found.append((key, value))
             continue
         inner = _container_entries(value, is_leaf)
-        if not leaves_only or _counts(value, is_leaf):
+        if leaves_only and is_unbatched(value):
+            found.append((key, value._tensor))
+        elif not leaves_only or _counts(value, is_leaf):
             found.append((key, value))
         if inner is not None and nested:
             _walk_below(inner, (key,), options, found, read)
@@ -60,7 +63,9 @@ def _walk_below(
             found.append(((*prefix, key), value))
             continue
         inner = _container_entries(value, is_leaf)
-        if not leaves_only or _counts(value, is_leaf):
+        if leaves_only and is_unbatched(value):
+            found.append(((*prefix, key), value._tensor))
+        elif not leaves_only or _counts(value, is_leaf):
             found.append(((*prefix, key), value))
         if inner is not None:
             _walk_below(inner, (*prefix, key), options, found, read)
@@ -76,8 +81,8 @@ def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
 
 
 def _counts(value: Node, is_leaf: IsLeaf) -> bool:
-    """Return whether an entry that is not a tensor counts as a leaf."""
-    return is_leaf is not None and is_leaf(type(value))
+    """Return whether a node counts as a leaf."""
+    return is_unbatched(value) or (is_leaf is not None and is_leaf(type(value)))
 
 
 def _count(entries: Entries, options: Options) -> int:
@@ -192,8 +197,8 @@ def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
         return [(key, value)]
     inner: Entries | None = getattr(value, "_entries", None)
     found: Items = []
-    if inner is None:  # non-tensor data
-        return found
+    if inner is None:
+        return [(key, value._tensor)] if is_unbatched(value) else found
     _walk_below(inner, (key,), ALL_LEAVES, found, read)
     return found
 
@@ -214,7 +219,8 @@ class _Leaves:
                     count += len(value._entries) - 1  # type: ignore[union-attr]  # it is dense
                 elif not isinstance(value, Tensor):
                     inner = _container_entries(value, None)
-                    count += -1 if inner is None else _count(inner, ALL_LEAVES) - 1
+                    below = int(is_unbatched(value)) if inner is None else _count(inner, ALL_LEAVES)
+                    count += below - 1
         return count
 
 

@@ -8,7 +8,7 @@ writes are checked before the first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -27,12 +27,12 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
 from kd_core._leaves.foreach import PLAIN, needs_grad, run_copies, shares_storage
-from kd_core._leaves.loops import same_data, unwrapped
+from kd_core._leaves.loops import unwrapped
 from kd_core._leaves.wrapped import are_unwrapped, refused_write
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entries, Entry, Node
+    from kd_core._nodes.entry import Data, Entries, Entry, Node
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """The path of a leaf, or a function that finds it; called for messages only."""
@@ -84,7 +84,7 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
     target._collect_pair(source, targets, sources, ())
     for entry, value, path in targets.values:
         if not is_row_data(entry):
-            check_same_data(entry, value, path)
+            check_same_data(cast("Data", entry), value, path)
             continue
         positions, rows = entry._encode(value, path)
         targets.append(positions)
@@ -346,15 +346,21 @@ def without_ones(source: Tensor, ndim: int) -> Tensor:
     return source
 
 
-def check_same_data(entry: Node, value: object, path: tuple[str, ...]) -> None:
-    """Refuse to write rows of non-tensor data, which is one value for the whole batch.
+def check_same_data(entry: Data, value: object, path: tuple[str, ...]) -> None:
+    """Refuse to write rows of data that is one value, or one tensor, for the whole batch.
 
     Raises:
         InvalidArgument: if the value differs from that of the entry.
     """
-    old, new = unwrapped(entry), unwrapped(value)
-    if not same_data(old, new):
-        raise one_value_for_all(format_key(path), old, new, entry._desc.ndim)
+    if entry._agrees(value):
+        return
+    if is_unbatched(entry):
+        raise InvalidArgument(
+            f"entry {format_key(path)} is an `UnbatchedTensor`, one tensor for all rows, and "
+            "cannot be written at some of them with values that are not known to be equal. Use "
+            "`set_` to write it for all rows, or leave it out with `exclude`."
+        )
+    raise one_value_for_all(format_key(path), unwrapped(entry), unwrapped(value), entry._desc.ndim)
 
 
 def unknown_below(

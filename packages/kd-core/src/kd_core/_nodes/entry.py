@@ -79,6 +79,46 @@ class Data(Node, Protocol):
     def _of_batch(self) -> bool:
         """Whether it is one value that belongs to all rows of a batch."""
 
+    def _join(
+        self,
+        nodes: Sequence[Entry],
+        call: Callable[..., Tensor],
+        dim: int,
+        desc: Descriptor,
+        path: tuple[str, ...],
+    ) -> Entry:
+        """Return the entry of containers that are joined.
+
+        Args:
+            nodes: the entry of each container, of one kind; this one is the first.
+            call: `torch.stack` or `torch.cat`.
+            dim: the batch dimension.
+            desc: the descriptor of the result.
+            path: the path of the entry, for messages.
+        """
+
+    def _agrees(self, value: object) -> bool:
+        """Return whether a value, wrapped or not, is that of the entry: a write changes nothing."""
+
+
+class TensorData(Data, Protocol):
+    """One tensor for the whole batch, without batch dimensions."""
+
+    @property
+    def _tensor(self) -> Tensor: ...
+
+
+def is_unbatched(value: object) -> TypeGuard[TensorData]:
+    """Return whether a value is an entry that is one tensor for the whole batch."""
+    return hasattr(value, "_tensor")
+
+
+def tensor_of(entry: object) -> Tensor | None:
+    """Return the tensor that an entry is, with or without batch dimensions; else `None`."""
+    if isinstance(entry, Tensor):
+        return entry
+    return entry._tensor if is_unbatched(entry) else None
+
 
 class RowData(Data, Protocol):
     """Non-tensor data with one value per row, which is written as its rows are."""

@@ -23,6 +23,9 @@ nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node
 wrap_data: Callable[[object, Descriptor], Node]
 """Wrap non-tensor data; set by `_containers.non_tensor`."""
 
+wrap_tensor: Callable[[Tensor, Descriptor], Node]
+"""Wrap a tensor without batch dimensions; set by `_containers.unbatched`."""
+
 wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
 """Wrap values and the position of each row's value; set by `_containers.non_tensor_stack`."""
 
@@ -36,8 +39,14 @@ state_of_data: Callable[[Node], tuple[bool, bool]]
 restore_data: Callable[[object, Descriptor, bool, bool], Node]
 """Wrap non-tensor data of that state; set by `_containers.non_tensor`."""
 
+join_data: Callable[..., Node]
+"""Stack or concatenate non-tensor data; set by `_containers.non_tensor_stack`."""
+
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict; set by `_convert.peer`."""
+
+foreign_tensor: Callable[[Tensor], Node]
+"""Convert a tensor of the package tensordict without batch dimensions; set by `_convert.peer`."""
 
 stack: Callable[..., Node]
 """Stack containers along a new dimension; set by `_combine.stacking`."""

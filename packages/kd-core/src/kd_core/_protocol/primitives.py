@@ -30,13 +30,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import LOCKED_BY_USER
-from kd_core._errors import KdError, Locked, locked, shape_text, wrong_type
+from kd_core._errors import InvalidValue, KdError, Locked, locked, shape_text, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import (
     collect,
     collect_pairs,
     entries_of,
     has_entry,
+    kinds_of,
     map_each,
     map_to_parts,
     missing_key,
@@ -47,7 +48,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._leaves.writes import writable_source
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ class AbstractContainer:
         entry = self._entries[key]
         if is_row_data(entry):
             return [(*entry._encode(value, path), path)]
+        if is_unbatched(entry):
+            source = value._tensor if is_unbatched(value) else value
+            return [(entry._tensor, writable_source(path, entry._tensor, source), path)]
         return [(cast(Tensor, entry), writable_source(path, entry, value), path)]
 
     def _item(self) -> object:
@@ -335,6 +339,31 @@ def leaves_of(td: AbstractContainer) -> list[Tensor]:
     leaves: list[Tensor] = []
     td._collect(leaves)
     return leaves
+
+
+def refuse_unbatched(td: AbstractContainer, what: str, path: tuple[str, ...] = ()) -> None:
+    """Refuse an operation along rows for a container with tensors without batch dimensions.
+
+    Args:
+        td: the container.
+        what: what cannot be done with such a tensor, for the message.
+        path: the path of the container.
+
+    Raises:
+        InvalidValue: if it has one; the message names the entry.
+    """
+    if not td._nested:
+        return
+    for key, value in kinds_of(td._entries):
+        if isinstance(value, AbstractContainer):
+            refuse_unbatched(value, what, (*path, key))
+        elif is_unbatched(value):
+            name = format_key((*path, key))
+            raise InvalidValue(
+                f"entry {name} is an `UnbatchedTensor`, which has no batch dimension and cannot be "
+                f"{what}. `exclude` it first, or give it the batch dimensions: "
+                "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
+            )
 
 
 def name_in(td: AbstractContainer, leaf: Tensor) -> str:

@@ -29,7 +29,7 @@ from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
 from kd_core._leaves.loops import entries_of, leaf_fits
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node, is_row_data
+from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -48,6 +48,8 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         ShapeMismatch: if its shape does not start with the batch size.
     """
     if isinstance(value, Tensor):
+        if value.__class__ is not Tensor and is_foreign_unbatched(value):
+            return _node_as_entry(key, registry.foreign_tensor(value), desc, path)
         if desc.device is None and leaf_fits(value, desc):
             return value
         return _tensor_as_entry(key, value, desc, path)
@@ -78,6 +80,12 @@ def is_foreign(value: object) -> bool:
     library = sys.modules.get("tensordict")  # a value of it has imported it
     asked = getattr(library, "is_tensor_collection", None)
     return asked is not None and bool(asked(value))
+
+
+def is_foreign_unbatched(value: Tensor) -> bool:
+    """Return whether a value is a tensor of the package tensordict without batch dimensions."""
+    kind = type(value)
+    return kind.__name__ == "UnbatchedTensor" and kind.__module__.startswith("tensordict.")
 
 
 def mapping_as_entry(
@@ -142,6 +150,11 @@ def _tensor_as_entry(key: str, value: Tensor, desc: Descriptor, path: tuple[str,
 
 def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
     own = value._desc
+    if is_unbatched(value):
+        place = desc.device
+        if place is not None and value._tensor.device != place:
+            value = value._map_each(lambda leaf: leaf.to(place))
+        return value if own is desc else value._with_descriptor(desc)
     if value._below():
         refuse_cycle(key, value, None, path)
     if own is desc:

@@ -106,6 +106,13 @@ def _check_data(new: Any, old: Any, path: Path) -> None:
         )
 
 
+def _check_unbatched(new: Any, old: Any, path: Path) -> None:
+    raise InvalidValue(
+        f"entry {format_key(path)} is an `UnbatchedTensor`, one tensor for all rows, and rows of "
+        "such a container cannot be appended. Save it in a store of its own, and append the rest."
+    )
+
+
 def _check_rows(new: Any, old: Any, path: Path) -> None:
     pass  # rows of any values can be joined
 
@@ -118,6 +125,7 @@ _CHECKS = {
     "jagged": _check_jagged,
     "data": _check_data,
     "rows": _check_rows,
+    "unbatched": _check_unbatched,
 }
 
 

@@ -103,6 +103,10 @@ class _Collector:
         match kind, value:
             case ("td", {"entries": list(entries)}) | ("class", [_, _, {"entries": list(entries)}]):
                 self._level(entries, depth)
+            case "unbatched", {"tensor": row}:
+                self._tensor(row)
+            case "unbatched", {"jagged": _}:
+                self.add(value, depth + 1)
             case "jagged", [*parts, int()]:
                 for part in parts:
                     if part is not None:
@@ -288,6 +292,10 @@ class Decoder:
                 raise _does_not_fit(path)
             return inner
         match kind, value:
+            case "unbatched", _:
+                inside, leaf_node = _kind_of(value)
+                tensor = self._tensor(leaf_node) if inside == "tensor" else self._jagged(leaf_node)
+                return registry.wrap_tensor(tensor, above)
             case "rows", {"values": blob, **more}:
                 desc = self._descriptor_of(more) if more else above
                 values = _list_of(read(parsed(_bytes_of(self.leaf_of(blob)), "non-tensor data")))

@@ -10,6 +10,7 @@ A node is an object with one key, its kind:
 | `cat` | the nodes of the parts, joined along the first dimension |
 | `tensor` | position of the segment, name in it, dtype, shape |
 | `jagged` | nodes of values, offsets and perhaps lengths, and the ragged dimension |
+| `unbatched` | the node of a tensor that does not start with the batch size |
 | `data` | non-tensor data of the whole batch |
 | `rows` | the node of a tensor of bytes: non-tensor data of all rows, as canonical JSON |
 
@@ -31,7 +32,7 @@ from kd_core._batch.names import names_of, without_names
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._keys import format_key
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
@@ -60,7 +61,8 @@ class Encoder:
         self.tensors: dict[str, Tensor] = {}
         self.specs: dict[str, Spec] = {}
         self.rows: list[str] = []
-        """The tensors that describe rows: their non-tensor data, and where ragged ones are."""
+        """The tensors that a new arena holds at once: those that describe rows (their non-tensor
+        data, and where ragged ones are) and those without batch dimensions."""
         self._named = named
         self._places: list[list[object]] = []
         self._known: dict[int, str] = {}
@@ -105,9 +107,14 @@ class Encoder:
 
     def _entry(self, value: Entry, path: Path, above: Descriptor) -> Json:
         if isinstance(value, Tensor):
-            return self._jagged(value, path) if value.is_nested else self.add(value, path)
+            return self._leaf(value, path)
         if isinstance(value, AbstractContainer):
             return self.node_of(value, path)
+        if is_unbatched(value):
+            node = self._leaf(value._tensor, path)
+            if "tensor" in node:  # no row, but neither is it filled later
+                self.rows.append(self._known[id(value._tensor)])
+            return {"unbatched": node}
         more = {} if value._desc.batch == above.batch else self._batch_of(value._desc)
         if is_row_data(value):
             blob = blob_of(written(_row_values(value), path))
@@ -117,6 +124,9 @@ class Encoder:
         constant, of_batch = registry.state_of_data(value)
         data = written(value._item(), path)
         return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}
+
+    def _leaf(self, leaf: Tensor, path: Path) -> Json:
+        return self._jagged(leaf, path) if leaf.is_nested else self.add(leaf, path)
 
     def _jagged(self, leaf: Tensor, path: Path) -> Json:
         known = self._ragged.get(id(leaf))

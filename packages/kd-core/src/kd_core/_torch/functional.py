@@ -22,7 +22,7 @@ from kd_core._keys import Path, format_key
 from kd_core._nodes.entry import Entry
 from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
 from kd_core._protocol import overrides
-from kd_core._protocol.primitives import AbstractContainer, note_entry
+from kd_core._protocol.primitives import AbstractContainer, note_entry, refuse_unbatched
 
 ACTIVATIONS: Final = (
     "celu dropout elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 "
@@ -84,6 +84,7 @@ def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
             )
         nodes = [each for each in operands.values() if isinstance(each, AbstractContainer)]
         td = next((each for each in nodes if each._desc.batch), nodes[0])
+        refuse_unbatched(td, "compared by a loss")
         leaves = stacked_leaves(td)
         columns = [column_of(td, leaves, operand) for operand in operands.values()]
         results: list[Tensor] = []

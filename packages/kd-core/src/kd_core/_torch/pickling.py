@@ -18,6 +18,7 @@ from kd_core._containers.dense import Dense, restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
 from kd_core._containers.non_tensor_stack import restore_rows
+from kd_core._containers.unbatched import UnbatchedTensor, restore_unbatched
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import registry
 
@@ -36,6 +37,11 @@ def _reduced_for_processes(container: object) -> tuple[Any, ...]:
         originals = cast("Dense", container)._entries
         args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
     return function, args, *rest
+
+
+def _unbatched_for_processes(entry: UnbatchedTensor) -> tuple[Any, ...]:
+    function, (reduced, *more) = entry.__reduce_ex__(3)
+    return function, (_in_arena(entry._tensor, reduced), *more)
 
 
 def _in_arena(entry: object, reduced: object) -> object:
@@ -60,9 +66,12 @@ torch.serialization.add_safe_globals(
         restore_descriptor,
         restore_row_of_batch,
         restore_rows,
+        restore_unbatched,
         restore_from_bits,
         NonTensorData,
         MetaData,
+        UnbatchedTensor,
     ]
 )
+ForkingPickler.register(UnbatchedTensor, _unbatched_for_processes)
 registry.on_new_kind(_allow)

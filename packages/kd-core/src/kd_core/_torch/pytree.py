@@ -38,7 +38,7 @@ from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidValue, KdError
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node
+from kd_core._nodes.entry import is_node, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._torch.member_trees import (
@@ -217,7 +217,7 @@ def _is_child(value: object) -> bool:
     """Return whether a value is a child: whatever `tree_map` put in place of a tensor is one."""
     if isinstance(value, Tensor) or isinstance(value, AbstractContainer):  # noqa: SIM101 - a union is slower
         return True
-    return not is_node(value)
+    return not is_node(value) or is_unbatched(value)
 
 
 def _shape_of(value: object) -> Batch | None:
@@ -270,7 +270,9 @@ def _put_together(
         if value.__class__ is Tensor:
             continue
         nested = True
-        if not inner and isinstance(value, AbstractContainer):
+        if is_unbatched(value):
+            entries[key] = value._with_descriptor(desc)
+        elif not inner and isinstance(value, AbstractContainer):
             hollow.append(key)
     for key in hollow:
         if _is_hollow(cast("AbstractContainer", entries[key])):
@@ -329,6 +331,8 @@ def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractConta
             entries[key] = cast("Entry", _fitted(value, batch, ndim))
         elif isinstance(value, NonTensorDataBase):
             entries[key] = _data(value._constant(), desc, own.ndim)
+        elif is_unbatched(value):
+            entries[key] = value._with_descriptor(desc)
         else:
             entries[key] = value  # put in place of a tensor
     return hollow._like(entries, desc)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from torch import Tensor
+from torch._C._functorch import maybe_current_level, maybe_get_level
 from torch._functorch import vmap
 from torch.compiler import is_compiling
 from torch.utils import _pytree
@@ -89,6 +91,28 @@ def is_for_vmap(depth: int) -> bool:
         depth: how many frames above this one torch's own begin.
     """
     return _flattening(depth + 1).f_code in _MAPPINGS
+
+
+def is_constant_of_vmap(tensor: Tensor, depth: int = 3) -> bool:
+    """Return whether `vmap` flattens a tensor without batch dimensions, which it must not map.
+
+    Args:
+        tensor: the tensor.
+        depth: how many frames above this one torch's own begin.
+
+    Raises:
+        InvalidValue: if it comes out of `vmap` and was computed from what is mapped.
+    """
+    mapping = _MAPPINGS.get(_flattening(depth).f_code)
+    if mapping is None:
+        return False
+    level = maybe_current_level()
+    if mapping.new and level is not None and maybe_get_level(tensor) == level:
+        raise InvalidValue(
+            "an `UnbatchedTensor` that leaves `vmap` must not depend on what is mapped, as it has "
+            "one value for all rows. Store the tensor itself, which becomes one value for each row."
+        )
+    return True
 
 
 def _flattening(depth: int) -> FrameType:

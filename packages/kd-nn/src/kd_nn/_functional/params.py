@@ -23,6 +23,7 @@ from kd_core import (
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
     format_key,
 )
 from kd_core.extending import Descriptor, Entry, describe, make_dense, register
@@ -209,6 +210,12 @@ class TensorDictParams(TensorDictBase, nn.Module):
             return self._modules, value
         if isinstance(value, TensorDictBase):
             return self._modules, TensorDictParams(value, no_convert=self.no_convert)
+        if isinstance(value, UnbatchedTensor):
+            raise InvalidArgument(
+                f"entry {format_key(key)} must be a tensor or data to be stored in a module, got "
+                "an `UnbatchedTensor`, which a state dict would not restore. Store its `data` in a "
+                "container without batch dimensions."
+            )
         if not isinstance(value, Tensor):
             return self._data, value
         if isinstance(value, nn.Parameter):

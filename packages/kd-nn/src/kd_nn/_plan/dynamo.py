@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from kd_core import TensorDict, is_non_tensor
+from kd_core import NonTensorDataBase, TensorDict, UnbatchedTensor
 from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
@@ -54,13 +54,14 @@ class TracedCalls(Calls):
     def write_input_test(self) -> None:
         """Write the test that every input is there, and is what a step receives.
 
-        Data that is not a tensor reaches a step without its container, which the long way opens. A
+        What a container wraps reaches a step without its wrapper, which the long way opens. A
         step may make None, but where all inputs must be there it marks a missing one: no guard.
         """
-        self.text.names["_is_non_tensor"] = is_non_tensor
+        self.text.names["_wrappers"] = NonTensorDataBase, UnbatchedTensor
         for _, slot in self.program.inputs:
             absent = "" if self.program.tolerant else f"_v{slot} is None or "
-            self.text.add(1, f"if {absent}_is_non_tensor(_v{slot}):", "    return _BUSY")
+            wrapped = f"isinstance(_v{slot}, _wrappers)"
+            self.text.add(1, f"if {absent}{wrapped}:", "    return _BUSY")
 
     def unbatched(self) -> str:
         """Return the expression for a container that the compiled code makes.

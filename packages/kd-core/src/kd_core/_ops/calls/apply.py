@@ -14,6 +14,8 @@ from kd_core._errors import InvalidArgument, shape_text, unknown_keys, wrong_typ
 from kd_core._keys import format_key
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._ops.math.output import written_to
 from kd_core._ops.shape.rebatching import check_names, named
 from kd_core._protocol.composite import Composite
@@ -229,11 +231,28 @@ def _each(
                 doubtful[key] = found
         elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
             entries[key] = _each(value, fn, nested, target, (*path, key))
+        elif is_unbatched(value):
+            leaf = value._tensor
+            try:
+                found = fn(leaf) if nested is None else fn(_name(path, key, nested), leaf)
+            except Exception as error:
+                _note(error, (*path, key), leaf)
+                raise
+            doubtful[key] = entries[key] = _unbatched(found, desc)  # type: ignore[assignment]  # checked below
         else:
             entries[key] = value if target is None else value._with_descriptor(target(value._desc))  # type: ignore[union-attr]  # data
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
     return td._like(entries, desc)
+
+
+def _unwrapped(value: object) -> object:
+    return value._tensor if is_unbatched(value) else value
+
+
+def _unbatched(found: object, desc: Descriptor) -> object:
+    """Return the result for a tensor without batch dimensions, which has none either."""
+    return registry.wrap_tensor(found, desc.with_batch(())) if isinstance(found, Tensor) else found
 
 
 def _name(path: Path, key: str, nested: bool) -> NestedKey:
@@ -285,11 +304,15 @@ class _Walk:
         for key, value in mine.items():
             beside = [level.get(key, self.default) for level in theirs]
             found = self._entry(value, beside, (*path, key))
+            if is_unbatched(value):
+                found = _unbatched(found, desc)
             if found is not None:
                 entries[key] = as_entry(key, found, desc, path)
         return td._like(entries, desc)
 
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
+        if is_unbatched(value):
+            value, beside = value._tensor, list(map(_unwrapped, beside))
         if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
             name: NestedKey = path if self.nested and len(path) > 1 else path[-1]
             try:
@@ -406,5 +429,8 @@ def _stage_results(
             if not isinstance(found, AbstractContainer):
                 raise wrong_type(f"the result for {format_key(where)}", "a container", found)
             _stage_results(leaf, found, where, writes)
-        elif isinstance(leaf, Tensor) and found is not leaf:
-            writes.append((leaf, writable_source(where, leaf, found), where))
+            continue
+        target, value = tensor_of(leaf), tensor_of(found)
+        if target is not None and value is not target:
+            source = found if value is None else value
+            writes.append((target, writable_source(where, target, source), where))

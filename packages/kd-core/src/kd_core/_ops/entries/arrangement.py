@@ -11,6 +11,7 @@ from kd_core._errors import InvalidArgument, KeyCollision, wrong_type
 from kd_core._keys import Path, format_key, path_of
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
+from kd_core._nodes.entry import tensor_of
 from kd_core._ops.entries.renaming import renamed, store_moved
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
@@ -291,7 +292,7 @@ def _only_tensors(td: A) -> A:
     for key, value in td._entries.items():
         if isinstance(value, AbstractContainer):
             entries[key] = cast("Entry", _only_tensors(value))
-        elif isinstance(value, Tensor):
+        elif tensor_of(value) is not None:
             entries[key] = value
     return td._like(entries, td._desc.unlocked())
 

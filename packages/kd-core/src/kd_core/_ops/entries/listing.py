@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from kd_core._nodes.entry import Node
 
 
 def dict_of(
@@ -31,10 +35,10 @@ def dict_of(
                 plain[key] = list_of(value, True, convert_tensors, tolist_first)
             else:
                 plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first)
-        elif isinstance(value, Tensor):
-            plain[key] = value.tolist() if convert_tensors else value
+        elif (leaf := tensor_of(value)) is not None:
+            plain[key] = leaf.tolist() if convert_tensors else leaf
         else:
-            item = value._item()
+            item = cast("Node", value)._item()
             if retain_none or item is not None:
                 plain[key] = item
     return plain

@@ -13,9 +13,9 @@ from torch.compiler import is_compiling
 
 from kd_core._errors import wrong_type
 from kd_core._keys import Path, format_key
-from kd_core._leaves.loops import kinds_by_key, missing_key, same_data, unwrapped, walk_error
+from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import check_write, write_all
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, are_alike
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import Branch, spread_keys
@@ -161,7 +161,7 @@ def _can_be_written(level: AbstractContainer, current: Entry | None) -> bool:
     """Return whether an entry is a tensor, or data with one value for each row."""
     if current is None or isinstance(current, AbstractContainer):
         return False
-    if isinstance(current, Tensor) or is_row_data(current):
+    if isinstance(current, Tensor) or is_row_data(current) or is_unbatched(current):
         return True
     return isinstance(level, Composite) and not cast("Data", current)._of_batch
 
@@ -170,7 +170,7 @@ def _is_same_data(current: Entry, value: object) -> bool:
     """Return whether an entry is non-tensor data equal to the value: nothing is to be written."""
     if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
         return False
-    return same_data(unwrapped(current), unwrapped(value))
+    return not is_unbatched(current) and cast("Data", current)._agrees(value)
 
 
 def stage_writes(

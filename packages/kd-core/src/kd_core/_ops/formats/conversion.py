@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.descriptor import describe
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import (
     InvalidArgument,
@@ -19,9 +20,10 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key
-from kd_core._leaves.loops import kinds_by_key, same_data
+from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._ops.entries.listing import list_of
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
@@ -29,7 +31,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._nodes.entry import Entries, Entry
+    from kd_core._nodes.entry import Data, Entries, Entry
 
     Path = tuple[str, ...]
 
@@ -37,7 +39,8 @@ BATCH_SIZE: Final = "__batch_size"
 DEVICE: Final = "__device"
 MEMBERS: Final = "__members"
 STACK_DIM: Final = "__stack_dim"
-_ABOUT: Final = (BATCH_SIZE, DEVICE, MEMBERS, STACK_DIM)
+UNBATCHED: Final = "__unbatched"
+_ABOUT: Final = (BATCH_SIZE, DEVICE, MEMBERS, STACK_DIM, UNBATCHED)
 
 
 class Conversion(AbstractContainer):
@@ -54,7 +57,8 @@ class Conversion(AbstractContainer):
     ) -> dict[str, object]:
         """Return nested dicts of the leaves, for `torch.save`; tensors are shared.
 
-        Each level also has its batch size and device, under `__batch_size` and `__device`. A lazy
+        Each level also has its batch size and device, under `__batch_size` and `__device`, and the
+        keys of tensors without batch dimensions, if it has some, under `__unbatched`. A lazy
         stack whose entries cannot be stacked has a list of the state of each member instead, under
         `__members`, and the stacked dimension, under `__stack_dim`.
 
@@ -88,8 +92,12 @@ class Conversion(AbstractContainer):
             elif isinstance(value, Conversion):
                 state[key] = value.state_dict(keep_vars=keep_vars)
             else:
-                state[key] = value._item()
+                leaf = tensor_of(value)
+                state[key] = value._item() if leaf is None else _kept(leaf, keep_vars)
         desc = self._desc
+        if self._nested:
+            unbatched = [key for key, value in entries.items() if is_unbatched(value)]
+            state |= {UNBATCHED: unbatched} if unbatched else {}
         state[BATCH_SIZE] = desc.size
         state[DEVICE] = desc.device
         if prefix:
@@ -187,14 +195,16 @@ def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
         where = (*path, key)
         if isinstance(value, AbstractContainer):
             plain[key] = _arrays(value, where)
-        elif isinstance(value, Tensor):
-            try:
-                plain[key] = value.cpu().numpy()
-            except RuntimeError as error:
-                error.add_note(f"This is entry {format_key(where)}.")
-                raise
-        else:
-            plain[key] = value._item()
+            continue
+        leaf = tensor_of(value)
+        if leaf is None:
+            plain[key] = cast("Data", value)._item()
+            continue
+        try:
+            plain[key] = leaf.cpu().numpy()
+        except RuntimeError as error:
+            error.add_note(f"This is entry {format_key(where)}.")
+            raise
     return plain
 
 
@@ -245,7 +255,8 @@ def _flatten_state(
             continue
         if name in state:
             raise given_twice(f"`{name}`", " once nested keys are joined by dots")
-        state[name] = _kept(value, keep_vars) if isinstance(value, Tensor) else value._item()
+        leaf = tensor_of(value)
+        state[name] = cast("Data", value)._item() if leaf is None else _kept(leaf, keep_vars)
 
 
 def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, object]:
@@ -325,11 +336,12 @@ def _stage(
         value, entry = content[key], entries[key]
         if isinstance(entry, AbstractContainer):
             _stage(entry, value, strict, (*path, key), writes)
-        elif isinstance(entry, Tensor):
+        elif tensor_of(entry) is not None:
             writes += td._writes(key, value, (*path, key))
-        elif not same_data(entry._item(), value):
+        elif not cast("Data", entry)._agrees(value):
+            held = cast("Data", entry)._item()
             raise InvalidArgument(
-                f"entry {format_key((*path, key))} is non-tensor data, {entry._item()!r}, "
+                f"entry {format_key((*path, key))} is non-tensor data, {held!r}, "
                 f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."
             )
 
@@ -384,6 +396,8 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
         if isinstance(value, Mapping) and BATCH_SIZE in value:
             there = kinds.get(key)
             content[key] = _restored(there if isinstance(there, AbstractContainer) else td, value)
+    for key in cast("list[str]", state.get(UNBATCHED, ())):
+        content[key] = registry.wrap_tensor(cast("Tensor", content[key]), describe(()))
     made = registry.nest_mapping(content, td._desc.with_batch(batch), ())
     if isinstance(td, Composite) or not isinstance(made, AbstractContainer):
         return made

@@ -13,7 +13,8 @@ from torch import Tensor
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import PLAIN, is_ragged
-from kd_core._leaves.loops import all_plain
+from kd_core._leaves.loops import all_plain, name_of_leaf
+from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, name_in
 
@@ -130,6 +131,8 @@ def _alone(td: AbstractContainer, operand: object, inside: bool) -> list[bool]:
         other = operand if isinstance(operand, Tensor) else operand._entries.get(key)
         if isinstance(value, AbstractContainer):
             flags += _alone(value, other, inside)
+        elif is_unbatched(value):
+            flags.append(False)
         elif isinstance(value, Tensor):
             flags.append(inside and isinstance(other, Tensor) and not other.ndim)
     return flags
@@ -176,6 +179,12 @@ def of_members(td: W, results: list[Tensor]) -> W:
     new = td._rebuild(iter(results))
     check_members_keep_batch(new)
     return new
+
+
+def has_rows(td: AbstractContainer, leaf: Tensor) -> bool:
+    """Return whether a leaf has the batch dimensions."""
+    path = name_of_leaf(td._entries, leaf) if td._nested else None
+    return path is None or not is_unbatched(td._read(path))
 
 
 def leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:

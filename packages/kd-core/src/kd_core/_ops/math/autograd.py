@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidValue
+from kd_core._nodes import registry
+from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
@@ -178,6 +180,9 @@ def _gradients(td: AbstractContainer) -> AbstractContainer:
             inner = _gradients(value)
             if inner._entries:
                 entries[key] = cast("Entry", inner)
-        elif isinstance(value, Tensor) and value.grad is not None:
-            entries[key] = value.grad
+            continue
+        leaf = tensor_of(value)
+        grad = None if leaf is None else leaf.grad
+        if grad is not None:
+            entries[key] = grad if leaf is value else registry.wrap_tensor(grad, td._desc)
     return td._like(entries, td._desc.unlocked())

@@ -33,6 +33,7 @@ from kd_core._leaves.foreach import (
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves
 from kd_core._ops.math.alignment import (
+    has_rows,
     keeps_batch,
     leaves_batch,
     lift_scalars,
@@ -216,7 +217,7 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
         return _combine_pairs(td, other, mine, theirs, fn, kernel)
     results = run_pairs(mine, theirs, fn, kernel)
     for leaf, result in zip(mine, results, strict=True):
-        if tuple(result.shape[: desc.ndim]) != desc.batch:
+        if tuple(result.shape[: desc.ndim]) != desc.batch and has_rows(td, leaf):
             raise leaves_batch(td, leaf, result)
     return of_pairs(td, other, results)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from kd_core._nodes import registry
+from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
@@ -48,8 +50,10 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
     for key, value in td._entries.items():
         if isinstance(value, AbstractContainer):
             entries[key] = cast("Entry", _cast_some(value, dtype, cast_filter, (*path, key)))
-        elif isinstance(value, Tensor) and cast_filter((*path, key), value):
-            entries[key] = value.to(dtype=dtype)
-        else:
-            entries[key] = value
+            continue
+        leaf = tensor_of(value)
+        entries[key] = value
+        if leaf is not None and cast_filter((*path, key), leaf):
+            made = leaf.to(dtype=dtype)
+            entries[key] = made if leaf is value else registry.wrap_tensor(made, td._desc)
     return td._like(entries, td._desc.unlocked())

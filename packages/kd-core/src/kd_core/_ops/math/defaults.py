@@ -19,6 +19,7 @@ from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_t
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.math.binary import binary
 from kd_core._ops.math.numbers import number_beside
 from kd_core._ops.math.operands import check_batches
@@ -28,7 +29,7 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._nodes.entry import Data, Entries, Entry
+    from kd_core._nodes.entry import Data, Entries, Entry, TensorData
     from kd_core._types import Batch
 
     W = TypeVar("W", bound=AbstractContainer)
@@ -38,6 +39,7 @@ Default: TypeAlias = "complex | Tensor | Literal['intersection']"
 
 _Fn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _SHARED: Final = "intersection"
+_LEAVES: Final = (Tensor, AbstractContainer)
 
 
 def binary_with_default(
@@ -121,9 +123,9 @@ class _Join:
             return self._leaf(mine, theirs, path, batch)
         if isinstance(mine, AbstractContainer) and isinstance(theirs, AbstractContainer):
             return cast("Entry", self.level(mine, theirs, path))
-        if isinstance(mine, (Tensor, AbstractContainer)) or isinstance(
-            theirs, (Tensor, AbstractContainer)
-        ):
+        if is_unbatched(mine) and is_unbatched(theirs):
+            return mine._zip_each(theirs, self.fn, path)
+        if isinstance(mine, _LEAVES) or isinstance(theirs, _LEAVES) or _are_unlike(mine, theirs):
             raise KeySetMismatch(
                 f"entry {format_key(path)} must be of one kind in both containers, got a "
                 f"`{type(mine).__name__}` and a `{type(theirs).__name__}`."
@@ -171,11 +173,22 @@ class _Join:
         if isinstance(entry, AbstractContainer):
             found = {key: self._one(each, on_the_right) for key, each in entry._entries.items()}
             return cast("Entry", entry._like(found, entry._desc.unlocked()))
+        if is_unbatched(entry):
+            return self._unbatched(entry, on_the_right)
         if not isinstance(self.fn, Selection) or cast("Data", entry)._of_batch:
             return entry._shallow()
         none = registry.wrap_data(None, entry._desc)
         pair = (none, entry) if on_the_right else (entry, none)
         return pair[0]._zip_each(pair[1], self.fn)
+
+    def _unbatched(self, entry: TensorData, on_the_right: bool) -> Entry:
+        """Return the result for a tensor without batch dimensions that one container has."""
+        if isinstance(self.fn, Selection):
+            raise InvalidValue(
+                "an `UnbatchedTensor` that only one container has cannot be padded at some rows. "
+                "`exclude` it first, or give it the batch dimensions with `expand`."
+            )
+        return entry._map_each(lambda leaf: self._with_default(leaf, on_the_right))
 
     def _with_default(self, leaf: Tensor, on_the_right: bool) -> Tensor:
         default = self.default
@@ -187,6 +200,10 @@ class _Join:
         elif default.device != leaf.device:
             default = default.to(leaf.device)
         return self.fn(default, leaf) if on_the_right else self.fn(leaf, default)
+
+
+def _are_unlike(mine: Entry, theirs: Entry) -> bool:
+    return is_unbatched(mine) is not is_unbatched(theirs)
 
 
 def _expanded(entry: Entry, batch: Batch) -> Entry:

@@ -22,7 +22,7 @@ from torch import Tensor
 from kd_core._batch.shapes import check_lines_up
 from kd_core._errors import ShapeMismatch, wrap_mapping, wrong_type
 from kd_core._ops.math.alignment import beside_members, keeps_batch
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
     from kd_core._types import Batch
@@ -65,6 +65,7 @@ def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list
     batch = td._desc.batch
     if not operand.ndim:
         return [operand] * len(leaves)
+    refuse_unbatched(td, "combined with a tensor over the batch")
     if keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
     check_lines_up(tuple(operand.shape), batch, "a tensor")

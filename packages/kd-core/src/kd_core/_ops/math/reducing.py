@@ -20,7 +20,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import all_plain
 from kd_core._ops.entries.renaming import renamed
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -119,6 +119,7 @@ def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[T
     """Return a function along batch dimensions that refuses a nested tensor and names it."""
     if not td._nested or (td._owns_leaves and all_plain(td._entries)):
         return fn
+    refuse_unbatched(td, "combined along one")
 
     def along(leaf: Tensor) -> R:
         if is_ragged(leaf):
@@ -232,6 +233,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
     if everything:
         td._collect(leaves)
     else:
+        refuse_unbatched(td, "reduced together with others along dimensions")
         td._map_each(note, SAME_SHAPE)
     if not leaves:
         raise InvalidValue(

@@ -20,7 +20,7 @@ from kd_core._ops.math.reducing import (
     reduced,
     reduced_features,
 )
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -121,6 +121,7 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
     if dim != "feature":
         (axis,) = batch_dims_of(td, dim)
         return td._map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
+    refuse_unbatched(td, "combined along the features of others")
     ndim = td._desc.ndim
 
     def over_features(leaf: Tensor) -> Tensor:
@@ -159,6 +160,7 @@ def _quantile(
 
 def _with_lead(td: S, fn: partial[Tensor], dim: Dim, keepdim: bool, lead: Batch) -> S:
     """Reduce every leaf with a function that puts a dimension in front of the result."""
+    refuse_unbatched(td, "given another one, of several quantiles")
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")

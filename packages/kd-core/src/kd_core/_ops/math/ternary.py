@@ -19,6 +19,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._ops.math.alignment import (
+    has_rows,
     keeps_batch,
     leaves_batch,
     lift_scalars,
@@ -59,7 +60,7 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
     results = _run_columns(leaves, columns, fn, kernel)
     ndim, batch = td._desc.ndim, td._desc.batch
     for leaf, result in zip(leaves, results, strict=True):
-        if tuple(result.shape[:ndim]) != batch:
+        if tuple(result.shape[:ndim]) != batch and has_rows(td, leaf):
             raise leaves_batch(td, leaf, result)
     return of_pairs(td, first, results)
 

@@ -40,7 +40,7 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, source_items
 from kd_core._ops.selection.index_plan import (
     beyond,
@@ -58,7 +58,7 @@ from kd_core._types import NO_DEFAULT
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import AnyKey, Entry, Node, Source
+    from kd_core._nodes.entry import AnyKey, Data, Entry, Node, Source
     from kd_core._types import Batch, Index, IndexItem, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
@@ -362,7 +362,7 @@ class _Rows:
     ) -> None:
         """Check and record a write of one value per row; other data may not change."""
         if not is_row_data(entry):
-            check_same_data(entry, value, path)
+            check_same_data(cast("Data", entry), value, path)
             return
         shape = self.batch_fn(entry._desc.batch)
         positions, source = entry._encode(value, path, shape)
@@ -474,7 +474,7 @@ def _stage_level(
         source = {
             key: value
             for key, entry in entries.items()
-            if isinstance(entry, (Tensor, AbstractContainer))
+            if isinstance(entry, (Tensor, AbstractContainer)) or is_unbatched(entry)
         }
     for key, new in source.items():
         entry = entries.get(key)

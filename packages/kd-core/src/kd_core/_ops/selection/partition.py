@@ -30,7 +30,7 @@ from kd_core._ops.math.ternary import blend
 from kd_core._ops.selection.rows import beside, check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import AbstractContainer, map_by, name_in
+from kd_core._protocol.primitives import AbstractContainer, map_by, name_in, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -178,9 +178,9 @@ class Partition(AbstractContainer):
         batch, ndim = self._desc.batch, self._desc.ndim
         at = _check_index(index, batch, dim, "scatter")
         if not isinstance(src, AbstractContainer):
-            value = src
+            refuse_unbatched(self, "written at some rows")
             return self._map_each(
-                lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), value), SAME_SHAPE
+                lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), src), SAME_SHAPE
             )
         other = src._desc.batch
         if len(other) != ndim or any(
@@ -262,6 +262,7 @@ def _selected(
             return binary_with_default(td, other, selection, pad)
         return td._zip_each(cast("Entry", other), selection)
     new = _spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
+    refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
         return blend(td, _chosen, condition, other)
 

@@ -15,7 +15,7 @@ from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
@@ -187,7 +187,7 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
         if isinstance(value, Tensor):
             continue
         own = value._desc
-        if own.batch[: desc.ndim] != desc.batch:
+        if own.batch[: desc.ndim] != desc.batch or (is_unbatched(value) and own is not desc):
             own = desc if own.device == desc.device else own.with_batch(desc.batch)
             if not isinstance(value, AbstractContainer):
                 level._set_entry(key, value._with_descriptor(own))

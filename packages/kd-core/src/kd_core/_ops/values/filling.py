@@ -258,7 +258,11 @@ def _fresh(
         lambda leaf: make(
             leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device, **options
         ),
-        Fresh(batch, ndim),
+        Fresh(
+            batch,
+            ndim,
+            lambda leaf: make(leaf, leaf.shape, dtype=dtype, device=device, **options),
+        ),
     )
     if device is None:
         return made

@@ -12,6 +12,7 @@ from kd_core._batch.computing import EVERYTHING
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_by_key, kinds_of
+from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
 
@@ -102,7 +103,8 @@ class Inventory(AbstractContainer):
         Raises:
             KeyNotFound: if there is no such entry.
         """
-        return not isinstance(_kind_at(self, path_of(key)), (Tensor, AbstractContainer))
+        kind = _kind_at(self, path_of(key))
+        return not isinstance(kind, AbstractContainer) and tensor_of(kind) is None
 
     def data_ptr(self, *, storage: bool = False) -> Self:
         """Return the address of the data of every leaf: a container of 0-d integer tensors.
@@ -138,9 +140,9 @@ class Inventory(AbstractContainer):
             [(('b', 'c'), 'text')]
         """
         return [
-            (path if path[1:] else path[0], kind._item())
+            (path if path[1:] else path[0], cast("Data", kind)._item())
             for path, _, kind in _kinds(self, (), include_nested)
-            if not isinstance(kind, Tensor)
+            if tensor_of(kind) is None
         ]
 
     def summary(self) -> str:
@@ -158,13 +160,14 @@ class Inventory(AbstractContainer):
         rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
         for path, level, kind in _kinds(self, (), True):
             name = str(path if path[1:] else path[0])
-            if not isinstance(kind, Tensor):
-                rows.append((name, "", type(kind._item()).__name__, "", ""))
+            leaf = tensor_of(kind)
+            if leaf is None:
+                rows.append((name, "", type(cast("Data", kind)._item()).__name__, "", ""))
                 continue
             shape = str(_shape_at(level, path[-1:]))
-            dtype = str(kind.dtype).removeprefix("torch.")
+            dtype = str(leaf.dtype).removeprefix("torch.")
             size = sum(map(_bytes, _leaves_at(level, path[-1])))
-            rows.append((name, shape, dtype, str(kind.device), f"{size:,}"))
+            rows.append((name, shape, dtype, str(leaf.device), f"{size:,}"))
         leaves = leaves_of(self)
         count = f"{len(leaves)} tensor{'' if len(leaves) == 1 else 's'}"
         numbers = sum(leaf.numel() for leaf in leaves)
@@ -200,12 +203,15 @@ def _shape_at(level: AbstractContainer, path: tuple[str, ...]) -> tuple[int, ...
                 f"shapes are {', '.join(map(shape_text, shapes))}. Read it with "
                 f"`get({path[-1]!r}, as_list=True)`."
             )
+        if is_unbatched(_kind_at(level, path)):
+            return next(iter(shapes))
         sizes = [each[0] if len(set(each)) == 1 else -1 for each in zip(*shapes, strict=True)]
         return (*sizes[: level._dim], len(level._members), *sizes[level._dim :])
     entry = level._entries[path[0]]
     if path[1:] and isinstance(entry, AbstractContainer):
         return _shape_at(entry, path[1:])
-    return tuple(entry.shape) if isinstance(entry, Tensor) else tuple(entry._desc.batch)
+    leaf = tensor_of(entry)
+    return tuple(cast("Data", entry)._desc.batch if leaf is None else leaf.shape)
 
 
 def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:
@@ -214,7 +220,7 @@ def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:
         for member in level._members:
             yield from _leaves_at(member, key)
     else:
-        yield cast("Tensor", level._entries[key])
+        yield cast("Tensor", tensor_of(level._entries[key]))
 
 
 def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:

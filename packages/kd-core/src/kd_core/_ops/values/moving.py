@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
+from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -33,6 +34,10 @@ def moved(td: W, device: torch.device, non_blocking: bool) -> W:
             entries[key] = value if there else value.to(device, non_blocking=non_blocking)
         elif isinstance(value, AbstractContainer):
             entries[key] = moved(value, device, non_blocking)
+        elif is_unbatched(value):
+            entries[key] = value._map_each(
+                lambda leaf: leaf.to(device, non_blocking=non_blocking)
+            )._with_descriptor(desc)
         else:
             entries[key] = value._with_descriptor(describe(value._desc.batch, device))
     return td._like(entries, desc)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -21,7 +20,7 @@ def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
         return
     for key, value in made._entries.items():
         mine = td._entries[key]
-        if isinstance(value, Tensor):
+        if tensor_of(value) is not None:
             td._set_entry(key, value)
         elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
             _take_leaves(mine, value)

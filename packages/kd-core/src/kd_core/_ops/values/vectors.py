@@ -14,7 +14,7 @@ from kd_core._batch.shapes import wrap_dim
 from kd_core._errors import InvalidValue, ShapeMismatch, different_keys, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.views import walk_items
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -83,6 +83,7 @@ class Vectors(AbstractContainer):
 
 def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
     """Return the leaves by key, checked to fit into one tensor."""
+    refuse_unbatched(td, "packed")
     leaves: dict[NestedKey, Tensor] = {}
     dtype = None
     for key, leaf in walk_items(td._entries, (True, True, _is_data, False)):

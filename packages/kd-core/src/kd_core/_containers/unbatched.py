@@ -1,0 +1,311 @@
+"""`UnbatchedTensor`: an entry that is one tensor for the whole batch, without batch dimensions.
+
+It is a leaf for everything that computes with values: arithmetic, casts, moves, gradients, writes
+in place. It is a constant for everything that moves rows: these pass the same tensor on. What
+computes along rows has no meaning for it; the operation refuses, or says by its batch function what
+it does to a tensor without rows (`alone`).
+
+Several of them become one only if they are known to be equal, so none is lost silently.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kd_core._batch.computing import Fresh, Reduced
+from kd_core._batch.descriptor import describe, describe_on
+from kd_core._batch.shapes import batch_of
+from kd_core._errors import InvalidValue, KeySetMismatch, shape_text, wrong_type
+from kd_core._keys import format_key
+from kd_core._leaves.choosing import Selection
+from kd_core._leaves.foreach import wraps_tensors
+from kd_core._leaves.packing import packed
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_node, is_unbatched
+
+if TYPE_CHECKING:
+    from typing import Self, SupportsIndex
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Entry, Memo, PartsMemo
+    from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
+
+
+class UnbatchedTensor:
+    """An entry that is one tensor for the whole batch: its shape does not start with `batch_size`.
+
+    `td["key"]` returns the tensor, `td.get("key")` this wrapper. Operations that move rows
+    (indexing, reshaping, splitting, repeating) pass the same tensor on; arithmetic, `apply`, `to`,
+    `clone` and gradients act on it as on other tensors. Reductions along batch dimensions refuse
+    it, because it has none. `stack` and `cat` keep one if all are equal, else they raise an error.
+
+    A write in place to the tensor of an indexed container is seen by the container that was
+    indexed.
+
+    Args:
+        data: the tensor, kept by reference; a number, an array or a list of numbers is converted.
+        batch_size: the batch size of the container that it belongs to; set when it is stored.
+        device: the device of the container; the tensor is moved there.
+
+    Raises:
+        InvalidArgument: if `data` is not a tensor and cannot be converted to one.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, UnbatchedTensor
+        >>> td = TensorDict(a=torch.zeros(10, 3), u=UnbatchedTensor(torch.ones(7)), batch_size=[10])
+        >>> td[:2].reshape(2, 1)["u"].shape, (td + 1)["u"][0]
+        (torch.Size([7]), tensor(2.))
+        >>> td[0]["u"] is td["u"]
+        True
+        >>> td.get("u")
+        UnbatchedTensor(shape=torch.Size([7]), device=cpu, dtype=torch.float32, is_shared=False)
+    """
+
+    __slots__ = ("_desc", "_tensor")
+
+    _desc: Descriptor
+    _tensor: Tensor
+    _of_batch = True
+
+    def __init__(
+        self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
+    ) -> None:
+        self._desc = describe_on(batch_of(batch_size), device)
+        tensor = data._tensor if is_unbatched(data) else _converted(data)
+        place = self._desc.device
+        self._tensor = tensor if place is None or tensor.device == place else tensor.to(place)
+
+    @property
+    def data(self) -> Tensor:
+        """The tensor itself; a write to it is a write to the entry."""
+        return self._tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the tensor."""
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensor."""
+        return self._tensor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensor."""
+        return self._tensor.device
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size of the container that it belongs to."""
+        return self._desc.size
+
+    def _item(self) -> Tensor:
+        return self._tensor
+
+    def _with(self, tensor: Tensor, desc: Descriptor) -> Self:
+        new = object.__new__(self.__class__)
+        new._tensor, new._desc = tensor, desc._unlocked
+        return new
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        return self._with(self._tensor, desc)
+
+    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        desc = self._desc
+        if batch is None:
+            new = memo[1] if memo is not None and memo[0] is desc else desc
+            return self._with(fn(self._tensor), new)
+        new = desc.with_batch(batch(desc.batch))
+        return self._with(_without_rows(self._tensor, fn, batch), new)
+
+    def _map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
+    ) -> Sequence[Self]:
+        desc = self._desc
+        return [self._with(self._tensor, desc.with_batch(batch(desc.batch))) for batch in batches]
+
+    def _shallow(self) -> Self:
+        return self  # its tensor is never exchanged
+
+    def _collect(self, leaves: list[Tensor]) -> None:
+        leaves.append(self._tensor)
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        return self._with(next(leaves), self._desc)
+
+    def _collect_pair(
+        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+    ) -> None:
+        theirs.append(_tensor_beside(other, path))
+        mine.append(self._tensor)
+
+    def _zip_each(
+        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+    ) -> Self:
+        beside = _tensor_beside(other, path)
+        if isinstance(fn, Selection):
+            check_equal(self._tensor, beside, path)
+            return self._with(self._tensor, self._desc)
+        return self._with(fn(self._tensor, beside), self._desc)
+
+    def _join(
+        self,
+        nodes: Sequence[Entry],
+        call: Callable[..., Tensor],
+        dim: int,
+        desc: Descriptor,
+        path: tuple[str, ...],
+    ) -> Self:
+        for node in nodes:
+            check_equal(self._tensor, _tensor_beside(node, path), path)
+        return self._with(self._tensor, desc)
+
+    def _agrees(self, value: object) -> bool:
+        other = value._tensor if is_unbatched(value) else value
+        return isinstance(other, Tensor) and surely_equal(self._tensor, other)
+
+    def _below(self) -> tuple[()]:
+        return ()
+
+    def _hold(self, count: int) -> None:
+        pass  # it does not have a structure to lock
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self._with(copy.deepcopy(self._tensor, memo), self._desc)
+
+    def __reduce_ex__(
+        self, protocol: SupportsIndex
+    ) -> tuple[Callable[..., UnbatchedTensor], tuple[object, ...]]:
+        desc = self._desc
+        tensor = packed(self._tensor, int(protocol))
+        return restore_unbatched, (tensor, desc.batch, desc.device)
+
+    def __repr__(self) -> str:
+        from kd_core._display.printing import describe_leaf  # loaded when something is printed
+
+        _, _, described = describe_leaf(self._tensor).partition("(")
+        return f"{type(self).__name__}({described}"
+
+
+def restore_unbatched(
+    tensor: Tensor, batch: tuple[int, ...], device: torch.device | None
+) -> UnbatchedTensor:
+    """Rebuild an entry; called by pickle. `torch.load(map_location=)` may have moved the tensor."""
+    return wrap_tensor(tensor, describe(batch, None if device is None else tensor.device))
+
+
+def wrap_tensor(tensor: Tensor, desc: Descriptor) -> UnbatchedTensor:
+    """Wrap a tensor with an existing descriptor."""
+    new = object.__new__(UnbatchedTensor)
+    new._tensor, new._desc = tensor, desc._unlocked
+    return new
+
+
+def _without_rows(tensor: Tensor, fn: LeafFn, batch: BatchFn) -> Tensor:
+    """Return what an operation on rows makes of a tensor without rows: mostly the tensor itself.
+
+    A function that reduces features gets it as one row.
+    """
+    if isinstance(batch, Fresh):
+        return tensor if batch.make is None else batch.make(tensor)
+    if not isinstance(batch, Reduced):
+        return tensor
+    if batch.first is None:  # most operations say so before, and name the entry
+        raise InvalidValue(
+            "an `UnbatchedTensor` has no batch dimension along which values are computed. Leave "
+            "the entry out with `exclude`, or give it the batch dimensions with `expand`."
+        )
+    if not batch.first:
+        return fn(tensor)
+    result = fn(tensor.reshape((1,) * batch.first + tensor.shape))
+    return result.reshape(result.shape[batch.first :])
+
+
+def surely_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether a tensor can stand for another one: it is known to have the same values.
+
+    Compiled code does not compare values, and a tensor that requires gradients cannot stand for
+    another one, which would lose its gradient.
+    """
+    if one is other:
+        return True
+    if one.shape != other.shape or one.dtype is not other.dtype or one.device != other.device:
+        return False
+    if is_compiling() or one.requires_grad or other.requires_grad:
+        return False
+    try:
+        if one.is_meta or _place_of(one) == _place_of(other) or torch.equal(one, other):
+            return True
+        alike = (one == other) | ((one != one) & (other != other))  # not a number in both
+        return bool(alike.all())
+    except (RuntimeError, NotImplementedError):  # of `vmap`, fake, sparse
+        return False
+
+
+def _place_of(tensor: Tensor) -> object:
+    """Return the storage of a dense tensor, and where its elements are in it."""
+    if tensor.layout is not torch.strided or wraps_tensors(tensor):
+        return id(tensor)
+    # The storage itself: where there is no data, all addresses are 0.
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+
+
+def check_equal(one: Tensor, other: Tensor, path: tuple[str, ...]) -> None:
+    """Refuse to let one tensor stand for two that are not known to be equal.
+
+    Raises:
+        InvalidValue: if it is refused; the message names the entry.
+    """
+    if surely_equal(one, other):
+        return
+    reason = "different values"
+    if one.shape != other.shape:
+        reason = f"the shapes {shape_text(one.shape)} and {shape_text(other.shape)}"
+    elif one.dtype is not other.dtype or one.device != other.device:
+        reason = f"{one.dtype} on {one.device} and {other.dtype} on {other.device}"
+    elif is_compiling():
+        reason = "two tensors, whose values compiled code does not compare"
+    elif one.requires_grad or other.requires_grad:
+        reason = "two tensors of which one requires gradients"
+    raise InvalidValue(
+        f"entry {format_key(path)} is an `UnbatchedTensor`, of which the result has one, got "
+        f"{reason}. Store one tensor in all containers, or give the entry the batch dimensions: "
+        "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`. `lazy_stack` keeps all."
+    )
+
+
+def _tensor_beside(other: Entry, path: tuple[str, ...]) -> Tensor:
+    """Return the tensor of the entry of the same key in another container.
+
+    Raises:
+        KeySetMismatch: if it is of another kind.
+    """
+    if is_unbatched(other):
+        return other._tensor
+    raise KeySetMismatch(
+        f"entry {format_key(path)} must be an `UnbatchedTensor` in both containers or in none, got "
+        f"a `{type(other).__name__}` beside one. Wrap it in `UnbatchedTensor`, or give the entry "
+        "the batch dimensions: `td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
+    )
+
+
+def _converted(data: object) -> Tensor:
+    if isinstance(data, Tensor):
+        return data
+    try:
+        if not is_node(data):
+            return torch.as_tensor(data)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise wrong_type("`data`", "a tensor, a number, or an array or list of numbers", data)
+
+
+registry.register("wrap_tensor", wrap_tensor)

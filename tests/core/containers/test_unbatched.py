@@ -1,0 +1,473 @@
+"""A tensor without batch dimensions is a leaf for values and a constant for rows."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KdError,
+    KeySetMismatch,
+    NonTensorData,
+    ShapeMismatch,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+    cat,
+    collate,
+    group_by,
+    is_non_tensor,
+    lazy_stack,
+    maybe_dense_stack,
+    pad,
+    stack,
+)
+from kd_core._types import Index
+
+
+def fixed(value: float = 1.0) -> Tensor:
+    return torch.full((2, 3), value)
+
+
+def make(value: float = 1.0, rows: int = 4) -> TensorDict:
+    """Rows beside a tensor without rows, on two levels."""
+    inner = {"u": UnbatchedTensor(torch.full((5,), value)), "b": torch.zeros(rows, 2)}
+    entries = {"a": torch.arange(float(rows)), "u": UnbatchedTensor(fixed(value)), "n": inner}
+    return TensorDict(entries, [rows])
+
+
+def wrapper(td: TensorDictBase, key: str = "u") -> UnbatchedTensor:
+    found: object = td.get(key)
+    assert isinstance(found, UnbatchedTensor)
+    return found
+
+
+def rows_of(td: TensorDictBase) -> TensorDictBase:
+    return td.exclude("u", ("n", "u"))
+
+
+def test_brackets_give_the_tensor_and_get_the_wrapper() -> None:
+    tensor = fixed()
+    td = TensorDict({"u": UnbatchedTensor(tensor)}, [10])
+    assert td["u"] is tensor
+    assert wrapper(td).data is tensor
+    assert wrapper(td).batch_size == (10,)
+    found = wrapper(td)
+    assert (found.shape, found.dtype, found.device.type) == ((2, 3), torch.float32, "cpu")
+    assert dict(td.items()) == {"u": found}
+    assert not is_non_tensor(found)
+
+
+def test_data_is_converted_or_refused() -> None:
+    assert UnbatchedTensor([1, 2]).data.tolist() == [1, 2]
+    assert UnbatchedTensor(3.0).shape == ()
+    first = UnbatchedTensor(fixed(), [4])
+    assert UnbatchedTensor(first).data is first.data
+    assert UnbatchedTensor([1.0], device="meta").device.type == "meta"
+    for value in ("text", TensorDict({"a": 1.0}), NonTensorData(1), [[1], [2, 3]], None):
+        with pytest.raises(InvalidArgument, match="`data` must be a tensor, a number"):
+            UnbatchedTensor(value)
+
+
+def test_it_fits_every_batch_size_and_belongs_to_its_container() -> None:
+    td = make()
+    for batch in ((), (7,), (2, 3)):
+        other = TensorDict({"u": td.get("u")}, batch)
+        assert other["u"] is td["u"]
+        assert wrapper(other).batch_size == batch
+    td.batch_size = torch.Size([])
+    assert wrapper(td).batch_size == ()
+    td.auto_batch_size_()
+    assert td.batch_size == wrapper(td).batch_size == (4,)
+
+
+def test_a_class_declares_it_as_a_tensor() -> None:
+    class Sample(TensorClass):
+        a: Tensor
+        u: Tensor
+
+    sample = Sample.from_dict({"a": torch.zeros(3), "u": UnbatchedTensor(fixed())}, [3])
+    assert sample[0].u is sample.u
+    assert sample.u.shape == (2, 3)
+
+
+def test_it_is_moved_to_the_device_of_the_container() -> None:
+    assert TensorDict({"u": UnbatchedTensor(fixed())}, device="meta")["u"].is_meta
+    assert make().to("meta")["n", "u"].is_meta
+    assert wrapper(make().to("meta")).batch_size == (4,)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda td: td + 1,
+        lambda td: 2 - td,
+        lambda td: -td,
+        lambda td: td * td,
+        lambda td: td.exp(),
+        lambda td: td * torch.tensor(2.0),
+        lambda td: td.clamp(0.0, 0.5),
+        lambda td: td.lerp(td + 1, 0.5),
+        lambda td: td.apply(lambda x: x * 3),
+        lambda td: td.named_apply(lambda name, x: x * 3),
+        lambda td: td.apply(lambda x, y: x - y, td),
+        lambda td: td.double(),
+        lambda td: td.clone().zero_(),
+        lambda td: td.clone().fill_(7.0),
+        lambda td: td.clone().apply_(lambda x: x + 1),
+        lambda td: td.clone().add_(1),
+        lambda td: td.clone().mul_(td),
+        lambda td: td.add(td, default=0.0),
+        lambda td: td.detach(),
+        lambda td: td.to_tensordict(),
+        lambda td: td.consolidate(),
+        lambda td: td.contiguous(),
+        lambda td: torch.zeros_like(td),
+        lambda td: torch.nn.functional.relu(td),
+        lambda td: torch.abs(td),
+        lambda td: pytree.tree_map(lambda x: x + 1, td),
+        lambda td: td.sum(),
+        lambda td: td.amax(),
+        lambda td: td.quantile(0.5),
+        lambda td: td.isfinite(),
+    ],
+)
+def test_values_are_computed_as_those_of_a_container_without_rows(
+    compute: Callable[[TensorDictBase], TensorDictBase],
+) -> None:
+    td = make(1.5)
+    beside = TensorDict({"u": td["u"], "n": {"u": td["n", "u"]}})
+    got, wanted = compute(td), compute(beside)
+    for key in ("u", ("n", "u")):
+        torch.testing.assert_close(got[key], wanted[key], rtol=0, atol=0)
+        assert isinstance(cast("object", got.get(key)), UnbatchedTensor)
+    rest = compute(TensorDict({"a": td["a"]}, [4]))
+    torch.testing.assert_close(got["a"], rest["a"], rtol=0, atol=0)
+
+
+def test_features_are_all_its_dimensions() -> None:
+    td = make().reshape(2, 2)
+    assert float(td.sum(dim="feature")["u"]) == 6.0
+    assert td.sum(dim="feature", keepdim=True)["u"].shape == (1, 1)
+    assert td.sum(dim="feature")["n", "b"].shape == (2, 2)
+    assert float(td.sum(reduce=True)) == 6.0 + 6.0 + 5.0
+    assert td.new_ones(7)["u"].tolist() == fixed().tolist()
+    assert td.new_zeros(7, dtype=torch.int32)["u"].dtype is torch.int32
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda td: td.sum(0),
+        lambda td: td.mean(dim=0, keepdim=True),
+        lambda td: td.max(0),
+        lambda td: td.any(0),
+        lambda td: td.cumsum(0),
+        lambda td: td.quantile(0.5, 0),
+        lambda td: td.quantile([0.5, 0.1]),
+        lambda td: td.softmax(0),
+        lambda td: td.softmax("feature"),
+        lambda td: td.sum(dim="feature", reduce=True),
+        lambda td: td * torch.ones(4),
+        lambda td: td.add_(torch.ones(4)),
+        lambda td: td.masked_fill(torch.ones(4, dtype=torch.bool), 0.0),
+        lambda td: td.where(torch.ones(4, dtype=torch.bool), 0.0),
+        lambda td: td.scatter(0, torch.tensor([0]), 0.0),
+        lambda td: td.pack(),
+        lambda td: td.to_struct_array(),
+        lambda td: td.to_json(),
+        lambda td: td.to_csv("never.csv"),
+        lambda td: torch.nn.functional.mse_loss(td, td),
+    ],
+)
+def test_what_computes_along_rows_refuses_it_by_name(
+    compute: Callable[[TensorDictBase], object],
+) -> None:
+    td = make()
+    with pytest.raises(InvalidValue, match=r"entry `u` is an `UnbatchedTensor`.*expand\("):
+        compute(td)
+    assert td["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_remedy_of_the_message_works() -> None:
+    td = make()
+    for key in ("u", ("n", "u")):
+        td[key] = td[key].expand(*td.batch_size, *td[key].shape)
+    assert td.sum(0)["u"].tolist() == fixed(4.0).tolist()
+
+
+def test_equal_tensors_are_joined_to_one() -> None:
+    td = make()
+    for other in (td, td[:], td.clone(), td.detach()):
+        for joined in (stack([td, other]), cat([td, other]), maybe_dense_stack([td, other])):
+            assert joined["u"] is td["u"]
+            assert joined["n", "u"] is td["n", "u"]
+            assert wrapper(joined).batch_size == joined.batch_size
+    assert stack([td[0], td[1]])["u"] is td["u"]
+    assert collate([td[0], td[1]])["u"] is td["u"]
+    assert pad(td, [1, 1])["u"] is td["u"]
+
+
+def test_what_is_not_a_number_is_equal_to_itself() -> None:
+    td = make(torch.nan)
+    assert stack([td, td.clone()])["u"] is td["u"]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (fixed(2.0), "different values"),
+        (torch.ones(3), r"the shapes \(2, 3\) and \(3,\)"),
+        (fixed().double(), "torch.float32 on cpu and torch.float64 on cpu"),
+        (fixed().requires_grad_(), "one requires gradients"),
+    ],
+)
+def test_different_tensors_are_not_joined(other: Tensor, reason: str) -> None:
+    td = make()
+    two = make().set("u", UnbatchedTensor(other))
+    for join in (stack, cat):
+        with pytest.raises(InvalidValue, match=rf"entry `u` is an `UnbatchedTensor`.*{reason}"):
+            join([td, two])
+    with pytest.raises(InvalidValue, match=reason):
+        td.where(torch.ones(4, dtype=torch.bool), two)
+
+
+def test_values_that_do_not_exist_are_not_equal() -> None:
+    with FakeTensorMode():
+        td = make()
+        assert stack([td, td[:]])["u"] is td["u"]
+        with pytest.raises(InvalidValue, match="entry `u` is an `UnbatchedTensor`"):
+            stack([td, td.clone()])
+
+
+def test_it_is_not_joined_with_rows() -> None:
+    td = make()
+    two = make().set("u", torch.zeros(4, 2, 3))
+    with pytest.raises(KeySetMismatch, match="got an `UnbatchedTensor` in container 0"):
+        stack([td, two])
+    with pytest.raises(KeySetMismatch, match="got a tensor in container 0"):
+        cat([two, td])
+    with pytest.raises(KeySetMismatch, match="`UnbatchedTensor` in both containers or in none"):
+        td + two
+    with pytest.raises(KeySetMismatch, match="`UnbatchedTensor`"):
+        two + td
+    with pytest.raises(KeySetMismatch, match="one kind"):
+        two.add(td, default=0.0)
+    with pytest.raises(KeySetMismatch, match="one kind in all members"):
+        lazy_stack([td, two])["u"]
+    with pytest.raises(InvalidArgument, match="entry `u` must be a tensor or non-tensor data"):
+        group_by(td, "u")
+
+
+def test_out_takes_it() -> None:
+    out = stack([make(), make()]).clone()
+    place = out["u"]
+    stack([make(3.0), make(3.0)], out=out)
+    assert place.tolist() == fixed(3.0).tolist()
+
+
+def test_a_lazy_stack_keeps_different_ones() -> None:
+    td = lazy_stack([make(1.0), make(2.0)])
+    with pytest.raises(ShapeMismatch, match=r"`u` is an `UnbatchedTensor` that differs.*as_list"):
+        td["u"]
+    assert [row.tolist() for row in td.get("u", as_list=True)] == [
+        fixed(1.0).tolist(),
+        fixed(2.0).tolist(),
+    ]
+    for moved in (td.reshape(8)[4:], td.permute(1, 0)[:, 1], td[1], td[:, 2:][1], td.clone()[1]):
+        assert moved[0]["u"].tolist() == fixed(2.0).tolist()
+    assert (td + 1)[1]["u"].tolist() == fixed(3.0).tolist()
+    assert "differs among the members" in repr(td) or "ragged" in repr(td)
+    assert list(td.keys(True, True)) == ["a", "u", ("n", "u"), ("n", "b")]
+    again = pickle.loads(pickle.dumps(td))
+    assert again[1]["n", "u"].tolist() == [2.0] * 5
+
+
+def test_a_lazy_stack_of_equal_ones_reads_one() -> None:
+    first = make()
+    td = lazy_stack([first, make()])
+    assert td["u"] is first["u"]
+    assert wrapper(td).batch_size == (2, 4)
+    assert td.contiguous()["u"] is first["u"]
+    td.set("u", UnbatchedTensor(torch.zeros(1)))
+    assert td[1]["u"].shape == (1,)
+
+
+def test_writes_in_place_reach_the_source_of_an_index() -> None:
+    td = make()
+    td[0]["u"].add_(1)
+    assert td["u"].tolist() == fixed(2.0).tolist()
+
+
+def test_it_is_written_as_a_whole() -> None:
+    td = make().lock_()
+    place = td["u"]
+    td.set_("u", torch.zeros(2, 3))
+    td.update_({"n": {"u": UnbatchedTensor(torch.zeros(5))}})
+    assert td.set("u", 4.0, inplace=True)["u"] is place
+    assert place.tolist() == fixed(4.0).tolist()
+    td.update_(make(5.0))
+    td.fill_("u", 6.0)
+    assert place.tolist() == fixed(6.0).tolist()
+    assert td["n", "u"].tolist() == [5.0] * 5
+    with pytest.raises(ShapeMismatch, match=r"broadcastable to \(2, 3\)"):
+        td.set_("u", torch.zeros(4, 2, 3))
+
+
+def test_a_tensor_that_does_not_fit_does_not_replace_it() -> None:
+    td = make()
+    with pytest.raises(ShapeMismatch, match="does not fit entry `u`"):
+        td["u"] = torch.zeros(2, 3)
+    assert wrapper(td).data.tolist() == fixed().tolist()
+
+
+@pytest.mark.parametrize("index", [0, slice(2), [0, 1], torch.tensor([True, False, True, False])])
+def test_rows_are_written_where_it_is_equal(index: Index) -> None:
+    td, two = make(), make()
+    two["a"] += 10
+    td[index] = two[index]
+    assert float(td["a"][0]) == 10.0
+    td.update_at_(rows_of(make(9.0))[index], index)
+    td[index] = {"a": 1.0, "u": fixed()}
+    td.set_at_("u", fixed(), index)
+    assert float(td["a"][0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td.__setitem__(0, make(2.0)[0]),
+        lambda td: td.__setitem__(slice(2), 0.0),
+        lambda td: td.update_at_(make(2.0)[0], 0),
+        lambda td: td.set_at_("u", fixed(2.0), 0),
+        lambda td: lazy_stack([td, make()], 1).__setitem__(
+            0, lazy_stack([make(), make(2.0)], 1)[0]
+        ),
+    ],
+)
+def test_other_values_are_not_written_at_some_rows(write: Callable[[TensorDict], object]) -> None:
+    td = make()
+    td["a"] += 1
+    before = copy.deepcopy(td)
+    with pytest.raises(InvalidArgument, match=r"`u`.* is an `UnbatchedTensor`, one tensor for all"):
+        write(td)
+    assert bool((td == before).all())
+
+
+def test_random_programs_carry_it_along() -> None:
+    run()
+
+
+Step = Callable[[TensorDictBase, Tensor, Tensor], tuple[TensorDictBase, Tensor, Tensor]]
+STEPS: list[Step] = [
+    lambda td, a, u: (td[1:], a[1:], u),
+    lambda td, a, u: (td[::2], a[::2], u),
+    lambda td, a, u: (td[None], a[None], u),
+    lambda td, a, u: (td[..., [0, 0]], a[..., [0, 0]], u),
+    lambda td, a, u: (td.reshape(-1), a.reshape(-1), u),
+    lambda td, a, u: (td.unsqueeze(-1), a.unsqueeze(-1), u),
+    lambda td, a, u: (td.flip(0), a.flip(0), u),
+    lambda td, a, u: (td.expand(2, *td.shape), a.expand(2, *a.shape), u),
+    lambda td, a, u: (td.transpose(0, -1), a.transpose(0, -1), u),
+    lambda td, a, u: (td.split(1)[-1], a[-1:], u),
+    lambda td, a, u: (stack([td, td], -1), torch.stack([a, a], -1), u),
+    lambda td, a, u: (cat([td, td]), torch.cat([a, a]), u),
+    lambda td, a, u: (lazy_stack([td, td.clone()]), torch.stack([a, a]), u),
+    lambda td, a, u: (td + 1, a + 1, u + 1),
+    lambda td, a, u: (td * td, a * a, u * u),
+    lambda td, a, u: (td.clone().sub_(2), a - 2, u - 2),
+    lambda td, a, u: (td.apply(torch.abs), a.abs(), u.abs()),
+    lambda td, a, u: (td.double(), a.double(), u.double()),
+    lambda td, a, u: (pickle.loads(pickle.dumps(td)), a, u),
+    lambda td, a, u: (td.set("u", UnbatchedTensor(u[:1])), a, u[:1]),
+    lambda td, a, u: (td.clone().set_("u", u + 5), a, u + 5),
+    lambda td, a, u: (pytree.tree_map(torch.neg, td), -a, -u),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, len(STEPS) - 1), max_size=8))
+def run(chosen: list[int]) -> None:
+    a, u = torch.arange(6.0).reshape(2, 3), fixed(3.0)
+    td: TensorDictBase = TensorDict({"a": a, "u": UnbatchedTensor(u)}, a.shape)
+    for number in chosen:
+        if a.numel() > 500 or not a.shape[0]:
+            break
+        td, a, u = STEPS[number](td, a, u)
+        assert td.batch_size == a.shape
+        torch.testing.assert_close(td["a"], a, rtol=0, atol=0)
+        torch.testing.assert_close(td["u"], u, rtol=0, atol=0)
+        assert wrapper(td).batch_size == a.shape
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda td: td[:2]["a"] + td["u"].sum(),
+        lambda td: (td[:2] + 1)["u"],
+        lambda td: (td.reshape(2, 2) * 2)["n", "u"],
+        lambda td: stack([td[0], td[1]])["u"],
+        lambda td: cat([td, td[:1]])["u"],
+        lambda td: td.apply(torch.neg)["u"],
+        lambda td: td.clone().set_("u", td["u"] * 3)["u"],
+        lambda td: td.clone().set("v", UnbatchedTensor(td["a"][:2]))[0]["v"],
+        lambda td: lazy_stack([td, td])["u"],
+        lambda td: td.sum(dim="feature")["u"],
+    ],
+)
+def test_compiled_code_carries_it(program: Callable[[TensorDictBase], Tensor]) -> None:
+    torch._dynamo.reset()
+    td = make(1.5)
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(td), program(td), rtol=0, atol=0)
+
+
+def test_compiled_code_returns_it() -> None:
+    torch._dynamo.reset()
+    td = make()
+    result = torch.compile(lambda each: each[:2] + 1, backend="eager", fullgraph=True)(td)
+    assert result["u"].tolist() == fixed(2.0).tolist()
+    assert wrapper(result).batch_size == (2,)
+
+
+def test_compiled_code_does_not_compare_values() -> None:
+    torch._dynamo.reset()
+    join = torch.compile(lambda one, two: stack([one, two]), backend="eager", fullgraph=True)
+    td = make()
+    assert join(td, td.clone(recurse=False))["u"] is td["u"]
+    with pytest.raises((KdError, RuntimeError), match=r"UnbatchedTensor|Observed exception"):
+        join(td, make())
+
+
+def test_compiled_code_does_not_map_it() -> None:
+    torch._dynamo.reset()
+    mapped = torch.compile(
+        lambda td: torch.vmap(lambda row: row["u"].sum())(td), backend="eager", fullgraph=True
+    )
+    with pytest.raises((KdError, RuntimeError), match=r"UnbatchedTensor|Observed exception"):
+        mapped(make(rows=2))
+
+
+def test_it_is_printed_like_a_tensor() -> None:
+    text = "UnbatchedTensor(shape=torch.Size([2, 3]), device=cpu, dtype=torch.float32, "
+    assert repr(wrapper(make())) == f"{text}is_shared=False)"
+    assert f"u: {text}" in repr(make())
+    assert "UnbatchedTensor" in make()._repr_html_()
+
+
+def test_a_lazy_stack_is_one_again_where_members_agree() -> None:
+    td = lazy_stack([make(1.0), make(2.0)])
+    td.set_("u", 4.0)
+    td.update_({"n": {"u": torch.zeros(5)}})
+    assert td.contiguous()["u"].tolist() == fixed(4.0).tolist()

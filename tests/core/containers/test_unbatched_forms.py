@@ -1,0 +1,187 @@
+"""A tensor without batch dimensions in keys, files, copies, gradients and trees."""
+
+import copy
+import io
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from kd_core import (
+    InvalidValue,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+    default_is_leaf,
+)
+from kd_core.convert import from_schema
+
+
+def fixed(value: float = 1.0) -> Tensor:
+    return torch.full((2, 3), value)
+
+
+def make(value: float = 1.0, rows: int = 4) -> TensorDict:
+    """Rows beside a tensor without rows, on two levels."""
+    inner = {"u": UnbatchedTensor(torch.full((5,), value)), "b": torch.zeros(rows, 2)}
+    entries = {"a": torch.arange(float(rows)), "u": UnbatchedTensor(fixed(value)), "n": inner}
+    return TensorDict(entries, [rows])
+
+
+def wrapper(td: TensorDictBase, key: str = "u") -> UnbatchedTensor:
+    found: object = td.get(key)
+    assert isinstance(found, UnbatchedTensor)
+    return found
+
+
+def rows_of(td: TensorDictBase) -> TensorDictBase:
+    return td.exclude("u", ("n", "u"))
+
+
+def test_keys_and_sizes_count_it_as_a_leaf() -> None:
+    td = make()
+    assert list(td.keys(True, True)) == ["a", "u", ("n", "u"), ("n", "b")]
+    assert len(td.keys(True, True)) == 4
+    assert ("n", "u") in td.keys(True, True)
+    assert dict(td.items(True, True))["n", "u"] is td["n", "u"]
+    assert [leaf.ndim for leaf in td.values(True, True)] == [1, 2, 1, 2]
+    assert [type(value) for value in td.values()] == [Tensor, UnbatchedTensor, TensorDict]
+    assert dict(td.items(True, True, sort=True))["u"] is td["u"]
+    assert default_is_leaf(UnbatchedTensor)
+    assert td.non_tensor_items(True) == []
+    assert not td.is_non_tensor("u")
+    assert "u" in td.filter_non_tensor_data()
+    assert td.get_item_shape("u") == (2, 3)
+    assert td.bytes() == 4 * (4 + 6 + 5 + 8)
+    assert td.entry_class("u") is UnbatchedTensor
+    assert "u           (2, 3)  float32" in td.summary()
+    flat = td.flatten_keys()
+    assert flat["n.u"] is td["n", "u"]
+    assert flat.unflatten_keys()["n", "u"] is td["n", "u"]
+
+
+def test_plain_forms_hold_the_tensor() -> None:
+    td = make()
+    assert td.to_dict()["u"] is td["u"]
+    assert td.to_dict(convert_tensors=True)["u"] == fixed().tolist()
+    assert td.numpy()["u"].shape == (2, 3)  # type: ignore[attr-defined]  # an array
+    assert td.state_dict(flatten=True)["n.u"] is td["n", "u"]
+
+
+def test_the_schema_says_what_it_is() -> None:
+    schema = make().schema()
+    assert schema["u"] == ("unbatched", (2, 3), torch.float32)
+    made = from_schema(schema, [9])
+    assert made["u"].shape == (2, 3)
+    assert made["a"].shape == (9,)
+
+
+def test_state_dicts_bring_it_back() -> None:
+    state = make(3.0).state_dict()
+    td = make()
+    place = td["u"]
+    td.load_state_dict(state)
+    assert place.tolist() == fixed(3.0).tolist()
+    new = TensorDict().load_state_dict(state, assign=True)
+    assert isinstance(cast("object", new.get(("n", "u"))), UnbatchedTensor)
+    assert "__unbatched" not in rows_of(make()).state_dict()
+
+
+def test_copies_and_pickles_bring_it_back() -> None:
+    td = make(3.0)
+    file = io.BytesIO()
+    torch.save(td, file)
+    file.seek(0)
+    copies = [
+        pickle.loads(pickle.dumps(td, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL)
+    ]
+    for other in (*copies, torch.load(file, weights_only=True), copy.deepcopy(td), td.clone()):
+        assert other["u"] is not td["u"]
+        assert bool((other == td).all())
+        assert wrapper(other).batch_size == (4,)
+    assert copy.copy(td)["u"] is td["u"]
+
+
+def test_stores_bring_it_back(tmp_path: Path) -> None:
+    td = make(3.0)
+    for name in ("store", "store.kd"):
+        td.save(tmp_path / name)
+        loaded = TensorDict.load(tmp_path / name)
+        assert bool((loaded == td).all())
+        assert wrapper(loaded).batch_size == (4,)
+    assert TensorDict.load(tmp_path / "store", keys=["u"])["u"].tolist() == fixed(3.0).tolist()
+    with pytest.raises(InvalidValue, match="entry `u` is an `UnbatchedTensor`, one tensor for all"):
+        td.append_to(tmp_path / "store")
+    mapped = td.memmap(tmp_path / "arena")
+    assert mapped.is_memmap()
+    mapped.set_("u", 8.0)
+    assert float(TensorDict.load_memmap(tmp_path / "arena")["u"][0, 0]) == 8.0
+
+
+def test_a_new_arena_has_its_values(tmp_path: Path) -> None:
+    row = make(3.0)[0]
+    data = row.expand(9).memmap_like(tmp_path / "arena")
+    assert data["u"].tolist() == fixed(3.0).tolist()
+    data[1] = row
+    assert data["a"].shape == (9,)
+
+
+def _add_one(td: TensorDict) -> None:
+    td.add_(1)
+
+
+def test_processes_share_it() -> None:
+    td = make().share_memory_()
+    assert td.is_shared()
+    process = multiprocessing.get_context("fork").Process(target=_add_one, args=(td,))
+    process.start()
+    process.join(60)
+    assert td["n", "u"].tolist() == [2.0] * 5
+
+
+def test_gradients_flow_through_it() -> None:
+    td = make().requires_grad_()
+    assert td["u"].requires_grad
+    torch.autograd.backward((td * 2).sum(reduce=True))
+    grad = td.grad
+    assert grad is not None
+    assert grad["u"].tolist() == fixed(2.0).tolist()
+    assert wrapper(grad).batch_size == (4,)
+    td.zero_grad()
+    found = torch.func.grad(lambda each: (each["a"].sum() * each["u"]).sum())(make())
+    assert found["u"].tolist() == fixed(6.0).tolist()
+
+
+def test_it_is_one_child_of_a_tree() -> None:
+    td = make()
+    leaves, spec = pytree.tree_flatten(td)
+    assert [tuple(leaf.shape) for leaf in leaves] == [(4,), (4, 2), (5,), (2, 3)]
+    again = pytree.tree_unflatten([leaf * 2 for leaf in leaves], spec)
+    assert again["u"].tolist() == fixed(2.0).tolist()
+    assert again.batch_size == wrapper(again).batch_size == (4,)
+    assert pytree.tree_structure(make(5.0, rows=2)) == spec
+    only = TensorDict({"u": UnbatchedTensor(fixed())}, [7])
+    assert pytree.tree_map(torch.neg, only).batch_size == (7,)
+
+
+def test_vmap_does_not_map_it() -> None:
+    td = make(rows=2)  # as many rows as the first dimension of `u`
+    result = torch.vmap(lambda row: row["a"] * row["u"].sum())(td)
+    assert result.tolist() == [0.0, 6.0]
+    doubled = torch.vmap(lambda row: row * 2)(td)
+    assert doubled["u"].tolist() == fixed(2.0).tolist()
+    assert wrapper(doubled).batch_size == doubled.batch_size == (2,)
+    nested = make(rows=6).reshape(2, 3)
+    twice = torch.vmap(torch.vmap(lambda row: row + 1))(nested)
+    assert twice["n", "u"].tolist() == [2.0] * 5
+    assert torch.vmap(lambda x, row: row["u"].sum() + x, (0, None))(torch.ones(3), td).shape == (3,)
+
+
+def test_vmap_does_not_return_one_for_each_row() -> None:
+    with pytest.raises(InvalidValue, match="leaves `vmap` must not depend on what is mapped"):
+        torch.vmap(lambda x: TensorDict({"u": UnbatchedTensor(x)}))(torch.ones(3, 2))
