@@ -26,8 +26,6 @@ from torch.compiler import is_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._batch.shapes import wrap_dim
-from kd_core._containers.non_tensor import NonTensorDataBase
-from kd_core._containers.non_tensor_stack import NonTensorStack, join_data
 from kd_core._errors import (
     DeviceMismatch,
     InvalidArgument,
