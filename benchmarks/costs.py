@@ -183,7 +183,7 @@ def names() -> dict[str, object]:
     """Return what the statements speak of."""
     linear, identity = nn.Linear(4, 4), nn.Identity()
     forward = identity.forward
-    pool = {(10, 4): Plain()}
+    pool: dict[tuple[int, ...], Plain] = {(10, 4): Plain()}
 
     def look_up(batch: tuple[int, ...]) -> Plain:
         try:
