@@ -137,15 +137,6 @@ def test_a_copy_holds_its_steps_like_the_original(
     assert (made.in_keys, model.in_keys) == (["new"], ["x"])
 
 
-def test_a_list_of_steps_is_copied_and_pickled_as_a_list_of_torch() -> None:
-    holder = TensorDictSequential(step("x", "h")).module
-    for made in (copy.deepcopy(holder), pickle.loads(pickle.dumps(holder))):
-        assert type(made) is torch.nn.ModuleList
-        assert type(made._modules) is dict
-    assert isinstance(holder, torch.nn.ModuleList)
-    assert repr(holder).startswith("ModuleList(")
-
-
 def test_flags_of_sequences_that_are_gone_are_dropped() -> None:
     shared = step("x", "h")
     for _ in range(1000):

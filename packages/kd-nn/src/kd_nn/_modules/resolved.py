@@ -20,11 +20,10 @@ from kd_nn._modules.steps import StepList
 from kd_nn._plan.dynamo import traced_plan
 from kd_nn._plan.eager import Plan
 from kd_nn._plan.flags import Flag
-from kd_nn._plan.invalidation import announces_members, depend_on
+from kd_nn._plan.invalidation import depend_on
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _is_traced = torch.compiler.is_dynamo_compiling
-_ALWAYS: Final = [True]
 _TRIES: Final = 10
 """A class of the user may compute other keys each time it is asked."""
 
@@ -39,7 +38,6 @@ class Resolved:
         visible: Those of them that are selected, or all.
         live: The steps that the visible outputs need, and which of their keys.
         optional: Those of `in_keys` that no live step requires.
-        unsure: A list that is empty while everything here is known to hold, without a comparison.
         traced: The functions that dynamo inlines, if every step can be called on values.
     """
 
@@ -55,7 +53,6 @@ class Resolved:
         "optional",
         "out_keys",
         "traced",
-        "unsure",
         "visible",
     )
 
@@ -80,7 +77,6 @@ class Resolved:
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
         )
-        self.unsure = _ALWAYS if self._members or self._computed else self._changed
         self.traced: Plan | None = None
 
     def is_current(self) -> bool:
@@ -97,8 +93,7 @@ class Resolved:
     def _compare_steps(self, sequence: StepList) -> None:
         holder = sequence.module
         members: list[nn.Module | None] = [*holder._modules.values()]
-        if not announces_members(holder):
-            self._members.append((holder, members))
+        self._members.append((holder, members))
         self._compare(members)
 
     def _compare(self, steps: Iterable[nn.Module | None]) -> None:

@@ -113,8 +113,9 @@ class TensorDictSequential(StepList):
                 resolved = self._resolved
             except AttributeError:
                 resolved = self._resolve()
-            if resolved.unsure:
-                resolved = self._resolve()
+            else:
+                if not resolved.is_current():
+                    resolved = self._resolve()
             return [*resolved.in_keys]
 
         @TensorDictModuleBase.out_keys.getter
@@ -124,8 +125,9 @@ class TensorDictSequential(StepList):
                 resolved = self._resolved
             except AttributeError:
                 resolved = self._resolve()
-            if resolved.unsure:
-                resolved = self._resolve()
+            else:
+                if not resolved.is_current():
+                    resolved = self._resolve()
             return [*resolved.visible]
 
     @property

@@ -27,7 +27,7 @@ from kd_nn._keys.specs import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, plain_module
 from kd_nn._plan.flags import Dependency, Flag
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, SECOND, Watch
-from kd_nn._plan.invalidation import announces_members, depend_on, running_classes
+from kd_nn._plan.invalidation import depend_on, running_classes
 from kd_nn._plan.program import (
     Program,
     inplace_of,
@@ -227,7 +227,7 @@ class FastCalls(Calls):
             holder = container._modules["module"]
             members = {} if holder is None else holder._modules
             name = f"_L{place}"
-            if holder is not None and not announces_members(holder):
+            if holder is not None:
                 self.watch.holds(holder, name)
             for idx, member in enumerate(members.values()):
                 if member is not None:

@@ -11,10 +11,7 @@ traces assignments.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Final, TypeAlias
-
-from torch import nn
+from typing import Any, Final, TypeAlias
 
 Flag: TypeAlias = list[bool]
 """Empty until a change."""
@@ -44,18 +41,17 @@ class Dependency:
     def __del__(self) -> None:
         self.changed.append(True)  # what was raised is dropped in the end
 
-    def add(self, state: dict[str, object]) -> None:
+    def add(self, state: dict[str, Any]) -> None:
         """Hand the flag to the owner of a `__dict__`."""
         with _HANDING:
-            while True:
+            flags = None
+            while flags is None or state.get(FLAGS) is not flags:  # they were raised meanwhile
                 flags = state.setdefault(FLAGS, [])
-                assert isinstance(flags, list)
-                if len(flags) >= _MANY and not len(flags) & (len(flags) - 1):
+                count = len(flags)
+                if count >= _MANY and not count & (count - 1):
                     # A new list, since another thread may be raising the flags of this one.
                     flags = state[FLAGS] = [flag for flag in flags if not flag]
                 flags.append(self.changed)
-                if state.get(FLAGS) is flags:  # else they were raised meanwhile
-                    return
 
 
 def raise_flags(state: dict[str, object]) -> None:
@@ -64,31 +60,3 @@ def raise_flags(state: dict[str, object]) -> None:
     if isinstance(flags, list):
         for flag in flags:
             flag.append(True)
-
-
-class FlaggedDict(dict[str, nn.Module | None]):
-    """A dict that raises its flags when it is written; a copy or pickle is a plain dict.
-
-    It stands for the `_modules` of a list of steps, which torch and others write directly.
-    """
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, nn.Module | None]]]:
-        """Return how to copy or pickle it: as a plain dict."""
-        return dict, (dict(self),)
-
-
-def _announced(write: Callable[..., object]) -> Callable[..., object]:
-    def announced(self: FlaggedDict, *args: object, **kwargs: object) -> object:
-        try:
-            return write(self, *args, **kwargs)
-        finally:  # a part may be written
-            raise_flags(self.__dict__)
-
-    return announced
-
-
-for _name in (
-    *("__setitem__", "__delitem__", "__ior__"),
-    *("clear", "pop", "popitem", "setdefault", "update"),
-):
-    setattr(FlaggedDict, _name, _announced(getattr(dict, _name)))

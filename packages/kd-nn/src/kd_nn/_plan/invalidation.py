@@ -14,7 +14,9 @@ attribute, except
 
 What a class of the user computes (`in_keys` as a property, say) may change without an assignment,
 so whoever depends on it compares it. Functions assigned on a class are compared with those that it
-defined. Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`.
+defined. The steps of a sequence are compared, too, since torch writes `_modules` directly. A dict
+that raises flags cannot stand there: dynamo would give parameters other names in exported graphs.
+Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`.
 """
 
 from collections.abc import Mapping
@@ -22,7 +24,7 @@ from typing import ClassVar, Final, Self
 
 from torch import nn
 
-from kd_nn._plan.flags import FLAGS, Dependency, FlaggedDict, raise_flags
+from kd_nn._plan.flags import FLAGS, Dependency, raise_flags
 
 _NEVER_COPIED = (FLAGS, "_plan", "_plans_made", "_prepare", "_resolved")
 """What belongs to one object alone: its flags, and what was derived from it."""
@@ -50,10 +52,7 @@ def depend_on(module: nn.Module) -> Dependency:
         state = member.__dict__
         if isinstance(member, Flagged):
             found.add(state)
-        held = state["_modules"]
-        if held.__class__ is FlaggedDict:
-            found.add(held.__dict__)
-        for inside in [*held.values()]:  # another thread may write it
+        for inside in [*state["_modules"].values()]:  # another thread may write it
             if inside is not None and id(inside) not in seen:
                 seen.add(id(inside))
                 rest.append(inside)
@@ -112,11 +111,6 @@ class Flagged(nn.Module):
     def _flag_change(self) -> None:
         """Invalidate what was derived from the module."""
         _invalidate(self.__dict__)
-
-
-def announces_members(holder: nn.Module) -> bool:
-    """Return whether a module raises its flags whenever one of its members is another one."""
-    return isinstance(holder, Flagged) and holder._modules.__class__ is FlaggedDict
 
 
 def running_classes(kind: type) -> list[type[Flagged]]:
