@@ -16,6 +16,7 @@ from kd_nn._keys.specs import (
     drop_covered,
     is_covered,
     overlaps,
+    strictly_overlaps,
     unique,
     without_covered,
 )
@@ -147,10 +148,10 @@ class KeyFlow:
         """
         found: list[NestedKey] = []
         for _, node, later in self._backwards():
-            for key in reversed(node.writes):
-                if key != DISCARD and not is_covered(key, later):
+            for key in node.writes[::-1]:
+                if key not in later and key != DISCARD and not is_covered(key, later):
                     found.append(key)
-        return unique(reversed(found))
+        return unique(found[::-1])
 
     @property
     def outputs(self) -> Keys:
@@ -186,8 +187,10 @@ class KeyFlow:
         lost = []
         for idx, node, later in self._backwards():
             for key in reversed(node.writes):
-                after = self._next_writer(idx, key) if is_covered(key, later) else None
-                if key == DISCARD or after is None:
+                if not is_covered(key, later) or key == DISCARD:
+                    continue
+                after = self._next_writer(idx, key)
+                if after is None:
                     continue
                 between = self.nodes[idx + 1 : after + 1]
                 if not any(overlaps(key, step.may_read) for step in between):
@@ -266,7 +269,7 @@ class KeyFlow:
         external = []
         for node in self.nodes:
             for key in node.reads:
-                if not overlaps(key, written):
+                if key not in written and not strictly_overlaps(key, written):
                     external.append((node.name, key))
             written.update(node.writes)
         return external
@@ -285,9 +288,12 @@ class KeyFlow:
         return None
 
 
-def _wanted_of(writes: Keys, wanted: Iterable[NestedKey]) -> Keys:
+def _wanted_of(writes: Keys, wanted: Collection[NestedKey]) -> Keys:
     """Return what is wanted of the written keys: a key, the part of it, or the parts it is of."""
-    found: list[NestedKey] = []
+    found = [key for key in writes if key in wanted]
+    if len(found) == len(writes):  # most steps
+        return writes if len(found) == 1 else unique(found)
+    found = []
     for key in writes:
         if key in wanted:
             found.append(key)

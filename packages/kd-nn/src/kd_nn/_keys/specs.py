@@ -163,11 +163,12 @@ def overlaps(key: NestedKey, others: Collection[NestedKey]) -> bool:
 def strictly_overlaps(key: NestedKey, others: Iterable[NestedKey]) -> bool:
     """Return whether `key` holds, or is held by, another key that is not equal to it."""
     flat = type(key) is str  # such a key holds nested ones only: building a sequence asks often
-    return any(
-        key != other and (is_prefix(key, other) or is_prefix(other, key))
-        for other in others
-        if not (flat and type(other) is str)
-    )
+    for other in others:  # a loop: a generator costs more than what it tests
+        if flat and type(other) is str:
+            continue
+        if key != other and (is_prefix(key, other) or is_prefix(other, key)):
+            return True
+    return False
 
 
 def is_covered(key: NestedKey, by: Collection[NestedKey]) -> bool:

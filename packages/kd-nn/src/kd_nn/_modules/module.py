@@ -91,6 +91,10 @@ class TensorDictModule(TensorDictModuleBase):
 
     changes_by_assignment = True
 
+    inplace: Inplace
+    method: str | None
+    method_kwargs: Mapping[str, object]
+    strict: bool
     replaces_container: ClassVar[bool] = False
     writes_by_inplace: ClassVar[bool] = True
     checks: ClassVar[Mapping[str, Check]] = {
@@ -117,11 +121,10 @@ class TensorDictModule(TensorDictModuleBase):
         super().__init__()
         self._set_in_spec(parse_in_keys(in_keys, out_to_in_map))
         self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
-        self.inplace: Inplace = inplace
+        self._settle(inplace=inplace)
         self.module = module
-        self.method = method
-        self.method_kwargs = {} if method_kwargs is None else method_kwargs
-        self.strict = strict
+        kwargs = {} if method_kwargs is None else method_kwargs
+        self._settle(method=method, method_kwargs=kwargs, strict=strict)
 
     if not TYPE_CHECKING:  # without a look into `__dict__`, as they are read often
 

@@ -95,8 +95,7 @@ class TensorDictSequential(StepList):
         inplace: Inplace = None,
     ) -> None:
         super().__init__()
-        self.partial_tolerant = partial_tolerant
-        self.inplace: Inplace = inplace
+        self._settle(partial_tolerant=partial_tolerant, inplace=inplace)
         self.module = store_steps(modules)
         if selected_out_keys is not None:
             self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))

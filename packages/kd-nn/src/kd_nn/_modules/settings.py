@@ -34,6 +34,21 @@ class CheckedSettings(Flagged):
         check = self.checks.get(name)
         super().__setattr__(name, value if check is None else check(self, name, value))
 
+    def _settle(self, **settings: object) -> None:
+        """Assign settings in a constructor: each is checked; nothing depends on the module yet.
+
+        A class of the user may define `__setattr__` or a property, so it is asked. For values
+        that are not modules: torch registers those.
+        """
+        if not self.changes_by_assignment:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            return
+        state = self.__dict__
+        for name, value in settings.items():
+            check = self.checks.get(name)
+            state[name] = value if check is None else check(self, name, value)
+
 
 def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
     """Record the names by which outputs are taken, and return the keys."""

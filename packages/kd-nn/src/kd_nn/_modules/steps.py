@@ -202,7 +202,7 @@ class StepList(TensorDictModuleBase):
         if named or isinstance(before, nn.ModuleDict):
             self.module = nn.ModuleDict(dict(steps))
         else:
-            self.module = nn.ModuleList([step for _, step in steps])
+            self.module = _hold([step for _, step in steps])
         if selected is not None:
             try:
                 self.select_out_keys(*selected)
@@ -251,7 +251,16 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
     for idx, each in enumerate(steps):
         check_keyed(str(idx), each)
-    return nn.ModuleList(cast("Iterable[nn.Module]", steps))
+    return _hold(cast("Iterable[nn.Module]", steps))
+
+
+def _hold(steps: Iterable[nn.Module]) -> nn.ModuleList:
+    """Return a list of steps, which are known to be modules: torch would check each again."""
+    if nn.modules.module._global_module_registration_hooks:
+        return nn.ModuleList(steps)
+    held = nn.ModuleList()
+    held._modules.update({str(idx): step for idx, step in enumerate(steps)})
+    return held
 
 
 def free_name(taken: Mapping[str, nn.Module]) -> str:
