@@ -11,7 +11,7 @@ traces assignments.
 """
 
 import threading
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 Flag: TypeAlias = list[bool]
 """Empty until a change."""
@@ -41,12 +41,12 @@ class Dependency:
     def __del__(self) -> None:
         self.changed.append(True)  # what was raised is dropped in the end
 
-    def add(self, state: dict[str, Any]) -> None:
-        """Hand the flag to the owner of a `__dict__`."""
+    def add(self, state: dict[str, object]) -> None:
+        """Add the flag to those in the `__dict__` of what may change."""
         with _HANDING:
             flags = None
             while flags is None or state.get(FLAGS) is not flags:  # they were raised meanwhile
-                flags = state.setdefault(FLAGS, [])
+                flags = cast("list[Flag]", state.setdefault(FLAGS, []))
                 count = len(flags)
                 if count >= _MANY and not count & (count - 1):
                     # A new list, since another thread may be raising the flags of this one.
