@@ -109,7 +109,7 @@ class Resolved:
                 self._compare(each for each in step._modules.values() if hasattr(each, "in_keys"))
 
     def prepare(self, root: StepList) -> bool:
-        """Make `traced` for the sequence, once; return whether it can be."""
+        """Return whether dynamo may inline the calls of a sequence; `traced` is made once."""
         if self.traced is None and self.is_current():
             program = resolve(root, self.graph, self.in_keys, self.graph.outputs)
             if program is not None:
