@@ -45,6 +45,7 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.binary import binary, binary_, reflected, unary, unary_
 from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.math.defaults import binary_with_default
@@ -307,9 +308,8 @@ def binary(rows: Sequence["BinaryRow"]) -> Iterator[str]:
     for row in rows:
         function = f"torch.{row.name}"
         text = f"Return {row.text}, leaf by leaf: `{function}`."
-        yield method(
-            row.name, defaulted(row), text, *default_body(row), *binary_body(row, "", function)
-        )
+        body = *default_body(row), *binary_body(row, "", function)
+        yield row.decorator + method(row.name, defaulted(row), text, *body)
         if row.operator:
             yield from operators(row, f"binary(self, other, {function}{kernels(row)})")
 
@@ -321,7 +321,8 @@ def binary_in_place(rows: Sequence["BinaryRow"]) -> Iterator[str]:
             continue
         function = f"{row.name}_" if row.own else f"torch.Tensor.{row.name}_"
         text = f"Write {row.text} into every leaf; return self."
-        yield method(f"{row.name}_", arguments(row), text, *binary_body(row, "_", function))
+        body = binary_body(row, "_", function)
+        yield row.decorator + method(f"{row.name}_", arguments(row), text, *body)
         if row.operator:
             call = f"binary_(self, other, {function}{kernels(row, '_')})"
             yield method(f"__i{row.operator}__", ", other: Operand", "", f"return {call}")

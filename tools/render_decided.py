@@ -22,17 +22,22 @@ def cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
+def advice(name: str, row: dict[str, str]) -> str:
+    """Return what to write instead of a name; a parameter that is renamed is taken as it is."""
+    if set(row) == {"reason", "instead"}:
+        return row["instead"]
+    if set(row) == {"reason", "renamed"} and "(" in name:
+        return f"Both names work; new code writes `{row['renamed']}`."
+    raise SystemExit(f"{name}: expected `reason` and `instead`, got {list(row)}")
+
+
 def tables(source: str) -> str:
     """Return one table for each area; names with the same text share a row."""
     parts = []
     for area, rows in tomllib.loads(source).items():
         texts: dict[tuple[str, str], list[str]] = {}
         for name, row in rows.items():
-            if set(row) != {"reason", "instead"}:
-                raise SystemExit(
-                    f"{area}: {name}: expected `reason` and `instead`, got {list(row)}"
-                )
-            texts.setdefault((row["reason"], row["instead"]), []).append(name)
+            texts.setdefault((row["reason"], advice(f"{area}: {name}", row)), []).append(name)
         lines = [f"**`{area}`**", "", "| name | why | instead |", "| --- | --- | --- |"]
         for (reason, instead), names in texts.items():
             shown = ", ".join(f"`{name}`" for name in names)

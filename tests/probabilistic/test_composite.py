@@ -318,3 +318,15 @@ def test_divergence_needs_the_same_components_and_their_formulas() -> None:
 def test_value_that_is_a_tensor_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"must be a container .*got Tensor"):
         composite().log_prob(torch.zeros(3, 2))  # type: ignore[call-overload]  # wrong on purpose
+
+
+def test_names_of_tensordict_are_taken() -> None:
+    params = TensorDict({"a": {"loc": torch.zeros(3), "scale": torch.ones(3)}}, [3])
+    dist = CompositeDistribution(params, {"a": torch.distributions.Normal})
+    value = dist.sample(shape=(2,))  # type: ignore[call-arg]  # a name of tensordict
+    assert value.batch_size == (2, 3)
+    assert (dist.log_prob(sample=value) == dist.log_prob(value)).all()  # type: ignore[call-overload]  # as above
+    total = dist.entropy(aggregate_probabilities=True)  # type: ignore[call-overload]  # as above
+    assert total.shape == (3,)
+    with pytest.raises(TypeError, match="entropy_composite"):
+        dist.entropy(include_sum=True)  # type: ignore[call-overload]  # the error is the promise

@@ -26,7 +26,9 @@ from kd_core import NonTensorData, TensorClass, TensorDict, lazy_stack
 ROWS: Final[dict[str, dict[str, dict[str, str]]]] = tomllib.loads(
     (ROOT / SOURCE).read_text(encoding="utf-8")
 )
-ADVICE: Final = [row["instead"] for rows in ROWS.values() for row in rows.values()]
+ADVICE: Final = [
+    row["instead"] for rows in ROWS.values() for row in rows.values() if "instead" in row
+]
 PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`", text)})
 # What stands for a piece that is not code by itself.
 SPELLED: Final = {

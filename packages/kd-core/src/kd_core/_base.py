@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kd_core._naming.left_out import leaves_out, offered_names
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.calls.apply import Apply
@@ -178,6 +179,7 @@ class TensorDictBase(
         return cast("C", registry.cat(input, dim, out=out))
 
     @staticmethod
+    @explains_parameters
     def lazy_stack(
         input: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
     ) -> TensorDictBase:
@@ -191,6 +193,7 @@ class TensorDictBase(
         return cast("TensorDictBase", registry.lazy_stack(input, dim, out=out))
 
     @staticmethod
+    @explains_parameters
     def maybe_dense_stack(
         input: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
     ) -> TensorDictBase:
@@ -276,7 +279,9 @@ def _gather_concerns() -> None:
         if name not in own and (callable(value) or hasattr(value, "__get__")):
             setattr(TensorDictBase, name, value)
             if isinstance(value, FunctionType):  # what an error of its arguments names
+                function: Callable[..., object] = getattr(value, "__wrapped__", value)
                 value.__qualname__ = f"{TensorDictBase.__name__}.{name}"
+                function.__qualname__ = value.__qualname__
 
 
 _gather_concerns()
@@ -290,6 +295,7 @@ TensorCollection = TensorDictBase  # the name of the base of all kinds in tensor
 def is_tensor_collection(value: type) -> bool: ...
 @overload
 def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]: ...
+@explains_parameters
 def is_tensor_collection(value: object) -> bool:
     """Return whether a value is a container, or a class of containers, which `is_leaf` is given.
 
@@ -306,7 +312,7 @@ def is_tensor_collection(value: object) -> bool:
     )
 
 
-def default_is_leaf(kind: type) -> bool:
+def default_is_leaf(cls: type) -> bool:
     """Return whether entries of a type are leaves: tensors. For `is_leaf` of `keys` and `items`.
 
     Example:
@@ -315,10 +321,10 @@ def default_is_leaf(kind: type) -> bool:
         >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
         (True, False)
     """
-    return issubclass(kind, Tensor) or is_unbatched(kind)
+    return issubclass(cls, Tensor) or is_unbatched(cls)
 
 
-def is_leaf_nontensor(kind: type) -> bool:
+def is_leaf_nontensor(cls: type) -> bool:
     """Return whether entries of a type are leaves or non-tensor data: not nested containers.
 
     Example:
@@ -327,4 +333,4 @@ def is_leaf_nontensor(kind: type) -> bool:
         >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
         ['a', ('n', 's')]
     """
-    return not issubclass(kind, TensorDictBase)
+    return not issubclass(cls, TensorDictBase)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
+from kd_core._naming.parameters import explains_parameters
 
 if TYPE_CHECKING:
     from kd_core._types import DeviceLike
@@ -41,6 +42,7 @@ load = TensorDict.load
 load_memmap = TensorDict.load_memmap
 
 
+@explains_parameters
 def save(td: TensorDictBase, path: str | Path) -> None:
     """Write a container to a directory or a file: `TensorDictBase.save` as a function.
 
@@ -53,6 +55,7 @@ def save(td: TensorDictBase, path: str | Path) -> None:
     td.save(path)
 
 
+@explains_parameters
 def memmap(td: C, path: str | Path) -> C:
     """Write a container to an arena: `TensorDictBase.memmap` as a function.
 
@@ -64,6 +67,7 @@ def memmap(td: C, path: str | Path) -> C:
     return td.memmap(path)
 
 
+@explains_parameters
 def to_safetensors(td: TensorDictBase, path: str | Path) -> None:
     """Write a container to one file of safetensors, whatever its name is.
 

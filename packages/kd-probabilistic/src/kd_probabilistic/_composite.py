@@ -20,6 +20,7 @@ from kd_core import (
     is_tensor_collection,
     unravel_key,
 )
+from kd_core.extending import explains_parameters
 from kd_probabilistic._components import Components, check_apart, key_not_found, renamed, value_at
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._entropy import entropy_of
@@ -197,11 +198,13 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         new._assemble(empty, parts, self.log_prob_key, self.entropy_key, self.aggregate)
         return new
 
+    @explains_parameters
     def sample(self, sample_shape: Sequence[int] = ()) -> TensorDict:  # type: ignore[override]  # values are containers
         """Draw without gradients: batch size (*sample_shape, *batch_shape)."""
         shape = Size(sample_shape)
         return self._container(shape, lambda part: part.sample(shape))
 
+    @explains_parameters
     def rsample(self, sample_shape: Sequence[int] = ()) -> TensorDict:  # type: ignore[override]  # values are containers
         """Draw with gradients: batch size (*sample_shape, *batch_shape).
 
@@ -239,6 +242,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
     def log_prob(
         self, value: TensorDictBase, *, aggregate: bool | None = None
     ) -> Tensor | TensorDict: ...
+    @explains_parameters
     def log_prob(
         self, value: TensorDictBase, *, aggregate: bool | None = None
     ) -> Tensor | TensorDict:
@@ -278,6 +282,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
     def entropy(
         self, samples_mc: int | None = None, *, aggregate: bool | None = None
     ) -> Tensor | TensorDict: ...
+    @explains_parameters
     def entropy(
         self, samples_mc: int | None = None, *, aggregate: bool | None = None
     ) -> Tensor | TensorDict:
@@ -310,12 +315,14 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         made = self._named(parts, "_entropy")
         return made.set(self.entropy_key, self.summed(parts)) if include_sum else made
 
+    @explains_parameters
     def cdf(self, value: TensorDictBase) -> TensorDict:  # type: ignore[override]  # values are containers
         """Return the probability of a smaller value, at the key of each value with `_cdf`."""
         return self._named(
             self._each("cdf", lambda key, part: part.cdf(value_at(value, key))), "_cdf"
         )
 
+    @explains_parameters
     def icdf(self, value: TensorDictBase) -> TensorDict:  # type: ignore[override]  # values are containers
         """Return the values at which `cdf` is as given, at the keys of the values.
 

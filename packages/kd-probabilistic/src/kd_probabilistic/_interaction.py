@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar, cast
 import torch
 
 from kd_core import InvalidArgument, InvalidValue, nearest_key
+from kd_core.extending import explains_parameters
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,6 +114,7 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
         None
     """
 
+    @explains_parameters
     def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
         self.type = None if type is None else as_interaction_type(type)
         self._outer: list[tuple[Token[InteractionType | None] | None, InteractionType | None]] = []

@@ -12,6 +12,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import wrap_dim
 from kd_core._combine.joining import Join, first_of
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 
@@ -24,6 +25,7 @@ C = TypeVar("C", bound=TensorDictBase)
 _cat_tensors = torch.cat
 
 
+@explains_parameters
 def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Concatenate containers along a batch dimension; `torch.cat` calls this function too.
 

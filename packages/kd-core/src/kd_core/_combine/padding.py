@@ -14,6 +14,7 @@ from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField
 from kd_core._keys import format_key, path_of
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.output import written_to
 from kd_core._ops.selection.rows import check_mask
 from kd_core._protocol.primitives import same_batch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=TensorDictBase)
 
 
+@explains_parameters
 def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> C:
     """Add rows before and after those along each batch dimension: `tensordict.pad`.
 
@@ -46,6 +48,7 @@ def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: 
     return tensordict.pad(pad_size, value, inplace=inplace)
 
 
+@explains_parameters
 def pad_sequence(
     sequences: Sequence[C],
     pad_dim: int = 0,

@@ -10,6 +10,7 @@ import torch
 from kd_core._base import TensorDictBase
 from kd_core._batch.shapes import new_dim
 from kd_core._combine.joining import Join, first_of
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _stack_tensors = torch.stack
 
 
+@explains_parameters
 def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Stack containers along a new batch dimension; `torch.stack` calls this function too.
 

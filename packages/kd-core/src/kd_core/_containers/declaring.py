@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 from kd_core._containers.tensorclass import TensorClass, TensorClassMeta
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import wrong_type
+from kd_core._naming.parameters import explains_parameters
 
 if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike
@@ -20,9 +21,11 @@ T = TypeVar("T")
 
 @overload
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
+@explains_parameters
 def tensorclass(cls: type[T], /) -> type[T]: ...
 @overload
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
+@explains_parameters
 def tensorclass(
     *,
     autocast: bool = False,
@@ -33,6 +36,7 @@ def tensorclass(
     kw_only: bool = False,
     checked: bool = False,
 ) -> Callable[[type[T]], type[T]]: ...
+@explains_parameters
 def tensorclass(
     cls: type[T] | None = None,
     /,
@@ -122,6 +126,7 @@ def _defaults_of(plain: type) -> dict[str, object]:
 _MADE: dict[tuple[type, frozenset[str]], type[TensorClass]] = {}
 
 
+@explains_parameters
 def from_dataclass(
     obj: object,
     *,

@@ -12,6 +12,7 @@ from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int
 from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import ShapeMismatch, shape_text, wrap_mapping, wrong_type
+from kd_core._naming.parameters import explains_parameters
 from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class MemberGrowth(MemberStorage):
 
     __slots__ = ()
 
+    @explains_parameters
     def append(self, member: TensorDictBase) -> None:
         """Add a container to the end of the stack; see `insert`.
 
@@ -35,6 +37,7 @@ class MemberGrowth(MemberStorage):
         """
         self.insert(len(self._members), member)
 
+    @explains_parameters
     def extend(self, members: Iterable[TensorDictBase]) -> None:
         """Add containers to the end of the stack: all, or none if one does not fit.
 
@@ -51,6 +54,7 @@ class MemberGrowth(MemberStorage):
         """
         self._grow(len(self._members), list(members))
 
+    @explains_parameters
     def insert(self, index: int, member: TensorDictBase) -> None:
         """Add a container before the member at a position, as `list.insert` does.
 

@@ -24,6 +24,7 @@ from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming.left_out import leaves_out
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node
 
@@ -161,6 +162,7 @@ class NonTensorData(NonTensorDataBase):
 
     _of_batch: bool
 
+    @explains_parameters
     def __init__(
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
@@ -363,6 +365,7 @@ def _restore_data(
     return node
 
 
+@explains_parameters
 def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
     """Return whether a value is the wrapper of a non-tensor entry.
 

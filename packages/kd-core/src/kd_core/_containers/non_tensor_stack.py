@@ -48,6 +48,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.writes import Targets
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 from kd_core._protocol.validation import values_of_rows
 
@@ -93,6 +94,7 @@ class NonTensorStack(NonTensorDataBase):
     _pool: list[object]
     _positions: Tensor
 
+    @explains_parameters
     def __init__(
         self, *values: object, stack_dim: int = 0, device: DeviceLike | None = None
     ) -> None:
@@ -113,6 +115,7 @@ class NonTensorStack(NonTensorDataBase):
         self._desc = describe_on(tuple(self._positions.shape), device)
 
     @classmethod
+    @explains_parameters
     def from_list(
         cls,
         values: Sequence[object],

@@ -13,6 +13,7 @@ from typing import ParamSpec, Self, TypeVar, cast
 from torch import nn
 
 from kd_core import InvalidArgument, TensorDictBase, is_tensor_collection
+from kd_core.extending import explains_parameters
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import has_entry
 from kd_nn._keys.specs import DISCARD
@@ -68,6 +69,7 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
         tensor([-1., -1.])
     """
 
+    @explains_parameters
     def __init__(
         self,
         mode: bool | None = True,

@@ -15,6 +15,7 @@ from kd_core import (
     is_tensor_collection,
     unravel_key_to_tuple,
 )
+from kd_core.extending import explains_parameters
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
@@ -106,6 +107,7 @@ class TensorDictModule(TensorDictModuleBase):
         "strict": checked_flag,
     }
 
+    @explains_parameters
     def __init__(
         self,
         module: Callable[..., object],

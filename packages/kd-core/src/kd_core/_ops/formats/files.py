@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -238,6 +239,7 @@ class Formats(AbstractContainer):
         return table_of(self, separator, "to_arrow")
 
     @classmethod
+    @explains_parameters
     def from_arrow(
         cls,
         table: object,
@@ -326,6 +328,7 @@ class Formats(AbstractContainer):
         write_h5(self, filename)
 
     @classmethod
+    @explains_parameters
     def from_h5(
         cls,
         filename: PathLike,
@@ -351,6 +354,7 @@ class Formats(AbstractContainer):
         tree, batch = read_h5(filename)
         return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)
 
+    @explains_parameters
     def to_zarr(self, filename: PathLike) -> None:
         """Write a store of Zarr: a group for each container, an array for each leaf.
 
@@ -363,6 +367,7 @@ class Formats(AbstractContainer):
         write_zarr(self, filename)
 
     @classmethod
+    @explains_parameters
     def from_zarr(
         cls,
         filename: PathLike,

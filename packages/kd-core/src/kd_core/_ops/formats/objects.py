@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
@@ -129,6 +130,7 @@ class Objects(AbstractContainer):
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     @classmethod
+    @explains_parameters
     def from_dataclass(
         cls,
         dataclass: object,
@@ -390,6 +392,7 @@ class Objects(AbstractContainer):
         return build(cls, dict.fromkeys(keys, value), None, None)
 
     @classmethod
+    @explains_parameters
     def from_schema(
         cls,
         schema: Mapping[NestedKey, object],

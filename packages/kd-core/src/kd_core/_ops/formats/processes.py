@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from kd_core._naming.parameters import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Processes(AbstractContainer):
 
         return all_reduce(self, op, group, async_op, bucket_bytes)
 
+    @explains_parameters
     def reduce(
         self,
         dst: int,
@@ -183,6 +185,7 @@ class Processes(AbstractContainer):
 
         return cast("Self | None", gather_and_stack(self, dst, group))
 
+    @explains_parameters
     def send(
         self,
         dst: int | None = None,
@@ -216,6 +219,7 @@ class Processes(AbstractContainer):
 
         isend(self, dst, group, group_dst, init_tag, "send").wait()
 
+    @explains_parameters
     def isend(
         self,
         dst: int | None = None,
@@ -240,6 +244,7 @@ class Processes(AbstractContainer):
 
         return isend(self, dst, group, group_dst, init_tag)
 
+    @explains_parameters
     def recv(
         self,
         src: int | None = None,
@@ -274,6 +279,7 @@ class Processes(AbstractContainer):
 
         irecv(self, src, group, group_src, init_tag, "recv").wait()
 
+    @explains_parameters
     def irecv(
         self,
         src: int | None = None,
@@ -299,6 +305,7 @@ class Processes(AbstractContainer):
 
         return irecv(self, src, group, group_src, init_tag)
 
+    @explains_parameters
     def init_remote(
         self,
         dst: int | None = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._batch.descriptor import LOCKED_BY_LOADING
+from kd_core._naming.parameters import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer, lock
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Saving(AbstractContainer):
 
     __slots__ = ()
 
+    @explains_parameters
     def save(self, path: PathLike) -> None:
         """Write the container to a directory, or to one file if the name ends in `.safetensors`.
 
@@ -53,6 +55,7 @@ class Saving(AbstractContainer):
     dumps = save
 
     @classmethod
+    @explains_parameters
     def load(
         cls,
         path: PathLike,
@@ -104,6 +107,7 @@ class Saving(AbstractContainer):
         """
         return cls.load(filename)
 
+    @explains_parameters
     def load_(self, path: PathLike, *, verify: str = "fast") -> Self:
         """Write the values of a store into entries that exist, in place; return self.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.binary import binary
 from kd_core._ops.math.defaults import binary_with_default
 from kd_core._ops.math.operands import is_plain
@@ -66,6 +67,7 @@ class Blending(AbstractContainer):
         _check_limits(min, max)
         return blend_(self, _clamp_, min, max)
 
+    @explains_parameters
     def clamp_min(self, min: Operand, *, default: Default | None = None) -> Self:
         """Raise every value to at least `min`.
 
@@ -77,10 +79,12 @@ class Blending(AbstractContainer):
             return binary_with_default(self, min, torch.clamp_min, default)
         return blend(self, torch.clamp, min, None)
 
+    @explains_parameters
     def clamp_min_(self, min: Operand) -> Self:
         """Raise every value to at least `min`, in place; return self."""
         return blend_(self, Tensor.clamp_, min, None)
 
+    @explains_parameters
     def clamp_max(self, max: Operand, *, default: Default | None = None) -> Self:
         """Lower every value to at most `max`.
 
@@ -92,6 +96,7 @@ class Blending(AbstractContainer):
             return binary_with_default(self, max, torch.clamp_max, default)
         return blend(self, torch.clamp, None, max)
 
+    @explains_parameters
     def clamp_max_(self, max: Operand) -> Self:
         """Lower every value to at most `max`, in place; return self."""
         return blend_(self, Tensor.clamp_, None, max)
@@ -131,18 +136,22 @@ class Blending(AbstractContainer):
         """Interpolate in place; return self."""
         return blend_(self, torch.Tensor.lerp_, end, weight, torch._foreach_lerp_)
 
+    @explains_parameters
     def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
         """Add a product: `leaf + value * tensor1 * tensor2`, as `torch.addcmul`."""
         return blend(self, partial(torch.addcmul, value=value), tensor1, tensor2)
 
+    @explains_parameters
     def addcmul_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
         """Add a product in place; return self."""
         return blend_(self, partial(Tensor.addcmul_, value=value), tensor1, tensor2)
 
+    @explains_parameters
     def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
         """Add a quotient: `leaf + value * tensor1 / tensor2`, as `torch.addcdiv`."""
         return blend(self, partial(torch.addcdiv, value=value), tensor1, tensor2)
 
+    @explains_parameters
     def addcdiv_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
         """Add a quotient in place; return self."""
         return blend_(self, partial(Tensor.addcdiv_, value=value), tensor1, tensor2)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kd_core._batch.computing import SAME_SHAPE
 from kd_core._errors import InvalidArgument
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.reducing import along_batch, batch_dims_of, reduced, without
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -175,6 +176,7 @@ class Extrema(AbstractContainer):
     def cummax(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
     @overload
     def cummax(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
+    @explains_parameters
     def cummax(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the largest value so far along a batch dimension, and its index.
 
@@ -197,6 +199,7 @@ class Extrema(AbstractContainer):
     def cummin(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
     @overload
     def cummin(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
+    @explains_parameters
     def cummin(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
         (axis,) = batch_dims_of(self, dim)

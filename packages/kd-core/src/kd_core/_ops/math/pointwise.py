@@ -23,6 +23,7 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.binary import binary, binary_, reflected, unary, unary_
 from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.math.defaults import binary_with_default
@@ -600,6 +601,7 @@ class Arithmetic(AbstractContainer):
     def __rtruediv__(self, other: Operand) -> Self:
         return reflected(self, other, operator.truediv)
 
+    @explains_parameters
     def pow(self, exponent: Operand, *, default: Default | None = None) -> Self:
         """Return the power, leaf by leaf: `torch.pow`."""
         if default is not None:
@@ -762,6 +764,7 @@ class ArithmeticInPlace(AbstractContainer):
     def __itruediv__(self, other: Operand) -> Self:
         return binary_(self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_)
 
+    @explains_parameters
     def pow_(self, exponent: Operand) -> Self:
         """Write the power into every leaf; return self."""
         return binary_(self, exponent, torch.Tensor.pow_, torch._foreach_pow_)

@@ -59,6 +59,11 @@ class BinaryRow(NamedTuple):
     own: bool = False
     default: bool = True
 
+    @property
+    def decorator(self) -> str:
+        """What stands above the methods: the operand may have another name than in tensordict."""
+        return "" if self.other == "other" else "\n    @explains_parameters"
+
 
 class ReductionRow(NamedTuple):
     """A reduction to one value: `torch.<name>`, or `function` if it is given.

@@ -15,6 +15,7 @@ from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
@@ -108,6 +109,7 @@ class Description(AbstractContainer):
         _put_on(self, found.pop() if len(found) == 1 else None)
         return self
 
+    @explains_parameters
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
         """Set the batch size to the leading dimensions that all leaves share; return self.
 

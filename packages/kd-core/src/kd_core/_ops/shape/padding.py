@@ -13,6 +13,7 @@ from kd_core._batch.computing import Padded
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_ints
 from kd_core._errors import InvalidValue
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.primitives import AbstractContainer, map_by
 
@@ -27,6 +28,7 @@ class Padding(AbstractContainer):
 
     __slots__ = ()
 
+    @explains_parameters
     def pad(self, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> Self:
         """Add rows before and after those along each batch dimension.
 

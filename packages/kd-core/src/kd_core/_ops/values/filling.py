@@ -17,6 +17,7 @@ from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blend
 from kd_core._ops.selection.rows import check_mask
@@ -82,6 +83,7 @@ class Filling(AbstractContainer):
         _fill_entry(level_at(self, path[:-1]), path, value)
         return self
 
+    @explains_parameters
     def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
         """Copy the values of a container of the same keys into this one; return self.
 
@@ -117,6 +119,7 @@ class Filling(AbstractContainer):
         check_mask(mask)
         return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
 
+    @explains_parameters
     def new_zeros(
         self,
         *size: int | Sequence[int],
@@ -141,6 +144,7 @@ class Filling(AbstractContainer):
         given = requires_grad, layout, pin_memory
         return _fresh(self, size, Tensor.new_zeros, dtype, device, *given)
 
+    @explains_parameters
     def new_ones(
         self,
         *size: int | Sequence[int],
@@ -154,6 +158,7 @@ class Filling(AbstractContainer):
         given = requires_grad, layout, pin_memory
         return _fresh(self, size, Tensor.new_ones, dtype, device, *given)
 
+    @explains_parameters
     def new_empty(
         self,
         *size: int | Sequence[int],
@@ -167,6 +172,7 @@ class Filling(AbstractContainer):
         given = requires_grad, layout, pin_memory
         return _fresh(self, size, Tensor.new_empty, dtype, device, *given)
 
+    @explains_parameters
     def new_full(
         self,
         size: int | Sequence[int],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import LOCKED_BY_ARENA
 from kd_core._keys import path_of
+from kd_core._naming.parameters import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class MemoryMaps(AbstractContainer):
 
     __slots__ = ()
 
+    @explains_parameters
     def memmap(self, path: PathLike) -> Self:
         """Write the container to an arena, and return one whose leaves are in it.
 
@@ -56,6 +58,7 @@ class MemoryMaps(AbstractContainer):
 
         return cast("Self", lock(create_arena(self, path), LOCKED_BY_ARENA))
 
+    @explains_parameters
     def memmap_(self, path: PathLike) -> Self:
         """Write the container to an arena, and replace its leaves by those in it; return self.
 
@@ -80,6 +83,7 @@ class MemoryMaps(AbstractContainer):
         record_root(self, cast(str, root_of(made)))
         return lock(self, LOCKED_BY_ARENA)
 
+    @explains_parameters
     def memmap_like(self, path: PathLike) -> Self:
         """Create an arena for a container of this structure, whose leaves are zeros.
 
@@ -112,6 +116,7 @@ class MemoryMaps(AbstractContainer):
         return cast("Self", lock(create_arena(self, path, filled=False), LOCKED_BY_ARENA))
 
     @classmethod
+    @explains_parameters
     def load_memmap(cls, path: PathLike) -> Self:
         """Return the container in an arena; writes in place go to its file.
 
@@ -126,6 +131,7 @@ class MemoryMaps(AbstractContainer):
 
         return cast("Self", lock(load_arena(path), LOCKED_BY_ARENA))
 
+    @explains_parameters
     def load_memmap_(self, path: PathLike) -> Self:
         """Write the values of an arena into entries that exist, in place; return self.
 
@@ -165,6 +171,7 @@ class MemoryMaps(AbstractContainer):
         found = _path_of_leaves(self) if leaves_of(self) else root_of(self)
         return None if found is None else Path(found)
 
+    @explains_parameters
     def make_memmap(
         self, key: NestedKey, shape: Sequence[int] | Tensor, *, dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -197,6 +204,7 @@ class MemoryMaps(AbstractContainer):
         zeros = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         return _added(self, key, zeros.expand(checked), filled=False)
 
+    @explains_parameters
     def make_memmap_from_tensor(self, key: NestedKey, tensor: Tensor) -> Tensor:
         """Add an entry with the values of a tensor to the arena of the container; return it.
 
@@ -209,6 +217,7 @@ class MemoryMaps(AbstractContainer):
         """
         return _added(self, key, tensor, filled=True)
 
+    @explains_parameters
     def make_memmap_from_storage(
         self,
         key: NestedKey,
@@ -234,6 +243,7 @@ class MemoryMaps(AbstractContainer):
         found = tensor_of(storage, sizes, dtype or torch.get_default_dtype())
         return _added(self, key, found, filled=True)
 
+    @explains_parameters
     def memmap_refresh_(self) -> Self:
         """Add the entries to the container that its arena has by now; return self.
 

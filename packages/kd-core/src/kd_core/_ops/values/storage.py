@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import device_of
 from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.values.moving import moved
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
@@ -29,6 +30,7 @@ class Storage(AbstractContainer):
 
     __slots__ = ()
 
+    @explains_parameters
     def consolidate(
         self,
         *,
