@@ -208,7 +208,7 @@ def get_rows_of_one(rng: Random, s: Subject, name: str) -> Call:
     return Call(
         name,
         f"td.get_at({key}, {index!r})",
-        lambda td: td.get_at(key, index),  # type: ignore[arg-type]  # any of the above
+        lambda td: td.get_at(key, index),  # type: ignore[call-overload]  # any of the above
         theirs,
         may_refuse=cannot(lambda rows: indexed(rows, index)),
     )

@@ -375,3 +375,14 @@ def test_members_are_listed_whatever_locks_them() -> None:
     assert ids(*stack.tensordicts) == ids(*rows)
     with pytest.raises(Locked):
         stack.lock_().tensordicts[0]["new"] = torch.zeros(())
+
+
+def test_lazy_stack_takes_the_options_of_the_class() -> None:
+    rows = [TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]
+    for make in (lazy_stack, TensorDict.lazy_stack):
+        assert make(rows, stack_dim_name="time", device="meta").names == ["time"]
+        assert make(rows, device="meta").device == torch.device("meta")
+        with pytest.raises(ShapeMismatch, match="ragged"):
+            make(rows, strict_shape=True)
+        with pytest.raises(InvalidArgument, match="way that `get` is asked for"):
+            make(rows, as_list=True)  # type: ignore[call-arg]  # the error is the promise

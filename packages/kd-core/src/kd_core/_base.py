@@ -46,6 +46,7 @@ from kd_core._ops.scopes.contexts import Contexts
 from kd_core._ops.scopes.locking import Locking
 from kd_core._ops.selection.indexing import Indexing
 from kd_core._ops.selection.partition import Partition
+from kd_core._ops.selection.row_reading import RowReading
 from kd_core._ops.shape.description import Description
 from kd_core._ops.shape.dimensions import Dimensions
 from kd_core._ops.shape.naming import Naming
@@ -64,7 +65,7 @@ from kd_core._protocol.overrides import call as override
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._types import NestedKey
+    from kd_core._types import DeviceLike, NestedKey
 
     C = TypeVar("C", bound="TensorDictBase")
 
@@ -79,6 +80,7 @@ class TensorDictBase(
     Arrangement,
     Inventory,
     Indexing,
+    RowReading,
     Shape,
     Dimensions,
     Padding,
@@ -181,7 +183,13 @@ class TensorDictBase(
     @staticmethod
     @explains_parameters
     def lazy_stack(
-        input: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
+        input: Sequence[TensorDictBase],
+        dim: int | str = 0,
+        *,
+        out: TensorDictBase | None = None,
+        device: DeviceLike | None = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
     ) -> TensorDictBase:
         """Stack containers lazily along a new batch dimension: `kd_core.lazy_stack`.
 
@@ -190,7 +198,11 @@ class TensorDictBase(
             >>> type(TensorDict.lazy_stack([TensorDict(a=1.0), TensorDict(a=2.0)])).__name__
             'LazyStackedTensorDict'
         """
-        return cast("TensorDictBase", registry.lazy_stack(input, dim, out=out))
+        name, strict = stack_dim_name, strict_shape
+        stack = registry.lazy_stack(
+            input, dim, out=out, device=device, stack_dim_name=name, strict_shape=strict
+        )
+        return cast("TensorDictBase", stack)
 
     @staticmethod
     @explains_parameters

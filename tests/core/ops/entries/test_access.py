@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import Tensor
 
 from kd_core import InvalidArgument, KeyNotFound, Locked, ShapeMismatch, TensorDict
 
@@ -57,3 +58,22 @@ def test_a_nested_container_is_read_as_the_kind_that_it_is() -> None:
         td.nested("x", TensorDict)
     with pytest.raises(KeyNotFound, match="`z` not found"):
         td.nested("z", TensorDict)
+
+
+def test_set_takes_the_value_under_the_name_of_tensordict() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    assert td.set("b", item=torch.ones(2))["b"].tolist() == [1, 1]
+    kept = td["a"]
+    td.set_("a", item=torch.ones(2))
+    assert kept.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("method", ["set", "set_"])
+@pytest.mark.parametrize(
+    ("given", "got"), [({}, "neither"), ({"value": torch.ones(2), "item": torch.ones(2)}, "both")]
+)
+def test_set_takes_one_value(method: str, given: dict[str, Tensor], got: str) -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    with pytest.raises(InvalidArgument, match=f"`{method}` expected one of .* got {got}"):
+        getattr(td, method)("a", **given)
+    assert td["a"].tolist() == [0, 0]

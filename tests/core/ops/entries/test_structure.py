@@ -18,6 +18,7 @@ from kd_core import (
     ShapeMismatch,
     TensorClass,
     TensorDict,
+    TensorDictBase,
     lazy_stack,
 )
 
@@ -356,3 +357,125 @@ def test_update_of_ragged_stacks_is_all_or_nothing() -> None:
         td.update(source)
     assert td["a"].tolist() == [1.0, 1.0]
     assert stack_of(td)[1]["x"].tolist() == [1.0, 1.0]
+
+
+def test_update_takes_entries_by_keyword() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+    assert td.update(c=torch.ones(2), n={"d": torch.ones(2)}) is td
+    assert set(td.keys(True, True)) == {"a", "c", ("n", "b"), ("n", "d")}
+    td.update({"a": torch.ones(2)}, a=torch.full((2,), 2.0))
+    assert td["a"].tolist() == [2, 2]
+
+
+def test_update_without_a_source_changes_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2]).lock_()
+    assert td.update() is td.update_() is td
+    assert list(td.keys()) == ["a"]
+
+
+def test_update_takes_the_source_under_the_name_of_tensordict() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    td.update(input_dict_or_td={"a": torch.ones(2)}, b=torch.ones(2))
+    assert td["a"].tolist() == td["b"].tolist() == [1, 1]
+    td.update_(input_dict_or_td={"a": torch.zeros(2)})
+    assert td["a"].tolist() == [0, 0]
+    for method in (td.update, td.update_):
+        with pytest.raises(InvalidArgument, match="expected `source` once"):
+            method({"a": torch.ones(2)}, input_dict_or_td={"a": torch.ones(2)})
+    assert td["a"].tolist() == [0, 0]
+
+
+def test_entries_by_keyword_are_all_or_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    with pytest.raises(ShapeMismatch, match="`b`"):
+        td.update({"a": torch.ones(2)}, b=torch.ones(3))
+    with pytest.raises(KeyNotFound, match="`b`"):
+        td.update_({"a": torch.ones(2)}, b=torch.ones(2))
+    with pytest.raises(InvalidArgument, match="cannot be combined with entries by keyword"):
+        td.update(TensorDict({"a": torch.ones(3)}, [3]), update_batch_size=True, a=torch.ones(3))
+    assert td["a"].tolist() == [0, 0]
+    assert list(td.keys()) == ["a"]
+
+
+def test_update_in_place_takes_entries_by_keyword() -> None:
+    leaf = torch.zeros(2)
+    td = TensorDict({"a": leaf, "n": {"a": leaf[:1]}}, [])
+    td.lock_().update_(a=torch.ones(2))
+    assert leaf.tolist() == [1, 1]
+    td.update({"a": torch.zeros(2)}, inplace=True, n={"a": torch.full((1,), 5.0)})
+    assert leaf.tolist() == [5, 0]
+
+
+def ragged_rows(value: float) -> LazyStackedTensorDict:
+    return lazy_stack(
+        [
+            TensorDict({"a": torch.full((n,), value + n), "d": torch.zeros(2), "s": f"{value}{n}"})
+            for n in (1, 3)
+        ]
+    )
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("method", ["update", "update_"])
+@pytest.mark.parametrize("keys", [("a", "d", "s"), ("a",), ("a", "s")])
+def test_a_ragged_stack_is_updated_in_place(
+    below: bool, method: str, keys: tuple[str, ...]
+) -> None:
+    stack, source = ragged_rows(0.0), ragged_rows(10.0)
+    leaves = [member["a"] for member in stack.tensordicts]
+    target: TensorDictBase = TensorDict({"n": stack}, [2]) if below else stack
+    chosen = source.select(*keys)
+    given: TensorDictBase = TensorDict({"n": chosen}, [2]) if below else chosen
+    options = {"inplace": True} if method == "update" else {}
+    getattr(target.lock_(), method)(given, **options)
+    for leaf, row in zip(leaves, source.tensordicts, strict=True):
+        assert torch.equal(leaf, row["a"])
+    wanted = source if "s" in keys else ragged_rows(0.0)
+    assert [member["s"] for member in stack.tensordicts] == wanted["s"]
+
+
+@pytest.mark.parametrize("method", ["update", "update_"])
+def test_a_ragged_stack_that_does_not_fit_stays_as_it_was(method: str) -> None:
+    stack = ragged_rows(0.0)
+    before = stack.clone()
+    other = lazy_stack([TensorDict({"a": torch.ones(n), "d": torch.ones(2)}) for n in (1, 2)])
+    options = {"inplace": True} if method == "update" else {}
+    with pytest.raises(ShapeMismatch, match="cannot write a value of shape"):
+        getattr(stack, method)(other, **options)
+    for mine, old in zip(stack.tensordicts, before.tensordicts, strict=True):
+        assert (mine == old).all()
+
+
+@pytest.mark.parametrize("method", ["update", "update_"])
+def test_rows_are_not_written_to_a_member_that_is_held_twice(method: str) -> None:
+    member = TensorDict({"a": torch.zeros(3)})
+    stack = lazy_stack([member, member])
+    other = lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (1, 3)])
+    options = {"inplace": True} if method == "update" else {}
+    with pytest.raises(InvalidValue, match="each member once"):
+        getattr(stack, method)(other, **options)
+    assert member["a"].tolist() == [0, 0, 0]
+
+
+def test_ragged_stacks_along_another_dimension_and_stacks_of_stacks_are_updated() -> None:
+    def rows(value: float) -> LazyStackedTensorDict:
+        inner = [TensorDict({"a": torch.full((2, n), value)}, [2]) for n in (1, 3)]
+        return lazy_stack(inner, 1)
+
+    for make in (rows, lambda value: lazy_stack([rows(value), rows(value + 1)])):
+        stack, source = make(0.0), make(5.0)
+        leaves = leaves_below(stack)
+        stack.update(source, inplace=True)
+        assert all(map(torch.equal, leaves, leaves_below(source)))
+
+
+def leaves_below(member: TensorDictBase) -> list[torch.Tensor]:
+    if isinstance(member, LazyStackedTensorDict):
+        return [leaf for each in member.tensordicts for leaf in leaves_below(each)]
+    return [member["a"]]
+
+
+def test_a_new_ragged_entry_is_stored_in_place() -> None:
+    stack = lazy_stack([TensorDict({"d": torch.zeros(1)}) for _ in range(2)])
+    stack.update(ragged_rows(1.0).select("a"), inplace=True)
+    assert [row.tolist() for row in stack.get("a", as_list=True)] == [[2], [4, 4, 4]]

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from kd_core._containers.member_storage import MemberStorage
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
+from kd_core._errors import InvalidValue, ShapeMismatch
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.shape.description import shapes_of
+from kd_core._protocol.composite import reading
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._containers.member_rows import Side
     from kd_core._nodes.entry import Entry
+    from kd_core._protocol.composite import Reading, Side
     from kd_core._types import NestedKey
 
 
@@ -83,23 +85,22 @@ class MemberReading(MemberStorage):
             >>> [row.shape[0] for row in stack.get("a", as_list=True)]
             [1, 2]
         """
-        chosen = as_list + as_padded_tensor + as_nested_tensor
-        if not chosen:
+        if not (as_list or as_padded_tensor or as_nested_tensor):
             return super().get(key, default)
-        if chosen > 1:
-            raise InvalidArgument(
-                "`as_list`, `as_padded_tensor` and `as_nested_tensor` cannot be combined. Pass one."
-            )
-        from kd_core._containers.member_rows import nested_rows, padded_rows, rows_of
+        options = padding_value, padding_side, layout
+        how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
+        return self._read_as(path_of(key), default, how)
 
-        path = path_of(key)
+    def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
         if not all(has_entry(member._entries, path) for member in self._members):
             return default
-        if as_list:
+        from kd_core._containers.member_rows import nested_rows, padded_rows, rows_of
+
+        if how.form == "list":
             return rows_of(self, path)
-        if as_padded_tensor:
-            return padded_rows(self, path, padding_value, padding_side)
-        return nested_rows(self, path, layout)
+        if how.form == "padded":
+            return padded_rows(self, path, how.padding_value, how.padding_side)
+        return nested_rows(self, path, how.layout)
 
     def get_nestedtensor(
         self, key: NestedKey, default: object = None, *, layout: torch.layout = torch.jagged
@@ -115,6 +116,7 @@ class MemberReading(MemberStorage):
 
             return nested_rows(self, (key,), layout)
 
+    @explains_parameters
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
         """Set the batch size to the leading dimensions that the leaves of all members share.
 

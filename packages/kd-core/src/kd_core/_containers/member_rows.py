@@ -6,7 +6,7 @@ Knows the rows of an entry; must not know how a stack is written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -17,11 +17,10 @@ from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
+    from kd_core._protocol.composite import Side
     from kd_core._protocol.primitives import AbstractContainer
 
     Path = tuple[str, ...]
-
-Side = Literal["left", "right"]
 
 
 def rows_of(stack: Composite, path: Path) -> list[object]:

@@ -28,7 +28,7 @@ from kd_core._leaves.writes import (
 )
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.composite import Composite
+from kd_core._protocol.composite import Composite, MemberList
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import values_of_rows
 
@@ -46,6 +46,9 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
         ShapeMismatch: if the value cannot be broadcast to the stacked entry.
         InvalidValue: if a member is held twice and would receive two rows.
     """
+    if isinstance(value, MemberList):
+        _check_held_once(stack, path)
+        return value
     entries = [member._entries[key] for member in stack._members]
     if not all(isinstance(entry, Tensor) for entry in entries):
         return _values_of_members(stack, entries, value, path)
@@ -69,6 +72,8 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
 
 def rows_of_list(stack: Composite, value: object) -> Sequence[object] | None:
     """Return a list with a tensor or container for each member; `None` for other values."""
+    if isinstance(value, MemberList):
+        return value
     if stack._dim or not isinstance(value, (list, tuple)) or len(value) != len(stack._members):
         return None
     kinds = (Tensor, AbstractContainer)

@@ -15,6 +15,7 @@ from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named
@@ -119,17 +120,17 @@ class TensorDict(Dense):
 
     def update(
         self,
-        source: Source[AnyKey],
+        source: Source[AnyKey] | NoDefault = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
-        *,
         non_blocking: bool = False,
         keys_to_update: Iterable[NestedKey] | None = None,
         is_leaf: Callable[[type], bool] | None = None,
         update_batch_size: bool = False,
+        **entries: object,
     ) -> Self:
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
-        alone = keys_to_update is None and is_leaf is None
+        alone = keys_to_update is None and is_leaf is None and not entries
         if not (clone or inplace or update_batch_size) and alone and self._desc.plain:
             if type(source) is dict:
                 if all_fit(source, self._desc):
@@ -146,6 +147,7 @@ class TensorDict(Dense):
             keys_to_update=keys_to_update,
             is_leaf=is_leaf,
             update_batch_size=update_batch_size,
+            **entries,
         )
 
     @traced_as(Dense.rename_key_)
@@ -176,6 +178,7 @@ class TensorDict(Dense):
         return new
 
     @classmethod
+    @explains_parameters
     def from_dict(
         cls,
         input_dict: Mapping[AnyKey, object],

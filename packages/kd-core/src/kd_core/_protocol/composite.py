@@ -11,10 +11,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 
+import torch
 from torch.compiler import is_dynamo_compiling
 
+from kd_core._errors import InvalidArgument, ShapeMismatch
+from kd_core._leaves.loops import find_entry
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -23,6 +26,29 @@ if TYPE_CHECKING:
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Entry
     from kd_core._types import Batch, LeafFn
+
+
+class MemberList(list[object]):
+    """The entry of each member of a stack, which may differ in shape."""
+
+
+Side: TypeAlias = Literal["left", "right"]
+
+
+class Reading:
+    """How an entry is read whose shapes differ among the members of a stack; see `reading`."""
+
+    __slots__ = ("form", "layout", "padding_side", "padding_value")
+
+    def __init__(
+        self,
+        form: Literal["list", "padded", "nested"],
+        padding_value: float,
+        padding_side: Side,
+        layout: torch.layout,
+    ) -> None:
+        self.form, self.layout = form, layout
+        self.padding_value, self.padding_side = padding_value, padding_side
 
 
 class Composite(AbstractContainer):
@@ -49,6 +75,10 @@ class Composite(AbstractContainer):
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the rows at an index."""
 
+    @abstractmethod
+    def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
+        """Return an entry whose shapes may differ; `default` where a member lacks it."""
+
     def _by_member(self, fn: Callable[..., AbstractContainer], *others: object) -> Self:
         """Apply `fn` to each member and its rows of other containers; stack the results."""
         columns = [self._rows_of_operand(cast("Entry", other)) for other in others]
@@ -69,6 +99,59 @@ class Composite(AbstractContainer):
         with unchanged_on_error(self):
             for row in rows.values():
                 change(*row)
+
+
+def reading(
+    as_list: bool,
+    as_padded_tensor: bool,
+    as_nested_tensor: bool,
+    padding_value: float = 0.0,
+    padding_side: Side = "right",
+    layout: torch.layout = torch.jagged,
+) -> Reading:
+    """Return how an entry is read, from the arguments of `get`, of which one is true."""
+    if as_list + as_padded_tensor + as_nested_tensor > 1:
+        raise InvalidArgument(
+            "`as_list`, `as_padded_tensor` and `as_nested_tensor` cannot be combined. Pass one."
+        )
+    form: Literal["list", "padded", "nested"] = "list" if as_list else "padded"
+    return Reading("nested" if as_nested_tensor else form, padding_value, padding_side, layout)
+
+
+def read_as(
+    container: AbstractContainer, path: tuple[str, ...], default: object, how: Reading
+) -> object:
+    """Return an entry, read as is said if it is in a stack, or `default` where there is none."""
+    stack, below = stack_above(container, path)
+    if stack is not None:
+        return stack._read_as(below, default, how)
+    found = find_entry(container._entries, path)
+    return default if found is None else found
+
+
+def stack_above(
+    container: AbstractContainer, path: tuple[str, ...]
+) -> tuple[Composite | None, tuple[str, ...]]:
+    """Return the first stack on the way to an entry, and the path of the entry in it."""
+    level: object = container
+    for depth, part in enumerate(path):
+        if isinstance(level, Composite):
+            return level, path[depth:]
+        if not isinstance(level, AbstractContainer):
+            break
+        level = level._entries.get(part)
+    return None, ()
+
+
+def rows_or_stacked(stack: Composite, key: str) -> object:
+    """Return an entry of a stack; one that cannot be stacked as the list of its rows."""
+    try:
+        return stack._entries[key]
+    except ShapeMismatch:
+        return MemberList(
+            rows_or_stacked(member, key) if isinstance(member, Composite) else member._entries[key]
+            for member in stack._members
+        )
 
 
 def are_alike(one: Composite, other: Composite) -> bool:

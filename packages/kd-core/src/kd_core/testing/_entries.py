@@ -109,7 +109,7 @@ class _Writing(Contract):
     def test_a_key_that_is_no_key_is_refused(self) -> None:
         td = self.make()
         with unchanged(td), refused(InvalidKey, "string"):
-            td.set(3, torch.zeros(BATCH))  # type: ignore[arg-type]  # what is refused
+            td.set(3, torch.zeros(BATCH))  # type: ignore[call-overload]  # what is refused
 
     def test_new_keys_are_added_or_refused(self) -> None:
         td, content = self.make(), self.content()

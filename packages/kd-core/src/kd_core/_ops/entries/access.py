@@ -20,7 +20,9 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import write_all
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
+from kd_core._protocol.composite import read_as, reading
 from kd_core._protocol.primitives import (
     AbstractContainer,
     check_has,
@@ -52,7 +54,28 @@ class Access(AbstractContainer):
     def get(self, key: NestedKey) -> Tensor | None: ...
     @overload
     def get(self, key: NestedKey, default: D) -> Tensor | D: ...
-    def get(self, key: NestedKey, default: object = None) -> object:
+    @overload
+    def get(
+        self,
+        key: NestedKey,
+        default: D | None = None,
+        *,
+        as_list: Literal[False] = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+    ) -> Tensor | D | None: ...
+    @overload
+    def get(
+        self, key: NestedKey, default: D | None = None, *, as_list: Literal[True]
+    ) -> Tensor | list[Tensor] | D | None: ...
+    def get(  # only the overloads have a `*`, which takes a tenth of the call: "get" in benchmarks
+        self,
+        key: NestedKey,
+        default: object = None,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+    ) -> object:
         """Read the entry at `key`, or `default` where there is none.
 
         Non-tensor data is returned in its wrapper; `td[key]` returns the value itself. A nested
@@ -61,6 +84,11 @@ class Access(AbstractContainer):
         Args:
             key: a string, or a tuple of strings for a nested entry.
             default: what is returned for a missing key.
+            as_list: how an entry of a lazy stack is read, whose shapes may differ among the
+                members: as a list. What is not in a lazy stack is returned as it is.
+            as_padded_tensor: the same, padded with zeros to one shape; `get` of the stack itself,
+                and `get_at`, say where and with what.
+            as_nested_tensor: the same, as a nested tensor.
 
         Example:
             >>> import torch
@@ -74,19 +102,30 @@ class Access(AbstractContainer):
         if key.__class__ is str:
             return self._entries.get(key, default)
         found: Entry | None = None
+        if as_list or as_padded_tensor or as_nested_tensor:
+            how = reading(as_list, as_padded_tensor, as_nested_tensor)
+            return read_as(self, path_of(key), default, how)
         if key.__class__ is tuple and key:
             found = find_entry(self._entries, key)  # type: ignore[arg-type]  # mostly of strings
         if found is None:  # not there, or a tuple that holds tuples
             found = find_entry(self._entries, path_of(key))
         return default if found is None else found
 
+    @overload
     def set(
+        self, key: NestedKey, value: object, inplace: bool = False, *, non_blocking: bool = False
+    ) -> Self: ...
+    @overload
+    def set(
+        self, key: NestedKey, *, item: object, inplace: bool = False, non_blocking: bool = False
+    ) -> Self: ...
+    def set(  # only the overloads have a `*`, as for `get`
         self,
         key: NestedKey,
-        value: object,
+        value: object = NO_DEFAULT,
         inplace: bool = False,
-        *,
         non_blocking: bool = False,
+        item: object = NO_DEFAULT,
     ) -> Self:
         """Store a value at `key`, and create the nested containers that are missing.
 
@@ -96,6 +135,7 @@ class Access(AbstractContainer):
                 a number or array, or any other object (non-tensor data).
             inplace: write into the storage of an entry that exists, instead of replacing it.
             non_blocking: do not wait for a copy between pinned memory and a GPU.
+            item: the value, by the name that it has in tensordict.
 
         Raises:
             ShapeMismatch: if the value does not fit the batch size.
@@ -106,6 +146,8 @@ class Access(AbstractContainer):
             >>> TensorDict().set(("a", "b"), 1.0)["a", "b"]
             tensor(1.)
         """
+        if value is NO_DEFAULT or item is not NO_DEFAULT:
+            value = _one_value("set", value, item)
         if inplace:
             path = path_of(key)
             if has_entry(self._entries, path):
@@ -155,7 +197,17 @@ class Access(AbstractContainer):
         for key, value in leaves.items():
             self._set_entry(key, value)
 
-    def set_(self, key: NestedKey, value: object, *, non_blocking: bool = False) -> Self:
+    @overload
+    def set_(self, key: NestedKey, value: object, *, non_blocking: bool = False) -> Self: ...
+    @overload
+    def set_(self, key: NestedKey, *, item: object, non_blocking: bool = False) -> Self: ...
+    def set_(  # only the overloads have a `*`, as for `get`
+        self,
+        key: NestedKey,
+        value: object = NO_DEFAULT,
+        non_blocking: bool = False,
+        item: object = NO_DEFAULT,
+    ) -> Self:
         """Write a value into the storage of the entry at `key`, which must exist.
 
         Allowed on a locked container.
@@ -164,11 +216,14 @@ class Access(AbstractContainer):
             key: a key that is there.
             value: a value that can be broadcast to the entry.
             non_blocking: do not wait for a copy between pinned memory and a GPU.
+            item: the value, by the name that it has in tensordict.
 
         Raises:
             KeyNotFound: if there is no such entry.
             ShapeMismatch: if the value cannot be broadcast to the entry.
         """
+        if value is NO_DEFAULT or item is not NO_DEFAULT:
+            value = _one_value("set_", value, item)
         if key.__class__ is str and self._owns_leaves and not non_blocking:
             entry = self._entries.get(key)
             if entry.__class__ is Tensor and value.__class__ is Tensor:
@@ -181,6 +236,7 @@ class Access(AbstractContainer):
         write_all(writes_at(self, path_of(key), value), non_blocking)
         return self
 
+    @explains_parameters
     def setdefault(self, key: NestedKey, default: object) -> Tensor:
         """Return the entry at `key` as `get` does, after storing `default` if it is missing."""
         path = path_of(key)
@@ -397,6 +453,14 @@ class Access(AbstractContainer):
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable, like a dict
+
+
+def _one_value(method: str, value: object, item: object) -> object:
+    """Return the value that `set` or `set_` is given under one of its two names."""
+    if (value is NO_DEFAULT) == (item is NO_DEFAULT):
+        got = "neither" if item is NO_DEFAULT else "both"
+        raise InvalidArgument(f"`{method}` expected one of `value` and `item`, got {got}.")
+    return item if value is NO_DEFAULT else value
 
 
 def _stage(

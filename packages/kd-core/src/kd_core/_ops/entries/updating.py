@@ -5,20 +5,22 @@ The functions append to a stage, a list of calls that the caller makes when ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._errors import wrong_type
+from kd_core._errors import InvalidArgument, wrong_type
 from kd_core._keys import Path, format_key
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import check_write, write_all
+from kd_core._naming.parameters import refuse_parameter
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.composite import Composite, are_alike
+from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import Branch, spread_keys
+from kd_core._types import NoDefault
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Data, Entry
@@ -65,6 +67,21 @@ def source_items(source: object, method: str) -> Mapping[str, object]:
     return source
 
 
+def sources_of(source: object, entries: dict[str, object]) -> list[object]:
+    """Return the sources of an update: the one that is given, and the entries by keyword.
+
+    Two keywords never are entries: those of tensordict that name the source, and lift a lock.
+    """
+    if "ignore_lock" in entries:
+        refuse_parameter("TensorDict.update", "ignore_lock")
+    sources = [] if isinstance(source, NoDefault) else [source]
+    if "input_dict_or_td" in entries:
+        sources.append(entries.pop("input_dict_or_td"))
+    if len(sources) > 1:
+        raise InvalidArgument("expected `source` once, got it as `input_dict_or_td`, too.")
+    return [*sources, entries] if entries else sources
+
+
 def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
     """Return whether an update takes `key`, and which paths below it."""
     if only is None:
@@ -104,16 +121,31 @@ def stage_merge(
         for member, part in zip(level._members, source._members, strict=True):
             stage_merge(member, part, path, how, stage)
         return True
-    return _stage_update(level, source_items(source, "update"), path, how, stage)
+    return _stage_update(level, _entries_for(level, source, "update"), path, how, stage)
+
+
+def _entries_for(
+    level: AbstractContainer, source: object, method: str
+) -> Iterable[tuple[str, object]]:
+    """Iterate over the entries of a source; a stack takes the rows of one like it as they are."""
+    items = source_items(source, method)
+    stacks = isinstance(level, Composite) and isinstance(source, Composite)
+    if not (stacks and are_alike(cast("Composite", level), cast("Composite", source))):
+        return items.items()
+    return [(key, rows_or_stacked(cast("Composite", source), key)) for key in items]
 
 
 def _stage_update(
-    level: AbstractContainer, items: Mapping[str, object], path: Path, how: Update, stage: Staged
+    level: AbstractContainer,
+    items: Iterable[tuple[str, object]],
+    path: Path,
+    how: Update,
+    stage: Staged,
 ) -> bool:
     """Check each entry and append what to do to the stage; nothing is changed here."""
     kinds = kinds_by_key(level._entries)
     in_stack = isinstance(level, Composite)
-    for key, value in items.items():
+    for key, value in items:
         taken, only = _narrowed(how.only, key)
         if not taken:
             continue
@@ -174,14 +206,11 @@ def _is_same_data(current: Entry, value: object) -> bool:
 
 
 def stage_writes(
-    level: AbstractContainer,
-    items: Mapping[str, object],
-    path: Path,
-    how: Update,
-    stage: Staged,
+    level: AbstractContainer, source: object, path: Path, how: Update, stage: Staged
 ) -> None:
+    """Stage the writes of a source into entries that exist."""
     kinds = kinds_by_key(level._entries)
-    for key, value in items.items():
+    for key, value in _entries_for(level, source, "update_"):
         taken, below = _narrowed(how.only, key)
         if not taken:
             continue
@@ -190,7 +219,6 @@ def stage_writes(
             raise missing_key((*path, key), len(path), entries, entries, path)
         current = kinds[key]
         if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
-            inner = source_items(value, "update_")
-            stage_writes(current, inner, (*path, key), how.below(below), stage)
+            stage_writes(current, value, (*path, key), how.below(below), stage)
         elif not _is_same_data(current, value):
             stage.append(_staged_write(level, (*path, key), value, how.non_blocking))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import (
@@ -27,7 +27,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
-from kd_core._leaves.loops import find_entry, has_entry
+from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import (
     INCOMPLETE,
     Write,
@@ -40,6 +40,7 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, source_items
 from kd_core._ops.selection.index_plan import (
@@ -50,10 +51,10 @@ from kd_core._ops.selection.index_plan import (
     plain_index,
     resolve,
 )
+from kd_core._ops.selection.indexed import rows_at
 from kd_core._ops.selection.rows import take_rows
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
-from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -134,7 +135,7 @@ class Indexing(AbstractContainer):
     def _traced_rows_at(self, index: object) -> Self:
         """Return the rows without what is cached for eager code, which would add guards."""
         if index.__class__ is not int:
-            return _resolved_rows(self, index)
+            return rows_at(self, index)
         desc = self._desc
         batch = desc.batch
         known = desc.constants_of(batch)  # methods add no guards
@@ -156,7 +157,7 @@ class Indexing(AbstractContainer):
                 return _rows_taken(self, index)
             except (IndexError, RuntimeError):  # one is negative or out of range
                 pass
-        return _resolved_rows(self, index)
+        return rows_at(self, index)
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
@@ -174,33 +175,12 @@ class Indexing(AbstractContainer):
             )
         return (self[i] for i in range(desc.batch[0]))
 
+    @explains_parameters
     def __getitems__(self, indices: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
         return self._rows_at(torch.as_tensor(indices, dtype=torch.int64))
 
-    def get_at(
-        self, key: str | tuple[str, ...], index: Index, default: object = NO_DEFAULT
-    ) -> Tensor:
-        """Read rows of one entry; only batch dimensions are indexed.
-
-        Args:
-            key: the key of the entry.
-            index: an index of the batch dimensions.
-            default: what is returned for a missing key.
-
-        Raises:
-            KeyNotFound: if the key is missing, and no default is given.
-        """
-        path = path_of(key)
-        if default is not NO_DEFAULT and not has_entry(self._entries, path):
-            return cast(Tensor, default)
-        entry = self._read(path)
-        batch = self._desc.batch
-        fn, after = resolve(index, batch)
-        if isinstance(entry, Tensor):
-            return fn(entry)
-        return cast(Tensor, entry._map_each(fn, leading(batch, after)))
-
+    @explains_parameters
     def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
         """Write rows of one entry in place; allowed on a locked container.
 
@@ -230,6 +210,7 @@ class Indexing(AbstractContainer):
         rows.commit(writes)
         return self
 
+    @explains_parameters
     def copy_at_(self, source: AbstractContainer, index: Index) -> Self:
         """Write the values of a container into rows, in place; return self: `td[index] = source`.
 
@@ -243,6 +224,7 @@ class Indexing(AbstractContainer):
         self[index] = source
         return self
 
+    @explains_parameters
     def update_at_(
         self,
         source: Source[AnyKey],
@@ -277,19 +259,6 @@ class Indexing(AbstractContainer):
         return self
 
 
-def _resolved_rows(container: W, index: object) -> W:
-    """Return the rows at an index of any kind."""
-    desc = container._desc
-    fn, after = resolve(index, desc.batch)
-    ndim = desc.ndim
-    if container._nested and not is_dynamo_compiling():
-        takes(fn, index, desc.batch)
-    try:
-        return container._map_each(
-            fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
-        )
-    except IndexError as error:
-        raise beyond(desc.batch, error) from None
 
 
 def _without_first(batch: Batch) -> Batch:
