@@ -359,3 +359,49 @@ def test_where_and_gather_write_into_out() -> None:
     td.where(torch.tensor([True, False]), 5.0, out=small, update_batch_size=True)
     assert small.batch_size == (2,)
     assert small["a"].tolist() == [0, 5]
+
+
+def uneven_rows(value: float) -> LazyStackedTensorDict:
+    return lazy_stack([TensorDict({"a": torch.full((n,), value + n)}) for n in (1, 2, 3)])
+
+
+@pytest.mark.parametrize("index", [[], [1], [2, 0], [0, 1, 2], [1, 2, 0]])
+@pytest.mark.parametrize("below", [False, True])
+def test_scatter_exchanges_rows_of_ragged_stacks(index: list[int], below: bool) -> None:
+    mine, theirs = uneven_rows(0.0), uneven_rows(10.0)
+    wanted = [row.clone() for row in mine.get("a", as_list=True)]
+    for position, row in enumerate(index):
+        wanted[row] = theirs.get("a", as_list=True)[position]
+    numbers = torch.tensor(index, dtype=torch.int64)
+    if below:
+        td = TensorDict({"s": mine, "d": torch.zeros(3)}, [3])
+        src = TensorDict({"s": theirs, "d": torch.ones(3)}, [3])
+        result = td.scatter(0, numbers, src)
+        assert result["d"].sum() == len(index)
+        found = result.get(("s", "a"), as_list=True)
+    else:
+        found = mine.scatter(0, numbers, theirs).get("a", as_list=True)
+    assert found is not None
+    assert all(map(torch.equal, found, wanted))
+    for leaf in found:
+        leaf.zero_()  # a copy
+    assert mine[0]["a"].tolist() == [1]
+    assert theirs[0]["a"].tolist() == [11]
+
+
+def test_scatter_writes_a_number_to_rows_of_a_ragged_stack() -> None:
+    mine = uneven_rows(0.0)
+    found = mine.scatter(0, torch.tensor([2, 0]), 5.0).get("a", as_list=True)
+    assert [row.tolist() for row in found] == [[5], [2, 2], [5, 5, 5]]
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_scatter_of_a_ragged_stack_refuses_rows_that_are_not_there(row: int) -> None:
+    with pytest.raises(OutOfRange, match=f"from 0 to 2, got {row}"):
+        uneven_rows(0.0).scatter(0, torch.tensor([0, row]), uneven_rows(1.0))
+
+
+def test_scatter_of_a_ragged_stack_in_two_dimensions_is_refused() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
+    with pytest.raises(ShapeMismatch, match="ragged"):
+        stack.scatter(0, torch.zeros(1, 2, dtype=torch.int64), stack)

@@ -19,24 +19,22 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.computing import SAME_SHAPE
 from kd_core._batch.names import plain_size, resized
-from kd_core._batch.shapes import as_int, check_lines_up, int_or_ints, slice_length, wrap_dim
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, shape_text
+from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._leaves.choosing import Selection
-from kd_core._leaves.foreach import is_ragged
-from kd_core._ops.math.alignment import keeps_batch
-from kd_core._ops.math.defaults import binary_with_default
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.output import written_to
-from kd_core._ops.math.ternary import blend
-from kd_core._ops.selection.rows import beside, check_mask, rows_where, take_rows
+from kd_core._ops.selection.conditions import behind, holds_stack, scattered_rows, selected
+from kd_core._ops.selection.rows import check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import AbstractContainer, map_by, name_in, refuse_unbatched
+from kd_core._protocol.primitives import AbstractContainer, map_by, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry
-    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
+    from kd_core._types import Batch, BatchFn, PartsFn
 
     T = TypeVar("T")
     W = TypeVar("W", bound=AbstractContainer)
@@ -164,6 +162,7 @@ class Partition(AbstractContainer):
         result = map_by((how[0], new, _leading_sizes(new, len(batch))), self)
         return become(self, result, "gather in place") if inplace else written_to(out, result)
 
+    @explains_parameters
     def scatter(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
         """Return a copy with rows written at the given numbers, as `torch.scatter` does.
 
@@ -177,24 +176,21 @@ class Partition(AbstractContainer):
         """
         batch, ndim = self._desc.batch, self._desc.ndim
         at = _check_index(index, batch, dim, "scatter")
-        if not isinstance(src, AbstractContainer):
-            refuse_unbatched(self, "written at some rows")
-            return self._map_each(
-                lambda leaf: leaf.scatter(at, _rows(index, leaf, ndim), src), SAME_SHAPE
-            )
-        other = src._desc.batch
-        if len(other) != ndim or any(
-            have < need for have, need in zip(other, index.shape, strict=True)
-        ):
-            raise ShapeMismatch(
-                f"the source of `scatter` must be at least as large as the index "
-                f"{tuple(index.shape)}, got batch_size {other}."
-            )
+        if isinstance(src, AbstractContainer):
+            _check_source(src._desc.batch, index)
 
-        def write(leaf: Tensor, new: Tensor) -> Tensor:
+        def write(leaf: Tensor, new: Tensor | float) -> Tensor:
             return leaf.scatter(at, _rows(index, leaf, ndim), new)
 
-        return self._zip_each(cast("Entry", src), Selection(write))
+        try:
+            if isinstance(src, AbstractContainer):
+                return self._zip_each(cast("Entry", src), Selection(write))
+            refuse_unbatched(self, "written at some rows")
+            return self._map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
+        except ShapeMismatch:
+            if ndim != 1 or not any(map(holds_stack, (self, src))):
+                raise
+            return scattered_rows(self, index, src)
 
     def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Copy the rows where a mask is true, in one batch dimension: `td[mask]`.
@@ -239,84 +235,24 @@ class Partition(AbstractContainer):
             tensor([[1., 1.],
                     [0., 0.]])
         """
-        result = _selected(self, condition, other, pad)
+        result = selected(self, condition, other, pad)
         if update_batch_size and out is not None and out._desc.batch != result._desc.batch:
             return become(out, result, "change the batch size")
         return written_to(out, result)
 
 
-def _selected(
-    td: W, condition: Tensor, other: AbstractContainer | Tensor | float, pad: float | None
-) -> W:
-    """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
-    batch = td._desc.batch
-    chosen = _spread(check_mask(condition), batch, "a condition")
-    if isinstance(other, AbstractContainer):
-        if other._desc.batch != batch:
-            raise ShapeMismatch(
-                f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
-                "`where`."
-            )
-        selection = _selection(td, other, condition, batch)
-        if pad is not None:
-            return binary_with_default(td, other, selection, pad)
-        return td._zip_each(cast("Entry", other), selection)
-    new = _spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
-    refuse_unbatched(td, "written at some rows")
-    if not keeps_batch(td):
-        return blend(td, _chosen, condition, other)
+class PartsPlan(NamedTuple):
+    """The plan of an operation that splits a container of one batch size.
 
-    def pick(leaf: Tensor) -> Tensor:
-        if is_ragged(leaf):
-            return _ragged_rows(td, leaf, condition, other)
-        return torch.where(chosen(leaf), leaf, other if new is None else new(leaf))
+    Attributes:
+        leaf: a function from a leaf to its parts.
+        batches: the batch size of each part.
+        inner: for each part, a function from the batch size of a nested container to the new one.
+    """
 
-    return td._map_each(pick, SAME_SHAPE)
-
-
-def _selection(
-    td: AbstractContainer, other: AbstractContainer, condition: Tensor, batch: Batch
-) -> Selection:
-    """Return the function that chooses among the rows of two containers of a batch size."""
-    chosen = _spread(condition, batch, "a condition")
-
-    def pick(leaf: Tensor, new: Tensor) -> Tensor:
-        if leaf.__class__ is not Tensor and is_ragged(leaf):
-            return _ragged_rows(td, leaf, condition, new)
-        if new.__class__ is not Tensor and is_ragged(new):
-            return _ragged_rows(other, new, ~condition, leaf)
-        return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
-
-    def of_member(dim: int, row: int) -> Selection:
-        part = condition
-        if dim < condition.ndim:
-            part = condition.select(dim, row if condition.shape[dim] != 1 else 0)
-        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :])
-
-    return Selection(pick, of_member)
-
-
-def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
-    if is_ragged(leaf):
-        from kd_core._leaves.nested import chosen_rows
-
-        return chosen_rows(leaf, condition.reshape(condition.shape[:1]), other)
-    return torch.where(condition, leaf, other)
-
-
-def _ragged_rows(
-    td: AbstractContainer, leaf: Tensor, condition: Tensor, other: Tensor | float
-) -> Tensor:
-    """Return the rows of a nested tensor where a condition is true, and others elsewhere."""
-    if isinstance(other, Tensor) and other.ndim > 1 and not is_ragged(other):
-        raise InvalidValue(
-            f"{name_in(td, leaf)} must be ragged in both containers or in none, got shapes "
-            f"{shape_text(leaf.shape)} and {shape_text(other.shape)}. Call `to_padded_tensor` "
-            "first."
-        )
-    from kd_core._leaves.nested import chosen_rows
-
-    return chosen_rows(leaf, condition, other)
+    leaf: PartsFn
+    batches: list[Batch]
+    inner: list[BatchFn]
 
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
@@ -441,35 +377,7 @@ def _narrow(batch: Batch, dim: int | str, start: int, length: int) -> Plan:
 
 def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
     """Return an index of rows, expanded over the trailing dimensions of a leaf."""
-    return _behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
-
-
-def _behind(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
-    sizes = (*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
-    there = beside(tensor, leaf)
-    return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
-
-
-def _spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
-    """Return `_behind` for many leaves; it is called once for each number of dimensions.
-
-    Raises:
-        ShapeMismatch: if the shape of the tensor does not fit the batch.
-    """
-    check_lines_up(tensor.shape, batch, what)
-    made: dict[int, Tensor] = {}
-    on_cpu = tensor.is_cpu
-
-    def spread(leaf: Tensor) -> Tensor:
-        if not on_cpu or not leaf.is_cpu:
-            return _behind(tensor, leaf)
-        ndim = leaf.ndim
-        if ndim not in made:
-            made[ndim] = _behind(tensor, leaf)
-        return made[ndim]
-
-    return spread
+    return behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
 
 
 def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> int:
@@ -486,6 +394,16 @@ def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> in
             f"dimension {at} may be larger, got shape {tuple(index.shape)}."
         )
     return at
+
+
+def _check_source(batch: Batch, index: Tensor) -> None:
+    if len(batch) != index.ndim or any(
+        have < need for have, need in zip(batch, index.shape, strict=True)
+    ):
+        raise ShapeMismatch(
+            f"the source of `scatter` must be at least as large as the index {tuple(index.shape)}, "
+            f"got batch_size {batch}."
+        )
 
 
 def _check_integers(index: object) -> None:

@@ -1,0 +1,167 @@
+"""Rows of a container chosen by a condition: what `where` does, and `scatter` where it must.
+
+A condition lines up with the first batch dimensions. Entries of lazy stacks are chosen member by
+member, and rows of nested tensors one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._batch.computing import SAME_SHAPE
+from kd_core._batch.shapes import check_lines_up
+from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
+from kd_core._leaves.choosing import Selection
+from kd_core._leaves.foreach import is_ragged
+from kd_core._nodes import registry
+from kd_core._ops.math.alignment import keeps_batch
+from kd_core._ops.math.defaults import binary_with_default
+from kd_core._ops.math.ternary import blend
+from kd_core._ops.selection.indexed import rows_at
+from kd_core._ops.selection.rows import beside, check_mask
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer, name_in, refuse_unbatched
+
+if TYPE_CHECKING:
+    from kd_core._nodes.entry import Entry
+    from kd_core._types import Batch, LeafFn
+
+W = TypeVar("W", bound=AbstractContainer)
+
+
+def selected(
+    td: W, condition: Tensor, other: AbstractContainer | Tensor | float, pad: float | None
+) -> W:
+    """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
+    batch = td._desc.batch
+    chosen = spread(check_mask(condition), batch, "a condition")
+    if isinstance(other, AbstractContainer):
+        if other._desc.batch != batch:
+            raise ShapeMismatch(
+                f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
+                "`where`."
+            )
+        selection = _selection(td, other, condition, batch)
+        if pad is not None:
+            return binary_with_default(td, other, selection, pad)
+        return td._zip_each(cast("Entry", other), selection)
+    new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
+    refuse_unbatched(td, "written at some rows")
+    if not keeps_batch(td):
+        return blend(td, _chosen, condition, other)
+
+    def pick(leaf: Tensor) -> Tensor:
+        if is_ragged(leaf):
+            return _ragged_rows(td, leaf, condition, other)
+        return torch.where(chosen(leaf), leaf, other if new is None else new(leaf))
+
+    return td._map_each(pick, SAME_SHAPE)
+
+
+def _selection(
+    td: AbstractContainer, other: AbstractContainer, condition: Tensor, batch: Batch
+) -> Selection:
+    """Return the function that chooses among the rows of two containers of a batch size."""
+    chosen = spread(condition, batch, "a condition")
+
+    def pick(leaf: Tensor, new: Tensor) -> Tensor:
+        if leaf.__class__ is not Tensor and is_ragged(leaf):
+            return _ragged_rows(td, leaf, condition, new)
+        if new.__class__ is not Tensor and is_ragged(new):
+            return _ragged_rows(other, new, ~condition, leaf)
+        return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
+
+    def of_member(dim: int, row: int) -> Selection:
+        part = condition
+        if dim < condition.ndim:
+            part = condition.select(dim, row if condition.shape[dim] != 1 else 0)
+        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :])
+
+    return Selection(pick, of_member)
+
+
+def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
+    if is_ragged(leaf):
+        from kd_core._leaves.nested import chosen_rows
+
+        return chosen_rows(leaf, condition.reshape(condition.shape[:1]), other)
+    return torch.where(condition, leaf, other)
+
+
+def _ragged_rows(
+    td: AbstractContainer, leaf: Tensor, condition: Tensor, other: Tensor | float
+) -> Tensor:
+    """Return the rows of a nested tensor where a condition is true, and others elsewhere."""
+    if isinstance(other, Tensor) and other.ndim > 1 and not is_ragged(other):
+        raise InvalidValue(
+            f"{name_in(td, leaf)} must be ragged in both containers or in none, got shapes "
+            f"{shape_text(leaf.shape)} and {shape_text(other.shape)}. Call `to_padded_tensor` "
+            "first."
+        )
+    from kd_core._leaves.nested import chosen_rows
+
+    return chosen_rows(leaf, condition, other)
+
+
+def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
+    """Return a copy with rows of a source at row numbers: `scatter` along the only dimension.
+
+    Unlike `torch.scatter`, it never stacks the entries of lazy stacks, whose shapes may differ.
+
+    Raises:
+        OutOfRange: if a row number is.
+    """
+    if not index.numel():
+        return td._map_each(Tensor.clone)
+    batch = td._desc.batch
+    low, high = index.min().item(), index.max().item()
+    if low < 0 or high >= batch[0]:
+        raise OutOfRange(
+            f"row numbers of `scatter` must be from 0 to {batch[0] - 1}, got "
+            f"{low if low < 0 else high}."
+        )
+    rows, count = torch.arange(batch[0], device=index.device), len(index)
+    if not isinstance(src, AbstractContainer):
+        rows[index.long()] = -1
+        return selected(td, rows >= 0, src, None)
+    rows[index.long()] = torch.arange(batch[0], batch[0] + count, device=index.device)
+    both = registry.cat((td, rows_at(src, slice(count))), 0)
+    return cast("W", rows_at(cast("AbstractContainer", both), rows))
+
+
+def holds_stack(node: object) -> bool:
+    """Return whether a container is a lazy stack, or one is below it."""
+    if isinstance(node, Composite):
+        return True
+    return isinstance(node, AbstractContainer) and any(map(holds_stack, node._below()))
+
+
+def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
+    sizes = (*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+    there = beside(tensor, leaf)
+    return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
+
+
+def spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
+    """Return `behind` for many leaves; it is called once for each number of dimensions.
+
+    Raises:
+        ShapeMismatch: if the shape of the tensor does not fit the batch.
+    """
+    check_lines_up(tensor.shape, batch, what)
+    made: dict[int, Tensor] = {}
+    on_cpu = tensor.is_cpu
+
+    def to_leaf(leaf: Tensor) -> Tensor:
+        if not on_cpu or not leaf.is_cpu:
+            return behind(tensor, leaf)
+        ndim = leaf.ndim
+        if ndim not in made:
+            made[ndim] = behind(tensor, leaf)
+        return made[ndim]
+
+    return to_leaf
