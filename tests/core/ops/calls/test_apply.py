@@ -209,3 +209,22 @@ def test_an_error_of_the_function_says_for_which_entry(named: bool, beside: bool
     with pytest.raises(ZeroDivisionError) as caught:
         call(fails, *([td] if beside else []))
     assert caught.value.__notes__ == ["This is entry `('n', 'a')` of shape (2, 3)."]
+
+
+def test_apply_in_place_takes_the_options_of_apply() -> None:
+    leaf = torch.ones(2)
+    td = TensorDict({"a": leaf, "b": torch.ones(2)}, [2])
+    other = TensorDict({"a": torch.ones(2)}, [2])
+    assert td.apply_(lambda x, y: x if y is None else x + y, other, default=None) is td
+    assert leaf.tolist() == [2, 2]
+    td.apply_(lambda x: None, filter_empty=True)
+    assert list(td.keys()) == ["a", "b"]
+
+
+def test_apply_in_place_refuses_what_makes_another_container() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    with pytest.raises(InvalidArgument, match="cannot be combined with `out`"):
+        td.apply_(lambda x: x + 1, out=td.clone())  # type: ignore[call-arg]  # the error is the promise
+    with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`"):
+        td.apply_(lambda x: x + 1, batch_size=[])  # type: ignore[call-arg]  # as above
+    assert td["a"].tolist() == [1, 1]

@@ -10,6 +10,7 @@ from tests.core.rows import assert_rows, container, lazy_container, numbers
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    Locked,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
@@ -312,3 +313,22 @@ def test_dims_are_passed_by_keyword() -> None:
     assert td.tile(dims=(2, 1)).batch_size == (4, 3)
     with pytest.raises(InvalidArgument, match="expected `dims` once"):
         td.flip(0, dims=0)
+
+
+def test_sizes_are_taken_by_keyword() -> None:
+    td = TensorDict({"a": torch.arange(6).view(2, 3)}, [2])
+    assert td.reshape(size=[1, 2]).batch_size == td.reshape(shape=[1, 2]).batch_size == (1, 2)
+    assert td.expand(size=[3, -1]).batch_size == (3, 2)
+    for call in (td.reshape, td.expand):
+        with pytest.raises(InvalidArgument, match="expected `size` once"):
+            call(2, size=[2])
+
+
+def test_reshape_in_place() -> None:
+    td = TensorDict({"a": torch.arange(6).view(2, 3)}, [2])
+    assert td.reshape(1, 2, inplace=True) is td
+    assert td.batch_size == (1, 2)
+    assert td["a"].shape == (1, 2, 3)
+    with pytest.raises(Locked):
+        td.lock_().reshape(2, inplace=True)
+    assert td.batch_size == (1, 2)

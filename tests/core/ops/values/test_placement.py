@@ -153,3 +153,61 @@ def test_to_changes_a_container_in_place(td: TensorDict) -> None:
         td.lock_().to("meta", inplace=True)
     with pytest.raises(InvalidArgument, match="lazy stack"):
         lazy_stack([same, same.clone()]).to(torch.float64, inplace=True)
+
+
+@pytest.mark.parametrize("name", ["other", "tensor"])
+def test_to_takes_a_tensor_by_keyword(name: str, td: TensorDict) -> None:
+    like = torch.ones((), device="meta", dtype=torch.float64)
+    moved = cast(Any, td).to(**{name: like})
+    assert moved.device == META
+    assert moved["a"].dtype == torch.float64
+
+
+def test_to_takes_a_container_by_keyword(td: TensorDict) -> None:
+    assert td.to(other=TensorDict(device="meta")).device == META
+
+
+def test_to_takes_non_blocking_last_and_none(td: TensorDict) -> None:
+    assert td.to("cpu", torch.float64, True)["a"].dtype == torch.float64
+    assert td.to("cpu", False).device == torch.device("cpu")
+    assert td.to(None) is td
+    with pytest.raises(InvalidArgument, match="True is not a valid device"):
+        td.to(True)
+
+
+def test_cast_filter_chooses_what_to_casts(td: TensorDict) -> None:
+    made = td.to(torch.float64, cast_filter=lambda path, leaf: path == ("a",))
+    assert (made["a"].dtype, made["n", "b"].dtype) == (torch.float64, torch.int32)
+    with pytest.raises(InvalidArgument, match="Pass `dtype`, too"):
+        td.to("cpu", cast_filter=lambda path, leaf: True)
+
+
+def test_a_memory_format_is_that_of_leaves_with_its_dimensions() -> None:
+    leaf = torch.arange(120.0).view(2, 3, 4, 5)
+    td = TensorDict({"image": leaf, "flat": leaf[0]})
+    made = td.to(memory_format=torch.channels_last)
+    assert made["image"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(made["image"], leaf)
+    assert made["flat"] is td["flat"]
+    assert made.to(memory_format=torch.contiguous_format)["image"].is_contiguous()
+    kept = made.to(memory_format=torch.preserve_format)["image"]
+    assert kept.is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(InvalidArgument, match="`memory_format` must be"):
+        td.to(memory_format=cast(Any, "channels_last"))
+
+
+def test_cpu_and_cuda_take_the_options_of_to(td: TensorDict) -> None:
+    made = td.cpu(dtype=torch.float64, non_blocking=True, batch_size=[], non_blocking_pin=True)
+    assert made.device == torch.device("cpu")
+    assert made.batch_size == ()
+    assert made["a"].dtype == torch.float64
+    assert td.cpu(inplace=True) is td
+    assert td.device == torch.device("cpu")
+
+
+def test_unknown_options_of_to_are_named(td: TensorDict) -> None:
+    with pytest.raises(InvalidArgument, match=r"`devise`; it takes .*`device`"):
+        td.to(devise="cpu")  # type: ignore[call-arg]  # the error is the promise
+    with pytest.raises(InvalidArgument, match=r"torch\.set_num_threads"):
+        td.cpu(num_threads=2)  # type: ignore[call-arg]  # as above
+    assert td.device is None

@@ -24,7 +24,7 @@ from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
-    from typing import Self, TypeVar
+    from typing import Self, TypedDict, TypeVar, Unpack
 
     from kd_core._nodes.entry import Entries, Entry
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     IsLeaf: TypeAlias = Callable[[type], bool]
 
     W = TypeVar("W", bound=AbstractContainer)
+
+    class InPlaceOptions(TypedDict, total=False):
+        """The keyword arguments of `apply_`."""
+
+        default: object
+        filter_empty: bool
+        propagate_lock: bool
+        call_on_nested: bool
+        is_leaf: IsLeaf | None
 
 
 class Apply(AbstractContainer):
@@ -162,11 +171,22 @@ class Apply(AbstractContainer):
             return _finish(self, result, names, inplace, propagate_lock, out)
         return result
 
-    def apply_(self, fn: Callable[..., object], *others: AbstractContainer) -> Self:
+    def apply_(
+        self,
+        fn: Callable[..., object],
+        *others: AbstractContainer,
+        **options: Unpack[InPlaceOptions],
+    ) -> Self:
         """Call a function on every leaf and write the result into the leaf; return self.
 
         A result that is the leaf itself, or `None`, is not written. All results are checked before
         the first is written. It is allowed on a locked container.
+
+        Args:
+            fn: called as `fn(leaf, *leaves of others)`.
+            others: containers with the same keys.
+            **options: `default`, `filter_empty`, `propagate_lock`, `call_on_nested` and `is_leaf`,
+                as for `apply`.
 
         Example:
             >>> import torch
@@ -175,6 +195,8 @@ class Apply(AbstractContainer):
             >>> TensorDict({"a": a}, [2]).lock_().apply_(lambda x: x + 1)["a"] is a, a
             (True, tensor([1., 1.]))
         """
+        if options:
+            return self.apply(fn, *others, inplace=True, **options)
         leaves: list[Tensor] = []
         self._collect(leaves)
         if others:

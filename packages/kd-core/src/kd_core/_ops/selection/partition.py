@@ -241,20 +241,6 @@ class Partition(AbstractContainer):
         return written_to(out, result)
 
 
-class PartsPlan(NamedTuple):
-    """The plan of an operation that splits a container of one batch size.
-
-    Attributes:
-        leaf: a function from a leaf to its parts.
-        batches: the batch size of each part.
-        inner: for each part, a function from the batch size of a nested container to the new one.
-    """
-
-    leaf: PartsFn
-    batches: list[Batch]
-    inner: list[BatchFn]
-
-
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
     """Return the plan of a split along dimension `at` into parts of the given sizes."""
     batches = [

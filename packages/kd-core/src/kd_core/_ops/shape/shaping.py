@@ -22,6 +22,7 @@ from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.scopes.undoing import moved
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.shape.shape_plans import (
@@ -67,6 +68,7 @@ class Shape(AbstractContainer):
         memo = desc, desc.with_batch(new)
         return self._map_each(resize_leaf, lambda batch: new + batch[ndim:], memo)
 
+    @explains_parameters
     def view(
         self, *shape: int | Sequence[int] | torch.dtype, size: Sequence[int] | None = None
     ) -> Self:
@@ -104,25 +106,44 @@ class Shape(AbstractContainer):
             ) from error
 
     def _traced_reshape(
-        self, *args: int | Sequence[int], shape: Sequence[int] | None = None
+        self,
+        *args: int | Sequence[int],
+        shape: Sequence[int] | None = None,
+        size: Sequence[int] | None = None,
+        inplace: bool = False,
     ) -> Self:
-        sizes = args if shape is None else _sizes_or(args, shape, "shape")
-        return self._traced_resized(sizes, "reshape")
+        if shape is not None:
+            args = _sizes_or(args, shape, "shape")
+        if size is not None:
+            args = _sizes_or(args, size, "size")
+        result = self._traced_resized(args, "reshape")
+        return become(self, result, "reshape in place") if inplace else result
 
     @traced_as(_traced_reshape)
-    def reshape(self, *args: int | Sequence[int], shape: Sequence[int] | None = None) -> Self:
+    def reshape(
+        self,
+        *args: int | Sequence[int],
+        shape: Sequence[int] | None = None,
+        size: Sequence[int] | None = None,
+        inplace: bool = False,
+    ) -> Self:
         """Reshape the batch dimensions; leaves are views where torch can make one.
 
         Args:
             *args: the new batch size; one size may be -1, it is worked out.
             shape: the same by keyword.
+            size: another name of `shape`.
+            inplace: change this container instead of making a new one.
 
         Raises:
             ShapeMismatch: if the sizes do not fit the batch size.
         """
         if shape is not None:
             args = _sizes_or(args, shape, "shape")
-        return moved(resize_plan(self._desc.batch, args, "reshape"), self)
+        if size is not None:
+            args = _sizes_or(args, size, "size")
+        result = moved(resize_plan(self._desc.batch, args, "reshape"), self)
+        return become(self, result, "reshape in place") if inplace else result
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """Return a view whose batch has the shape of another container or tensor."""
@@ -221,6 +242,7 @@ class Shape(AbstractContainer):
         """Exchange two batch dimensions; another name of `transpose`."""
         return self.transpose(axis0, axis1)
 
+    @explains_parameters
     def swapdims(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
         return self.transpose(dim0, dim1)
@@ -241,11 +263,12 @@ class Shape(AbstractContainer):
         """Move batch dimensions; another name of `movedim`."""
         return self.movedim(source, destination)
 
-    def expand(self, *shape: int | Sequence[int]) -> Self:
+    def expand(self, *shape: int | Sequence[int], size: Sequence[int] | None = None) -> Self:
         """Repeat batch dimensions of size 1 without copying.
 
         Args:
             *shape: the new batch size; -1 keeps a size, new dimensions come in front.
+            size: the same by keyword.
 
         Raises:
             ShapeMismatch: if a dimension larger than 1 would change.
@@ -256,6 +279,8 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).expand(3, -1)["a"].shape
             torch.Size([3, 2, 4])
         """
+        if size is not None:
+            shape = _sizes_or(shape, size, "size")
         return moved(expand_plan(self._desc.batch, shape), self)
 
     def expand_as(self, other: AbstractContainer | Tensor) -> Self:

@@ -9,18 +9,21 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import device_of
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
+from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import wraps_tensors
+from kd_core._naming.parameters import explains_parameters
 from kd_core._ops.math.casting import cast_leaves
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved
+from kd_core._ops.values.target import read_argument, read_target, with_format
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
-    from typing import Self, TypeVar
+    from typing import Self, TypeVar, Unpack
 
     from kd_core._ops.math.casting import CastFilter
-    from kd_core._types import BatchSize, DeviceLike
+    from kd_core._ops.values.target import Further, Options
+    from kd_core._types import DeviceLike
 
     W = TypeVar("W", bound=AbstractContainer)
 
@@ -44,52 +47,60 @@ class Placement(AbstractContainer):
 
     def to(
         self,
-        *where: DeviceLike | torch.dtype | Tensor | AbstractContainer,
-        device: DeviceLike | None = None,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-        batch_size: BatchSize | None = None,
-        inplace: bool = False,
+        *where: DeviceLike | torch.dtype | Tensor | AbstractContainer | bool | None,
+        **options: Unpack[Options],
     ) -> Self:
         """Move to a device, cast to a dtype, or both.
 
         Args:
             *where: a device, a dtype, a device and a dtype, a tensor whose device and dtype are
-                taken, or a container whose device is taken.
-            device: the device, by keyword.
-            dtype: the dtype, by keyword.
-            non_blocking: do not wait for copies between pinned memory and a GPU.
-            batch_size: the batch size of the result; `None`: that of this container.
-            inplace: change this container instead of making a new one.
+                taken, or a container whose device is taken; then, as in torch, `non_blocking`.
+            **options: `device`, `dtype` and `other` (a tensor or a container) by keyword;
+                `non_blocking`: do not wait for copies between pinned memory and a GPU;
+                `non_blocking_pin`: pin the memory first, where the target is a GPU;
+                `cast_filter`: called with the path and the tensor of each leaf, says whether it is
+                cast to the dtype; `memory_format`: that of leaves with as many dimensions as it is
+                for; `batch_size`: that of the result; `inplace`: change this container instead of
+                making a new one.
 
         Raises:
             InvalidArgument: if an argument is none of these, or one is given twice.
             ShapeMismatch: if an entry does not fit `batch_size`.
             Locked: if `inplace` and the container is locked.
         """
-        for each in where:
-            found_device, found_dtype = _read(each)
-            if (found_device and device is not None) or (found_dtype and dtype is not None):
-                raise InvalidArgument(
-                    "`to` expected at most one device and one dtype, got two of a kind. Pass each "
-                    "once."
-                )
-            device, dtype = found_device or device, found_dtype or dtype
-        td = self if dtype is None else cast_leaves(self, dtype)
-        td = td if device is None else _move(td, device, non_blocking)
+        if len(where) == 1 and not options and where[0] is not None:  # "to" in the benchmarks
+            device, dtype = read_argument(where[0])
+            td = self if dtype is None else cast_leaves(self, dtype)
+            return td if device is None else _move(td, device, False)
+        target = read_target(where, options)
+        td = self
+        if target.dtype is not None:
+            td = cast_leaves(td, target.dtype, options.get("cast_filter"))
+        if target.device is not None:
+            td = _move(td, target.device, target.non_blocking, target.pin)
+        if not options:
+            return td
+        if target.memory_format is not None:
+            td = td._map_each(with_format(target.memory_format))
+        batch_size = options.get("batch_size")
         if batch_size is not None:
             td = td._with_descriptor(td._desc.unlocked().with_batch(batch_of(batch_size)))
-        return become(self, td, "move in place") if inplace else td
+        return become(self, td, "move in place") if options.get("inplace") else td
 
-    def cpu(self) -> Self:
-        """Move to the CPU."""
-        return _move(self, "cpu", False)
+    def cpu(self, **options: Unpack[Options]) -> Self:
+        """Move to the CPU; the options are those of `to`."""
+        return self.to("cpu", **options) if options else _move(self, "cpu", False)
 
-    def cuda(self, device: int | None = None, non_blocking: bool = False) -> Self:
-        """Move to a GPU: the current one, or that of a number."""
+    def cuda(
+        self, device: int | None = None, non_blocking: bool = False, **options: Unpack[Further]
+    ) -> Self:
+        """Move to a GPU: the current one, or that of a number; the options are those of `to`."""
         where = "cuda" if device is None else f"cuda:{device}"
+        if options:
+            return self.to(where, non_blocking=non_blocking, **options)
         return _move(self, where, non_blocking)
 
+    @explains_parameters
     def type(self, dtype: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to a dtype.
 
@@ -135,6 +146,7 @@ class Placement(AbstractContainer):
         """Return whether all leaves are contiguous."""
         return all(leaf.is_contiguous() for leaf in leaves_of(self))
 
+    @explains_parameters
     def pin_memory(self, *, inplace: bool = False) -> Self:
         """Copy all leaves to pinned memory, from which a GPU reads without waiting.
 
@@ -151,6 +163,7 @@ class Placement(AbstractContainer):
         result = self._map_each(Tensor.pin_memory)
         return become(self, result, "pin memory in place") if inplace else result
 
+    @explains_parameters
     def pin_memory_(self) -> Self:
         """Replace all leaves by copies in pinned memory; return self. See `pin_memory`."""
         return self.pin_memory(inplace=True)
@@ -223,24 +236,11 @@ def _canonical(leaf: Tensor) -> Tensor:
     return leaf
 
 
-def _read(where: object) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the device and the dtype that an argument of `to` stands for."""
-    if isinstance(where, torch.dtype):
-        return None, where
-    if isinstance(where, Tensor):
-        return where.device, where.dtype
-    if isinstance(where, AbstractContainer):
-        if where._desc.device is None:
-            raise InvalidArgument("`to` got a container without a device: give the device itself.")
-        return where._desc.device, None
-    if isinstance(where, (torch.device, str, int)):
-        return device_of(where), None
-    raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)
-
-
-def _move(td: W, device: DeviceLike, non_blocking: bool) -> W:
+def _move(td: W, device: DeviceLike, non_blocking: bool, pin: bool = False) -> W:
     target = device_of(device)
     desc = td._desc
     if desc.device == target:
         return td
+    if pin and target.type == "cuda":
+        td, non_blocking = td._map_each(Tensor.pin_memory), True
     return moved(td, target, non_blocking)
