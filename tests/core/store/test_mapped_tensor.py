@@ -18,7 +18,7 @@ from tests.core.store.faults import Killed, calls, is_raised, names_in
 from tests.core.store.trees import DTYPES
 from torch import Tensor
 
-from kd_core import InvalidValue, MemoryMappedTensor, TensorDict
+from kd_core import InvalidArgument, InvalidValue, MemoryMappedTensor, TensorDict
 
 
 def sample() -> Tensor:
@@ -231,3 +231,15 @@ def test_it_is_a_leaf_like_any_other(tmp_path: Path) -> None:
     assert td.memmap(tmp_path / "arena").is_memmap()
     again = MemoryMappedTensor.from_filename(tmp_path / "a", torch.float32, (3, 4))
     assert again[:2].tolist() == [[5] * 4, [1] * 4]
+
+
+def test_a_new_file_takes_its_shape_by_keyword_and_replaces_another(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    MemoryMappedTensor.ones(shape=(2,), filename=path)
+    with pytest.raises(FileExistsError):
+        MemoryMappedTensor.zeros(shape=(3,), filename=path)
+    assert MemoryMappedTensor.zeros(shape=(3,), filename=path, existsok=True).tolist() == [0] * 3
+    assert MemoryMappedTensor.full((2,), 7, filename=path, existsok=True).tolist() == [7, 7]
+    assert MemoryMappedTensor.full(shape=(1,), fill_value=1).tolist() == [1]  # type: ignore[call-arg]  # a name of tensordict
+    with pytest.raises(InvalidArgument, match="expected `shape` once"):
+        MemoryMappedTensor.empty(2, shape=(2,))

@@ -311,3 +311,12 @@ def test_a_tensor_without_batch_dimensions_is_refused() -> None:
     td = TensorDict({"w": torch.ones(3), "n": {"u": UnbatchedTensor(torch.ones(2))}}, [3])
     with pytest.raises(InvalidArgument, match=r"entry `u` must be a tensor or data .*`data`"):
         TensorDictParams(td)
+
+
+def test_parameters_are_given_by_keyword() -> None:
+    params = TensorDictParams(a=torch.zeros(2, 3), batch_size=[2])
+    assert isinstance(params["a"], nn.Parameter)
+    assert params.batch_size == (2,)
+    with pytest.raises(InvalidArgument, match="cannot be combined with `parameters`, got `b`"):
+        TensorDictParams(TensorDict(a=torch.zeros(2)), b=torch.zeros(2))
+    assert params.get("a", as_list=True) is params["a"]

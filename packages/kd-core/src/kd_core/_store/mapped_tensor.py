@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidValue, shape_text, wrong_type
+from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
 from kd_core._naming.left_out import leaves_out
+from kd_core._naming.parameters import explains_parameters
 from kd_core._naming.publishing import public_in
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class MemoryMappedTensor(Tensor):
     # Results of operations are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
 
+    @explains_parameters
     def __new__(cls, source: Tensor, *, filename: PathLike | None = None) -> Self:
         """Copy a tensor to a file."""
         return cls.from_tensor(source, filename=filename)
@@ -67,6 +69,7 @@ class MemoryMappedTensor(Tensor):
         return self._filename
 
     @classmethod
+    @explains_parameters
     def from_tensor(
         cls, input: Tensor, *, filename: PathLike | None = None, existsok: bool = False
     ) -> Self:
@@ -99,6 +102,7 @@ class MemoryMappedTensor(Tensor):
         )
 
     @classmethod
+    @explains_parameters
     def from_filename(
         cls,
         filename: PathLike,
@@ -138,6 +142,7 @@ class MemoryMappedTensor(Tensor):
         return cls._of(part, path)
 
     @classmethod
+    @explains_parameters
     def from_storage(
         cls,
         storage: torch.UntypedStorage,
@@ -161,21 +166,26 @@ class MemoryMappedTensor(Tensor):
         return cls.from_tensor(tensor_of(storage, shape, dtype), filename=filename)
 
     @classmethod
+    @explains_parameters
     def empty(
         cls,
         *size: int | Sequence[int],
+        shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         filename: PathLike | None = None,
+        existsok: bool = False,
     ) -> Self:
         """Return a tensor of zeros in a new file, which is allocated in full.
 
         Args:
             size: the shape, as one sequence or as integers.
+            shape: the same by keyword.
             dtype: the dtype; `None`: the default of torch.
             filename: the file, which must not exist yet. `None`: memory without a file.
+            existsok: replace a file that exists.
 
         Raises:
-            FileExistsError: if the file exists.
+            FileExistsError: if the file exists, and `existsok` is not given.
             OSError: if there is no room for it.
 
         Example:
@@ -183,31 +193,39 @@ class MemoryMappedTensor(Tensor):
             >>> MemoryMappedTensor.empty(2, 3, filename="empty.bin").shape
             torch.Size([2, 3])
         """
-        return cls._new(_shape_of(size), dtype or torch.get_default_dtype(), filename)
+        kind = dtype or torch.get_default_dtype()
+        return cls._new(_shape_of(size, shape), kind, filename, existsok=existsok)
 
     @classmethod
+    @explains_parameters
     def zeros(
         cls,
         *size: int | Sequence[int],
+        shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         filename: PathLike | None = None,
+        existsok: bool = False,
     ) -> Self:
         """Return a tensor of zeros in a new file: `empty`, which is zeros, too."""
-        return cls.empty(*size, dtype=dtype, filename=filename)
+        sizes = _shape_of(size, shape)
+        return cls.empty(sizes, dtype=dtype, filename=filename, existsok=existsok)
 
     @classmethod
+    @explains_parameters
     def ones(
         cls,
         *size: int | Sequence[int],
+        shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         filename: PathLike | None = None,
+        existsok: bool = False,
     ) -> Self:
         """Return a tensor of ones in a new file; see `empty`."""
-        return cls.full(
-            _shape_of(size), 1, dtype=dtype or torch.get_default_dtype(), filename=filename
-        )
+        sizes, kind = _shape_of(size, shape), dtype or torch.get_default_dtype()
+        return cls.full(sizes, 1, dtype=kind, filename=filename, existsok=existsok)
 
     @classmethod
+    @explains_parameters
     def full(
         cls,
         size: Sequence[int],
@@ -215,6 +233,7 @@ class MemoryMappedTensor(Tensor):
         *,
         dtype: torch.dtype | None = None,
         filename: PathLike | None = None,
+        existsok: bool = False,
     ) -> Self:
         """Return a tensor of one value in a new file; see `empty`.
 
@@ -223,6 +242,7 @@ class MemoryMappedTensor(Tensor):
             fill_value: the value.
             dtype: the dtype; `None`: the one that `torch.full` takes for the value.
             filename: the file, which must not exist yet. `None`: memory without a file.
+            existsok: replace a file that exists.
 
         Example:
             >>> from kd_core import MemoryMappedTensor
@@ -230,7 +250,13 @@ class MemoryMappedTensor(Tensor):
             [7, 7]
         """
         value = torch.full((), fill_value, dtype=dtype)
-        return cls._new(tuple(size), value.dtype, filename, fill=lambda made: made.copy_(value))
+        return cls._new(
+            tuple(size),
+            value.dtype,
+            filename,
+            existsok=existsok,
+            fill=lambda made: made.copy_(value),
+        )
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: PathLike | None = None) -> Self:
@@ -297,7 +323,13 @@ def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int], dtype: torch.
     return flat[: size.numel() * dtype.itemsize].view(dtype).view(size)
 
 
-def _shape_of(size: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
+def _shape_of(
+    size: tuple[int | Sequence[int], ...], shape: Sequence[int] | None
+) -> tuple[int, ...]:
+    if shape is not None:
+        if size:
+            raise InvalidArgument("expected `shape` once, got it by position and by keyword.")
+        size = (shape,)
     sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     return tuple(torch.empty(cast("Sequence[int]", sizes), device="meta").shape)
 

@@ -26,7 +26,13 @@ from kd_core import (
     UnbatchedTensor,
     format_key,
 )
-from kd_core.extending import Descriptor, Entry, describe, make_dense, register
+from kd_core.extending import (
+    Descriptor,
+    Entry,
+    describe,
+    make_dense,
+    register,
+)
 from kd_nn._modules.tensor_hooks import is_of_fsdp
 
 if TYPE_CHECKING:
@@ -49,6 +55,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
         parameters: A container or (nested) mapping of tensors.
         no_convert: Whether tensors that are not an `nn.Parameter` become buffers instead.
         lock: Whether the container is locked: its values may change, its entries may not.
+        **entries: Tensors by keyword in place of `parameters`, with `batch_size` and `device` as
+            for `TensorDict`.
 
     Example:
         >>> import torch
@@ -68,6 +76,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         *,
         no_convert: bool = False,
         lock: bool = False,
+        **entries: object,
     ) -> None:
         nn.Module.__init__(self)
         if not isinstance(parameters, TensorDictBase) and hasattr(parameters, "named_parameters"):
@@ -75,7 +84,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
                 f"the parameters must be a mapping or a container, got the module "
                 f"`{type(parameters).__name__}`. Write `TensorDictParams.of_module(module)`."
             )
-        source = TensorDict({}) if parameters is None else parameters
+        if entries and parameters is not None:
+            raise InvalidArgument(
+                f"entries by keyword cannot be combined with `parameters`, got "
+                f"{', '.join(f'`{name}`' for name in entries)}. Put them into the container."
+            )
+        source = parameters
+        if source is None:
+            source = TensorDict(**entries)  # type: ignore[arg-type]  # checked by the class
         if not isinstance(source, TensorDictBase):
             source = TensorDict(source)
         self._descriptor = describe(tuple(source.batch_size), source.device)
@@ -143,9 +159,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     if not TYPE_CHECKING:  # the types are those of the base class
 
-        def get(self, key: NestedKey, default: object = None) -> object:
+        def get(self, key: NestedKey, default: object = None, **how: object) -> object:
             """Read the entry at `key`, or `default` where there is none, through the hooks."""
-            return self._hooked(super().get(key, default))
+            return self._hooked(super().get(key, default, **how))
 
         def __getitem__(self, index: object) -> object:
             return self._hooked(super().__getitem__(index))
@@ -246,7 +262,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
     __dir__ = nn.Module.__dir__  # with the names of tensors
 
     to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
-    cpu = nn.Module.cpu
+    cpu = nn.Module.cpu  # type: ignore[assignment]  # a module's: in place
     cuda = nn.Module.cuda  # type: ignore[assignment]  # a module's: in place
     type = nn.Module.type  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
