@@ -1,6 +1,7 @@
 """Names that are left out on purpose: none is offered, and each raises the error of its row."""
 
 import importlib
+import inspect
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,15 @@ import torch
 from tests.repo.tree import IMPORT_NAMES, ROOT
 from tools.render_decided import PAGE, SOURCE, is_stale, tables
 
-from kd_core import MemoryMappedTensor, NonTensorData, NotOffered, TensorDict, lazy_stack
+from kd_core import (
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    NotOffered,
+    TensorDict,
+    lazy_stack,
+)
+from kd_probabilistic import CompositeDistribution
 
 PACKAGES = [name for name in IMPORT_NAMES if name != "kd_export"]
 PUBLIC = [*IMPORT_NAMES, "kd_core.testing", "kd_core.extending", "kd_nn.distributions", "kd_nn.fx"]
@@ -26,6 +35,13 @@ INSTANCES: dict[str, Callable[[], object]] = {
     "LazyStackedTensorDict": lambda: lazy_stack([TensorDict({"a": torch.zeros(2)})]),
     "NonTensorData": lambda: NonTensorData("word"),
     "MemoryMappedTensor": lambda: MemoryMappedTensor.zeros(2),
+}
+
+
+CALLED: dict[str, Callable[[], object]] = {
+    **INSTANCES,
+    "NonTensorStack": lambda: NonTensorStack("word"),
+    "CompositeDistribution": lambda: CompositeDistribution(TensorDict(), {}),
 }
 
 
@@ -58,6 +74,57 @@ def test_a_left_out_attribute_says_why(area: str, name: str, reason: str) -> Non
         assert reason in str(found.value)
 
 
+def parameters() -> Iterator[tuple[str, str, str, dict[str, str]]]:
+    """Yield area, function and name of the parameters that are left out or renamed, and the row."""
+    for area, table in DECIDED.items():
+        for name, row in table.items():
+            function, _, parameter = name.rpartition("(")
+            if function and not function.startswith("__"):
+                yield area, function, parameter.removesuffix(")"), row
+
+
+def called(area: str, function: str) -> Callable[..., object]:
+    """Return a function of an area, a method of an instance, or the class itself."""
+    if not area.startswith("tensordict"):
+        kind = find(area)
+        owner = CALLED.get(area, lambda: kind)()
+        return kind if function == "()" else getattr(owner, function)
+    return find(function)
+
+
+def find(name: str) -> Callable[..., object]:
+    """Return what a public module exports under a name."""
+    for package in PUBLIC:
+        if package != "kd_export" and name in dir(importlib.import_module(package)):
+            return getattr(importlib.import_module(package), name)  # type: ignore[no-any-return]  # by name
+    raise LookupError(name)
+
+
+@pytest.mark.parametrize(
+    ("area", "function", "parameter", "reason"),
+    [(*names, row["reason"]) for *names, row in parameters() if "renamed" not in row],
+)
+def test_a_left_out_parameter_says_why(
+    area: str, function: str, parameter: str, reason: str
+) -> None:
+    with pytest.raises(TypeError, match="left out on purpose") as found:
+        called(area, function)(**{parameter: None})
+    assert reason in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("area", "function", "parameter", "renamed"),
+    [(*names, row["renamed"]) for *names, row in parameters() if "renamed" in row],
+)
+def test_a_renamed_parameter_is_taken_under_both_names(
+    area: str, function: str, parameter: str, renamed: str
+) -> None:
+    call = called(area, function)
+    assert renamed in inspect.signature(call).parameters
+    with pytest.raises(TypeError, match=rf"expected `{renamed}` once"):
+        call(**{parameter: None, renamed: None})
+
+
 @pytest.mark.parametrize("area", INSTANCES)
 def test_no_attribute_pays_for_those_that_are_left_out(area: str) -> None:
     assert not hasattr(type(INSTANCES[area]()), "__getattr__")  # with one, all are read slowly
@@ -71,8 +138,9 @@ def test_no_left_out_name_is_offered() -> None:
 def test_every_row_says_what_to_write() -> None:
     for table in DECIDED.values():
         for row in table.values():
-            assert set(row) == {"reason", "instead"}
-            assert all(text.endswith(".") for text in row.values())
+            assert set(row) in ({"reason", "instead"}, {"reason", "renamed"})
+            assert row["reason"].endswith(".")
+            assert row.get("instead", ".").endswith(".")
 
 
 def test_the_page_says_what_the_list_says() -> None:
@@ -89,9 +157,10 @@ def test_a_change_of_the_list_is_seen(tmp_path: Path) -> None:
     assert is_stale(tmp_path)
 
 
-def test_a_row_without_advice_is_refused() -> None:
+@pytest.mark.parametrize("row", ['x = { reason = "None." }', 'x = { reason = "", renamed = "y" }'])
+def test_a_row_without_advice_is_refused(row: str) -> None:
     with pytest.raises(SystemExit, match="expected `reason` and `instead`"):
-        tables('[tensordict]\nx = { reason = "None." }\n')
+        tables(f"[tensordict]\n{row}\n")
 
 
 def test_an_import_reads_no_list() -> None:

@@ -1,0 +1,105 @@
+"""Parameters that users of tensordict know: renamed, or left out on purpose."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kd_core import (
+    InvalidArgument,
+    MemoryMappedTensor,
+    TensorDict,
+    cat,
+    is_non_tensor,
+    lazy_stack,
+    load,
+    pad_sequence,
+    stack,
+)
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    return TensorDict({"a": torch.tensor([1.0, 4.0]), "n": {"b": torch.ones(2, 3)}}, [2])
+
+
+def test_a_renamed_parameter_is_passed_on(td: TensorDict, tmp_path: Path) -> None:
+    assert td.pow(other=2)["a"].tolist() == [1, 16]  # type: ignore[call-arg]  # a name of tensordict
+    assert td.clamp_min(other=2)["a"].tolist() == [2, 4]  # type: ignore[call-arg]  # as above
+    assert td.addcmul(other1=td, other2=td, value=2)["a"].tolist() == [3, 36]  # type: ignore[call-arg]  # as above
+    assert stack(input=[td, td]).batch_size == (2, 2)  # type: ignore[call-arg]  # as above
+    assert cat(input=[td, td]).batch_size == (4,)  # type: ignore[call-arg]  # as above
+    assert pad_sequence(list_of_tensordicts=[td, td[:1]]).batch_size == (2, 2)  # type: ignore[call-arg]  # as above
+    assert not is_non_tensor(data=td)  # type: ignore[call-arg, misc]  # as above
+    td.save(prefix=tmp_path / "x.kd")  # type: ignore[call-arg]  # as above
+    assert load(prefix=tmp_path / "x.kd")["a"].tolist() == [1, 4]  # type: ignore[call-arg]  # as above
+
+
+def test_values_are_written_under_the_old_names(td: TensorDict) -> None:
+    td.copy_(tensordict=td + 1)  # type: ignore[call-arg]  # a name of tensordict
+    assert td["a"].tolist() == [2, 5]
+    td.update_at_(input_dict_or_td={"a": 7.0}, idx=0)  # type: ignore[call-arg]  # as above
+    assert td["a"].tolist() == [7, 5]
+    td.set_at_("a", 8.0, idx=1)  # type: ignore[call-arg]  # as above
+    assert td["a"].tolist() == [7, 8]
+    members = lazy_stack([td.clone()])
+    members.append(tensordict=td)  # type: ignore[call-arg]  # as above
+    assert members.batch_size == (2, 2)
+
+
+def test_a_parameter_under_both_names_is_refused(td: TensorDict) -> None:
+    with pytest.raises(InvalidArgument, match="expected `exponent` once, got it as `other`, too"):
+        td.pow(other=2, exponent=3)  # type: ignore[call-arg]  # the error is the promise
+    with pytest.raises(TypeError, match="multiple values for argument 'exponent'"):
+        td.pow(2, other=3)  # type: ignore[call-arg]  # as above
+
+
+def test_a_left_out_parameter_changes_nothing(td: TensorDict, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"\(archive=...\)` is left out on purpose"):
+        td.save(tmp_path / "x.kd", archive=True)  # type: ignore[call-arg]  # the error is the promise
+    assert not (tmp_path / "x.kd").exists()
+    before = td.clone()
+    with pytest.raises(InvalidArgument, match="converts and checks"):
+        td.update_at_({"a": 0.0}, 0, non_blocking=True)  # type: ignore[call-arg]  # as above
+    with pytest.raises(InvalidArgument, match=r"with td\.unlocked\(\)"):
+        td.update({"a": torch.zeros(2)}, ignore_lock=True)
+    assert (td == before).all()
+
+
+def test_an_unknown_parameter_is_refused_by_python(td: TensorDict) -> None:
+    with pytest.raises(TypeError, match=r"pow\(\) got an unexpected keyword argument 'exponnt'"):
+        td.pow(exponnt=2)  # type: ignore[call-arg]  # the error is the promise
+    with pytest.raises(TypeError, match=r"TensorDictBase\.clamp_min\(\) missing 1 required"):
+        td.clamp_min()  # type: ignore[call-arg]  # as above
+
+
+def test_the_signature_and_the_documentation_stay() -> None:
+    assert list(inspect.signature(TensorDict.pow).parameters) == ["self", "exponent", "default"]
+    assert str(TensorDict.pow.__doc__).startswith("Return the power")
+    assert TensorDict.pow.__qualname__ == "TensorDictBase.pow"
+
+
+def test_a_class_explains_what_its_constructor_lacks() -> None:
+    with pytest.raises(InvalidArgument, match=r"`MemoryMappedTensor\(device=...\)` is left out"):
+        MemoryMappedTensor(torch.zeros(2), device="cpu")  # type: ignore[call-arg]  # as above
+
+
+def test_compiled_code_calls_the_function_itself(td: TensorDict) -> None:
+    compiled = torch.compile(lambda x: x.pow(2).clamp_min(3), fullgraph=True, backend="eager")
+    assert (compiled(td) == td.pow(2).clamp_min(3)).all()
+
+
+def test_a_call_reads_no_list() -> None:
+    program = (
+        "import sys, torch\n"
+        "from kd_core import TensorDict\n"
+        "td = TensorDict(a=torch.ones(2))\n"
+        "td.update(b=td['a'], c=1).pow(exponent=2)\n"
+        "print('tomllib' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "False"
