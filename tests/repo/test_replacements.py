@@ -43,8 +43,6 @@ SPELLED: Final = {
     "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
     "to_h5": "td.to_h5",
     "to_zarr": "td.to_zarr",
-    "dim0": "square.swapdims(dim0=0, dim1=1)",
-    "dim1": "square.swapdims(dim0=0, dim1=1)",
     "wrapper.data.attribute": "wrapper.data.upper",
     "aggregate=": "CompositeDistribution(TensorDict(), {}, aggregate=True)",
     "log_prob_key=": "ProbabilisticTensorDictModule(['param'], 'x', log_prob_key='y')",
@@ -114,7 +112,9 @@ def variants(td: TensorDict) -> dict[str, object]:
     same = {name: td.clone() for name in ("rows", "source", "other", "out")}
     return same | {
         "containers": [td, td],
-        "square": TensorDict({}, [2, 2]),
+        "dist": kd_probabilistic.CompositeDistribution(
+            TensorDict({"p": {"probs": torch.ones(2)}}), {"p": torch.distributions.Bernoulli}
+        ),
         "stack": lazy_stack([td, td]),
         "schema": td.schema(),
         "client": Client(td),

@@ -106,7 +106,7 @@ class LazyStackedTensorDict(MemberReading, MemberGrowth):
         strict_shape: bool,
         batch_size: BatchSize | None = None,
     ) -> None:
-        """Take the members; also called by `lazy_stack`: "lazy_stack 8" in the benchmarks."""
+        """Set the members; also called by `lazy_stack`: "lazy_stack 8" in the benchmarks."""
         if not members:
             raise InvalidValue("a lazy stack must have at least one member, got none.")
         for position, member in enumerate(members):
