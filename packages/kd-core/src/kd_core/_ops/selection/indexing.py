@@ -259,8 +259,6 @@ class Indexing(AbstractContainer):
         return self
 
 
-
-
 def _without_first(batch: Batch) -> Batch:
     return batch[1:]
 
