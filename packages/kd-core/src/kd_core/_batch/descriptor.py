@@ -118,9 +118,11 @@ class Descriptor:
         known = self.constants_of(batch)
         return _build(batch, device, None, 0) if known is None else self._constant(known, device)
 
-    @traced_as(_traced_with_batch)
     def with_batch(self, batch: Batch) -> Descriptor:
         """Return the unlocked descriptor of the same device with another batch size."""
+        # Not `traced_as`: torch 2.15 has no guard for it where the descriptor is not an input.
+        if is_dynamo_compiling():
+            return self._traced_with_batch(batch)
         try:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash
