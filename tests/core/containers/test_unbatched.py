@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.containers.unbatched import fixed, make, rows_of, wrapper
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -34,27 +35,6 @@ from kd_core import (
     stack,
 )
 from kd_core._types import Index
-
-
-def fixed(value: float = 1.0) -> Tensor:
-    return torch.full((2, 3), value)
-
-
-def make(value: float = 1.0, rows: int = 4) -> TensorDict:
-    """Rows beside a tensor without rows, on two levels."""
-    inner = {"u": UnbatchedTensor(torch.full((5,), value)), "b": torch.zeros(rows, 2)}
-    entries = {"a": torch.arange(float(rows)), "u": UnbatchedTensor(fixed(value)), "n": inner}
-    return TensorDict(entries, [rows])
-
-
-def wrapper(td: TensorDictBase, key: str = "u") -> UnbatchedTensor:
-    found: object = td.get(key)
-    assert isinstance(found, UnbatchedTensor)
-    return found
-
-
-def rows_of(td: TensorDictBase) -> TensorDictBase:
-    return td.exclude("u", ("n", "u"))
 
 
 def test_brackets_give_the_tensor_and_get_the_wrapper() -> None:

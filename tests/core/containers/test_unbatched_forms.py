@@ -9,38 +9,17 @@ from typing import cast
 
 import pytest
 import torch
+from tests.core.containers.unbatched import fixed, make, rows_of, wrapper
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from kd_core import (
     InvalidValue,
     TensorDict,
-    TensorDictBase,
     UnbatchedTensor,
     default_is_leaf,
 )
 from kd_core.convert import from_schema
-
-
-def fixed(value: float = 1.0) -> Tensor:
-    return torch.full((2, 3), value)
-
-
-def make(value: float = 1.0, rows: int = 4) -> TensorDict:
-    """Rows beside a tensor without rows, on two levels."""
-    inner = {"u": UnbatchedTensor(torch.full((5,), value)), "b": torch.zeros(rows, 2)}
-    entries = {"a": torch.arange(float(rows)), "u": UnbatchedTensor(fixed(value)), "n": inner}
-    return TensorDict(entries, [rows])
-
-
-def wrapper(td: TensorDictBase, key: str = "u") -> UnbatchedTensor:
-    found: object = td.get(key)
-    assert isinstance(found, UnbatchedTensor)
-    return found
-
-
-def rows_of(td: TensorDictBase) -> TensorDictBase:
-    return td.exclude("u", ("n", "u"))
 
 
 def test_keys_and_sizes_count_it_as_a_leaf() -> None:
