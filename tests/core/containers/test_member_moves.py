@@ -189,3 +189,14 @@ def test_a_scope_does_not_carry_rows_back() -> None:
     rows = ragged()
     with pytest.raises(InvalidArgument, match="Assign the result to a name"), rows.view(-1):
         pass
+
+
+def test_a_reduction_collects_the_data_of_all_rows() -> None:
+    members = []
+    for width, words in ((1, ("a", "b")), (2, ("c", "d"))):
+        entries = {"x": torch.ones(2, width), "word": NonTensorStack(*words)}
+        members.append(TensorDict(entries, [2]))
+    assert names_in(lazy_stack(members).sum(1).rename_keys({"word": "name"})) == [
+        ["a", "b"],
+        ["c", "d"],
+    ]

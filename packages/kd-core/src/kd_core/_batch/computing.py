@@ -40,6 +40,12 @@ class Reduced:
         """Return the dimensions of a batch that are reduced."""
         return tuple(sorted(self.dims)) if self.first is None else tuple(range(self.first, ndim))
 
+    def along(self, stacked: int) -> Reduced:
+        """Return the same for one member of a stack along a dimension that is not reduced."""
+        dims = tuple([dim - (dim > stacked) for dim in self.dims])
+        first = None if self.first is None else self.first - 1
+        return Reduced(dims, self.keepdim, first, self.lead)
+
     def __call__(self, batch: Batch) -> Batch:
         dims = self.dims
         if self.first is not None:

@@ -87,7 +87,8 @@ def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> Te
         new = batch((*size[:at], 1, *size[at:]))
         return (*new[:dim], *new[dim + 1 :])
 
-    made = [stack._members[number]._map_each(of_member, size_of_member) for number in kept.members]
+    size = batch.along(at) if isinstance(batch, Reduced) else size_of_member
+    made = [stack._members[number]._map_each(of_member, size) for number in kept.members]
     return _stacked(made, dim)
 
 

@@ -341,6 +341,18 @@ def leaves_of(td: AbstractContainer) -> list[Tensor]:
     return leaves
 
 
+def unbatched_in(td: AbstractContainer, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the paths of the tensors without batch dimensions; `path` is that of the container."""
+    found: list[tuple[str, ...]] = []
+    if td._nested:
+        for key, value in kinds_of(td._entries):
+            if isinstance(value, AbstractContainer):
+                found += unbatched_in(value, (*path, key))
+            elif is_unbatched(value):
+                found.append((*path, key))
+    return found
+
+
 def refuse_unbatched(td: AbstractContainer, what: str, path: tuple[str, ...] = ()) -> None:
     """Refuse an operation along rows for a container with tensors without batch dimensions.
 
@@ -352,18 +364,12 @@ def refuse_unbatched(td: AbstractContainer, what: str, path: tuple[str, ...] = (
     Raises:
         InvalidValue: if it has one; the message names the entry.
     """
-    if not td._nested:
-        return
-    for key, value in kinds_of(td._entries):
-        if isinstance(value, AbstractContainer):
-            refuse_unbatched(value, what, (*path, key))
-        elif is_unbatched(value):
-            name = format_key((*path, key))
-            raise InvalidValue(
-                f"entry {name} is an `UnbatchedTensor`, which has no batch dimension and cannot be "
-                f"{what}. `exclude` it first, or give it the batch dimensions: "
-                "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
-            )
+    for found in unbatched_in(td, path)[:1]:
+        raise InvalidValue(
+            f"entry {format_key(found)} is an `UnbatchedTensor`, which has no batch dimension and "
+            f"cannot be {what}. `exclude` it first, or give it the batch dimensions: "
+            "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
+        )
 
 
 def name_in(td: AbstractContainer, leaf: Tensor) -> str:

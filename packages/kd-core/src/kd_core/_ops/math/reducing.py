@@ -19,8 +19,16 @@ from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import all_plain
+from kd_core._nodes.entry import is_node
 from kd_core._ops.entries.renaming import renamed
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, refuse_unbatched
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    leaves_of,
+    name_in,
+    refuse_unbatched,
+    unbatched_in,
+)
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -231,7 +239,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
         return leaf
 
     if everything:
-        td._collect(leaves)
+        _collect_once(td, leaves)
     else:
         refuse_unbatched(td, "reduced together with others along dimensions")
         td._map_each(note, SAME_SHAPE)
@@ -251,6 +259,32 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
         return reduced_features(td, leaves, lambda row: fn(row, (0,)))
     flat = [leaf.unsqueeze(-1) if leaf.ndim == ndim else leaf.flatten(ndim) for leaf in leaves]
     return fn(torch.cat(flat, ndim), (ndim,))
+
+
+def _collect_once(td: AbstractContainer, leaves: list[Tensor]) -> None:
+    """Append all leaves; a stack has one tensor without batch dimensions for all members."""
+    shared = unbatched_in(td)
+    if not shared:
+        td._collect(leaves)
+        return
+    _collect_rows(td, leaves)
+    for path in shared:
+        entry = td._read(path)
+        if is_node(entry):
+            entry._collect(leaves)
+
+
+def _collect_rows(td: AbstractContainer, leaves: list[Tensor]) -> None:
+    """Append the leaves that have batch dimensions."""
+    if isinstance(td, Composite):
+        for member in td._members:
+            _collect_rows(member, leaves)
+        return
+    for value in td._entries.values():
+        if isinstance(value, AbstractContainer):
+            _collect_rows(value, leaves)
+        elif isinstance(value, Tensor):
+            leaves.append(value)
 
 
 def prod(
