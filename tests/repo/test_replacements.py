@@ -41,6 +41,9 @@ SPELLED: Final = {
     "td.batch_size = [...]": "td.batch_size = [2]",
     "consolidate(device=..., non_blocking=True)": "td.consolidate(device='cpu', non_blocking=True)",
     "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
+    "TensorDictParams(td.double(cast_filter=...))": (
+        "TensorDictParams(td.double(cast_filter=lambda path, leaf: path != ('a',)))"
+    ),
     "to_h5": "td.to_h5",
     "to_zarr": "td.to_zarr",
     "wrapper.data.attribute": "wrapper.data.upper",

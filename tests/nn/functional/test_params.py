@@ -1,4 +1,5 @@
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -135,7 +136,7 @@ def test_no_method_of_a_module_is_hidden_but_apply() -> None:
         name
         for name in vars(nn.Module)
         if not name.startswith("__")
-        and getattr(TensorDictParams, name) is not getattr(nn.Module, name)
+        and inspect.unwrap(getattr(TensorDictParams, name)) is not getattr(nn.Module, name)
     ]
     assert hidden == ["apply", "register_forward_pre_hook"]
     params = TensorDictParams({"a": torch.ones(2)})
@@ -320,3 +321,13 @@ def test_parameters_are_given_by_keyword() -> None:
     with pytest.raises(InvalidArgument, match="cannot be combined with `parameters`, got `b`"):
         TensorDictParams(TensorDict(a=torch.zeros(2)), b=torch.zeros(2))
     assert params.get("a", as_list=True) is params["a"]
+
+
+def test_what_a_module_lacks_is_explained() -> None:
+    params = TensorDictParams(a=torch.zeros(2))
+    with pytest.raises(InvalidArgument, match=r"`double\(cast_filter=...\)` is left out"):
+        params.double(cast_filter=lambda path, leaf: True)  # type: ignore[call-arg]  # the error is the promise
+    with pytest.raises(InvalidArgument, match=r"`state_dict\(flatten=...\)` is left out"):
+        params.state_dict(flatten=True)  # type: ignore[call-overload]  # as above
+    assert params.to(dtype=torch.float64) is params
+    assert params["a"].dtype is torch.float64

@@ -228,3 +228,17 @@ def test_apply_in_place_refuses_what_makes_another_container() -> None:
     with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`"):
         td.apply_(lambda x: x + 1, batch_size=[])  # type: ignore[call-arg]  # as above
     assert td["a"].tolist() == [1, 1]
+
+
+def test_a_prefix_starts_every_path() -> None:
+    td = TensorDict({"a": 0.0, "b": {"c": 1.0}})
+    for prefix in ("p", ("p",)):
+        names: list[object] = []
+        td.named_apply(lambda name, x: names.append(name), nested_keys=True, prefix=prefix)  # noqa: B023  # called at once
+        assert names == [("p", "a"), ("p", "b", "c")]
+    doubled = td.named_apply(
+        lambda name, x, y: x + y if name[-1] == "a" else x, td + 1, nested_keys=True, prefix="p"
+    )
+    assert doubled.to_dict() == {"a": 1.0, "b": {"c": 1.0}}
+    with pytest.raises(InvalidArgument, match="`prefix` requires `nested_keys=True`"):
+        td.named_apply(lambda name, x: x, prefix="p")

@@ -21,6 +21,7 @@ WAYS: list[dict[str, Any]] = [
     {"as_padded_tensor": True},
     {"as_padded_tensor": True, "padding_value": 7.0, "padding_side": "left"},
     {"as_nested_tensor": True},
+    {"as_nested_tensor": True, "layout": torch.jagged},
 ]
 
 
@@ -46,7 +47,7 @@ def same(one: object, other: object) -> bool:
     return torch.equal(one, other)
 
 
-@pytest.mark.parametrize("how", [how for how in WAYS if len(how) == 1])
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("key", ["a", ("n", "b")])
 def test_a_stack_below_a_container_is_read_as_it_is(how: dict[str, Any], key: Any) -> None:
     stack = ragged()

@@ -28,6 +28,7 @@ from kd_core._containers.tensordict import fill
 from kd_core._errors import FROZEN, InvalidArgument, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming.left_out import explain_attribute
+from kd_core._naming.parameters import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import lock
@@ -256,6 +257,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         return cls(**input_dict, batch_size=batch_size, device=device)
 
     @classmethod
+    @explains_parameters
     def from_tensordict(
         cls,
         tensordict: TensorDictBase,

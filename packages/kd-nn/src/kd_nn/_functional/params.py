@@ -30,6 +30,7 @@ from kd_core.extending import (
     Descriptor,
     Entry,
     describe,
+    explains_parameters,
     make_dense,
     register,
 )
@@ -261,18 +262,18 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     __dir__ = nn.Module.__dir__  # with the names of tensors
 
-    to = nn.Module.to  # type: ignore[assignment]  # a module's: in place
-    cpu = nn.Module.cpu  # type: ignore[assignment]  # a module's: in place
-    cuda = nn.Module.cuda  # type: ignore[assignment]  # a module's: in place
-    type = nn.Module.type  # type: ignore[assignment]  # a module's: in place
+    to = explains_parameters(nn.Module.to)  # type: ignore[assignment]  # a module's: in place
+    cpu = explains_parameters(nn.Module.cpu)  # type: ignore[assignment]  # a module's: in place
+    cuda = explains_parameters(nn.Module.cuda)  # type: ignore[assignment]  # a module's: in place
+    type = explains_parameters(nn.Module.type)  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
-    state_dict = nn.Module.state_dict  # type: ignore[assignment]  # a module's: flat names
-    load_state_dict = nn.Module.load_state_dict  # type: ignore[assignment]  # a module's
-    float = nn.Module.float  # type: ignore[assignment]  # a module's: in place
-    double = nn.Module.double  # type: ignore[assignment]  # a module's: in place
-    half = nn.Module.half  # type: ignore[assignment]  # a module's: in place
-    bfloat16 = nn.Module.bfloat16  # type: ignore[assignment]  # a module's: in place
+    state_dict = explains_parameters(nn.Module.state_dict)  # type: ignore[assignment]  # a module's: flat names
+    load_state_dict = explains_parameters(nn.Module.load_state_dict)  # type: ignore[assignment]  # a module's
+    float = explains_parameters(nn.Module.float)  # type: ignore[assignment]  # a module's: in place
+    double = explains_parameters(nn.Module.double)  # type: ignore[assignment]  # a module's: in place
+    half = explains_parameters(nn.Module.half)  # type: ignore[assignment]  # a module's: in place
+    bfloat16 = explains_parameters(nn.Module.bfloat16)  # type: ignore[assignment]  # a module's: in place
 
 
 def _is_whole(leaf: object) -> bool:

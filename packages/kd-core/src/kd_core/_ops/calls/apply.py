@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, shape_text, unknown_keys, wrong_type
-from kd_core._keys import format_key
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._nodes import registry
@@ -121,6 +121,7 @@ class Apply(AbstractContainer):
         fn: Callable[..., object],
         *others: AbstractContainer,
         nested_keys: bool = False,
+        prefix: NestedKey | tuple[()] = (),
         batch_size: BatchSize | None = None,
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
         names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
@@ -138,6 +139,7 @@ class Apply(AbstractContainer):
             fn: called as `fn(name, leaf, *leaves of others)`.
             others: containers with the same keys.
             nested_keys: pass the path of a nested leaf as a tuple; else only its last key.
+            prefix: keys that the path of every leaf starts with; requires `nested_keys`.
             batch_size: the batch size of the result.
             device: the device of the result.
             names: the names of its batch dimensions; `None`: no names. Without it they are those of
@@ -159,6 +161,8 @@ class Apply(AbstractContainer):
             >>> names
             ['a', ('b', 'c')]
         """
+        if prefix:
+            fn = _prefixed(fn, path_of(prefix), nested_keys)
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
@@ -275,6 +279,13 @@ def _unwrapped(value: object) -> object:
 def _unbatched(found: object, desc: Descriptor) -> object:
     """Return the result for a tensor without batch dimensions, which has none either."""
     return registry.wrap_tensor(found, desc.with_batch(())) if isinstance(found, Tensor) else found
+
+
+def _prefixed(fn: Callable[..., object], prefix: Path, nested: bool) -> Callable[..., object]:
+    """Return a function that is called with paths that start with some keys."""
+    if not nested:
+        raise InvalidArgument("`prefix` requires `nested_keys=True`: other names have no path.")
+    return lambda name, *leaves: fn((*prefix, *path_of(name)), *leaves)
 
 
 def _name(path: Path, key: str, nested: bool) -> NestedKey:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Literal, cast, overload
 
+import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, wrong_type
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from kd_core._nodes.entry import Entry
+    from kd_core._protocol.composite import Side
     from kd_core._types import NestedKey
 
     D = TypeVar("D")
@@ -63,6 +65,9 @@ class Access(AbstractContainer):
         as_list: Literal[False] = False,
         as_padded_tensor: bool = False,
         as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
     ) -> Tensor | D | None: ...
     @overload
     def get(
@@ -75,6 +80,9 @@ class Access(AbstractContainer):
         as_list: bool = False,
         as_padded_tensor: bool = False,
         as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
     ) -> object:
         """Read the entry at `key`, or `default` where there is none.
 
@@ -86,9 +94,11 @@ class Access(AbstractContainer):
             default: what is returned for a missing key.
             as_list: how an entry of a lazy stack is read, whose shapes may differ among the
                 members: as a list. What is not in a lazy stack is returned as it is.
-            as_padded_tensor: the same, padded with zeros to one shape; `get` of the stack itself,
-                and `get_at`, say where and with what.
+            as_padded_tensor: the same, padded to one shape and stacked.
             as_nested_tensor: the same, as a nested tensor.
+            padding_value: the value of the elements that are added.
+            padding_side: where they are added: `"left"` or `"right"`.
+            layout: the layout of a nested tensor.
 
         Example:
             >>> import torch
@@ -103,7 +113,8 @@ class Access(AbstractContainer):
             return self._entries.get(key, default)
         found: Entry | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
-            how = reading(as_list, as_padded_tensor, as_nested_tensor)
+            options = padding_value, padding_side, layout
+            how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
             return read_as(self, path_of(key), default, how)
         if key.__class__ is tuple and key:
             found = find_entry(self._entries, key)  # type: ignore[arg-type]  # mostly of strings
