@@ -260,6 +260,26 @@ def test_names_are_traced() -> None:
     assert compiled(make().rename("a", "b")).names == ["b", "a"]
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda td: td * td,
+        lambda td: td.lerp(td, 0.5),
+        lambda td: td.add(td.exclude("n"), default=0.0),
+        lambda td: torch.nn.functional.mse_loss(td, td, reduction="none"),
+        lambda td: td.split(1, 1)[0] * td[:, :1],
+        lambda td: td[0].expand(td.batch_size) * td,
+    ],
+)
+def test_names_are_traced_where_a_size_changed(run: Callable[[TensorDict], TensorDict]) -> None:
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for rows, names in ((2, None), (4, None), (2, ["time", None]), (5, ["time", None])):
+        entries = {"a": torch.rand(rows, 3), "n": {"b": torch.rand(rows, 3, 2)}}
+        td = TensorDict(entries, [rows, 3], names=names)
+        assert bool((compiled(td) == run(td)).all())
+        assert compiled(td).names == run(td).names
+
+
 def test_arithmetic_of_named_sizes_is_traced() -> None:
     def run(td: TensorDict) -> list[TensorDict]:
         td.set("new", torch.zeros(td.batch_size))

@@ -88,7 +88,9 @@ def resized(old: int, new: int) -> int:
 
 def as_named(size: int, name: str | None) -> int:
     """Return a size with a name, if there is one; a symbolic size has no name."""
-    return size if name is None or not is_constant_size(size) else _named(size, name)
+    if name is None or not is_constant_size(size):
+        return size
+    return _named(operator.index(size), name)  # to dynamo a known symbol is not a constant
 
 
 @assume_constant_result

@@ -148,9 +148,9 @@ def broadcast(beside: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor
 
 def check_batch(td: AbstractContainer, results: list[Tensor]) -> None:
     """Refuse results that do not start with the batch size."""
-    batch = td._desc.batch
+    batch = td._desc.size  # without names: to dynamo no symbol is equal to a named size
     for key, result in zip(paths_of(td, ()), results, strict=True):
-        if tuple(result.shape[: len(batch)]) != batch:
+        if result.shape[: len(batch)] != batch:
             raise ShapeMismatch(
                 f"the loss of entry {format_key(key)} must have a shape that starts with "
                 f"batch_size {shape_text(batch)}, got {shape_text(result.shape)}."

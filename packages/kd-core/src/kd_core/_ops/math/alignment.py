@@ -154,11 +154,11 @@ def check_members_keep_batch(td: AbstractContainer, path: tuple[str, ...] = ()) 
         for member in td._members:
             check_members_keep_batch(member, path)
         return
-    batch = td._desc.batch
+    batch = td._desc.size  # of plain integers, as in `binary`
     for key, value in td._entries.items():
         if isinstance(value, AbstractContainer):
             check_members_keep_batch(value, (*path, key))
-        elif isinstance(value, Tensor) and tuple(value.shape[: len(batch)]) != batch:
+        elif isinstance(value, Tensor) and value.shape[: len(batch)] != batch:
             raise ShapeMismatch(
                 f"the result for entry {format_key((*path, key))} of a member must have a shape "
                 f"that starts with batch_size {shape_text(batch)}, got {shape_text(value.shape)}. "

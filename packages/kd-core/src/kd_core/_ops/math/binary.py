@@ -216,8 +216,9 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     if not keeps_batch(td):
         return _combine_pairs(td, other, mine, theirs, fn, kernel)
     results = run_pairs(mine, theirs, fn, kernel)
+    batch = desc.size  # without names: to dynamo no symbol is equal to a named size
     for leaf, result in zip(mine, results, strict=True):
-        if tuple(result.shape[: desc.ndim]) != desc.batch and has_rows(td, leaf):
+        if result.shape[: desc.ndim] != batch and has_rows(td, leaf):
             raise leaves_batch(td, leaf, result)
     return of_pairs(td, other, results)
 

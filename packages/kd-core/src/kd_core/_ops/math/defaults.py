@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core._batch.names import without_names
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.choosing import Selection
@@ -141,7 +142,7 @@ class _Join:
             if not is_compiling():
                 error.add_note(f"This is entry {format_key(path)}.")
             raise
-        if tuple(result.shape[: len(batch)]) != batch:
+        if tuple(result.shape[: len(batch)]) != without_names(batch):  # for dynamo, as in `binary`
             raise ShapeMismatch(
                 f"the result for entry {format_key(path)} must have a shape that starts with "
                 f"batch_size {batch}, got {tuple(result.shape)}. Expand the first container, or "

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.names import without_names
 from kd_core._batch.shapes import check_lines_up
 from kd_core._errors import ShapeMismatch, wrap_mapping, wrong_type
 from kd_core._ops.math.alignment import beside_members, keeps_batch
@@ -91,7 +92,9 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
 
 def check_batches(mine: Batch, theirs: Batch) -> None:
     """Refuse two containers of different batch sizes, unless one of them is ()."""
-    if mine != theirs and mine and theirs:
+    if mine == theirs or not mine or not theirs:
+        return
+    if without_names(mine) != without_names(theirs):  # to dynamo no symbol is equal to a named size
         raise ShapeMismatch(
             f"batch sizes must be equal, or one of them (), got {mine} and {theirs}. Use `expand` "
             "or `reshape` first."

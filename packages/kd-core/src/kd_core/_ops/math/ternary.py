@@ -58,9 +58,9 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         results = lower_scalars(_run_columns(leaves, columns, fn, kernel), lifted)
         return of_members(td, results)
     results = _run_columns(leaves, columns, fn, kernel)
-    ndim, batch = td._desc.ndim, td._desc.batch
+    ndim, batch = td._desc.ndim, td._desc.size  # of plain integers, as in `binary`
     for leaf, result in zip(leaves, results, strict=True):
-        if tuple(result.shape[:ndim]) != batch and has_rows(td, leaf):
+        if result.shape[:ndim] != batch and has_rows(td, leaf):
             raise leaves_batch(td, leaf, result)
     return of_pairs(td, first, results)
 
