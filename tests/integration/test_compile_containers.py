@@ -203,6 +203,18 @@ def test_sizes_of_a_result_are_sizes_in_the_graph() -> None:
     assert found.batch_size == (2, 2, 3)
 
 
+def test_rows_of_a_mask_are_expanded_in_one_graph() -> None:
+    def expanded(td: TensorDict, mask: Tensor) -> TensorDict:
+        rows = td[mask]
+        return rows.expand(2, *rows.batch_size)
+
+    compiled = torch.compile(expanded, backend="eager", fullgraph=True)
+    td = TensorDict({"a": torch.arange(4), "n": {"b": torch.ones(4, 2)}}, [4])
+    for rows in ([1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]):
+        mask = torch.tensor(rows) == 1
+        assert_close(compiled(td, mask), expanded(td, mask))
+
+
 def test_no_rows_and_one_row_come_after_many() -> None:
     def flat(td: TensorDict) -> TensorDict:
         return (td + 1).reshape(-1)

@@ -341,7 +341,7 @@ def expanded(batch: Batch, sizes: Batch) -> Batch:
     if (
         lead < 0
         or any(size < 0 for size in new)
-        or any(old != 1 and old != got for old, got in pairs)
+        or any(old != got and old != 1 for old, got in pairs)  # a symbol is equal to itself
     ):
         raise ShapeMismatch(
             f"batch_size {batch} cannot be expanded to {sizes}: only dimensions of size 1 can be "
