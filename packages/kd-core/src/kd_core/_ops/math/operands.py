@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._batch.names import without_names
 from kd_core._batch.shapes import check_lines_up
@@ -92,7 +93,7 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
 
 def check_batches(mine: Batch, theirs: Batch) -> None:
     """Refuse two containers of different batch sizes, unless one of them is ()."""
-    if mine == theirs or not mine or not theirs:
+    if not mine or not theirs or (not is_compiling() and mine == theirs):
         return
     if without_names(mine) != without_names(theirs):  # to dynamo no symbol is equal to a named size
         raise ShapeMismatch(
