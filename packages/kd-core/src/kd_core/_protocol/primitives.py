@@ -364,10 +364,11 @@ def refuse_unbatched(td: AbstractContainer, what: str, path: tuple[str, ...] = (
     Raises:
         InvalidValue: if it has one; the message names the entry.
     """
-    for found in unbatched_in(td, path)[:1]:
+    found = unbatched_in(td, path)
+    if found:
         raise InvalidValue(
-            f"entry {format_key(found)} is an `UnbatchedTensor`, which has no batch dimension and "
-            f"cannot be {what}. `exclude` it first, or give it the batch dimensions: "
+            f"entry {format_key(found[0])} is an `UnbatchedTensor`, which has no batch dimension "
+            f"and cannot be {what}. `exclude` it first, or give it the batch dimensions: "
             "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
         )
 

@@ -95,7 +95,8 @@ def check_batches(mine: Batch, theirs: Batch) -> None:
     """Refuse two containers of different batch sizes, unless one of them is ()."""
     if not mine or not theirs or (not is_compiling() and mine == theirs):
         return
-    if without_names(mine) != without_names(theirs):  # to dynamo no symbol is equal to a named size
+    # To dynamo no symbol is equal to a named size, and that of torch 2.10 compares no named sizes.
+    if without_names(mine) != without_names(theirs):
         raise ShapeMismatch(
             f"batch sizes must be equal, or one of them (), got {mine} and {theirs}. Use `expand` "
             "or `reshape` first."
