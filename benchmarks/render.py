@@ -78,8 +78,8 @@ in one process, with one torch thread, in interleaved rounds:
 - *floor*, for rows of areas whose goal is missed: the shortest correct code for that row, a
   container and modules of its own (`benchmarks/floor.py`, `floor_modules.py`, `floor_store.py`). It
   keeps the promises that the row relies on, which raw does not: keys are strings, shapes fit the
-  batch size, a write changes all leaves or none. For an import it is what Python takes to find and
-  read the same modules, and executes nothing (`floor_import.py`)
+  batch size, a write changes all leaves or none. For an import it executes
+  the same modules from one piece of bytecode in memory, without files (`floor_import.py`)
 
 A figure is the minimum over the rounds. Compare ratios: absolute times change with the machine.
 
