@@ -45,18 +45,26 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
-from kd_core._naming.parameters import explains_parameters
-from kd_core._ops.math.binary import binary, binary_, reflected, unary, unary_
-from kd_core._ops.math.casting import cast_leaves
-from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.numbers import as_float, as_truth, binary_of_tensors, binary_of_tensors_
+from kd_core._naming import explains_parameters
+from kd_core._ops.math.binary import (
+    as_float,
+    as_truth,
+    binary,
+    binary_,
+    binary_of_tensors,
+    binary_of_tensors_,
+    cast_leaves,
+    reflected,
+    unary,
+    unary_,
+)
 from kd_core._ops.math.operands import is_operand
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._ops.math.casting import CastFilter
+    from kd_core._ops.math.binary import CastFilter
     from kd_core._ops.math.defaults import Default
     from kd_core._ops.math.operands import Operand
 
@@ -77,7 +85,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._ops.math.output import reduced_to
+from kd_core._ops.math.operands import reduced_to
 from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -251,6 +259,8 @@ def docstring(text: str) -> str:
 
 def wrapped(line: str, spaces: int = 8) -> str:
     """Indent a line as the formatter does, its arguments below it if it is too long."""
+    if not line:
+        return line
     indent = " " * (spaces + len(line) - len(line.lstrip()))
     line = line.lstrip()
     if len(indent + line) <= WIDTH:
@@ -344,7 +354,8 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
     apply, operand = applied(row)
     end = "" if apply == "binary" else f", otherwise={apply}"
     call = f"binary_with_default(self, {operand}, {function}, default{end})"
-    return "if default is not None:", f"    return {call}"
+    load = "from kd_core._ops.math.defaults import binary_with_default"
+    return "if default is not None:", f"    {load}", "", f"    return {call}"
 
 
 def applied(row: "BinaryRow") -> tuple[str, str]:

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = Path("packages/kd-core/src/kd_core/_naming/left_out.toml")
+SOURCE = Path("packages/kd-core/src/kd_core/left_out.toml")
 PAGE = Path("docs/guide/coming-from-tensordict.md")
 START, END = "<!-- decided: start -->\n", "<!-- decided: end -->\n"
 

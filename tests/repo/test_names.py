@@ -13,7 +13,7 @@ import pytest
 from tests.repo.tree import IMPORT_NAMES, ROOT
 
 from kd_core import TensorDictBase
-from kd_core._naming.left_out import LeftOut
+from kd_core._naming import LeftOut
 
 AUTODOC = re.compile(
     r"^\.\. auto(?:class|function|exception|data)::\s+(?:\w+\.)*(\w+)", re.MULTILINE

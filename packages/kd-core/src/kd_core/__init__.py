@@ -8,7 +8,7 @@ from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import default_is_leaf as default_is_leaf
 from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
-from kd_core._combine.concatenating import cat as cat
+from kd_core._combine.stacking import cat as cat
 from kd_core._combine.stacking import stack as stack
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
@@ -46,14 +46,11 @@ from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
-from kd_core._naming.publishing import publish as _publish
+from kd_core._naming import publish as _publish
 from kd_core._ops.calls.modules import ModuleBusy as ModuleBusy
-from kd_core._torch import data_loading as _data_loading
-from kd_core._torch import data_parallel as _data_parallel
-from kd_core._torch import functional as _functional
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree
-from kd_core._torch import unbatched_trees as _unbatched_trees
+from kd_core._torch import training_loops as _training_loops
 from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey

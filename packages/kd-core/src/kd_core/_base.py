@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._naming.left_out import leaves_out, offered_names
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters, leaves_out, offered_names
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.calls.apply import Apply
@@ -18,18 +17,14 @@ from kd_core._ops.calls.modules import Modules
 from kd_core._ops.calls.parallel import Parallel
 from kd_core._ops.entries.access import Access
 from kd_core._ops.entries.arrangement import Arrangement
-from kd_core._ops.entries.entry_joins import EntryJoins
 from kd_core._ops.entries.structure import Structure
-from kd_core._ops.formats.buffers import Buffers
 from kd_core._ops.formats.conversion import Conversion
 from kd_core._ops.formats.files import Formats
 from kd_core._ops.formats.objects import Objects
 from kd_core._ops.formats.processes import Processes
 from kd_core._ops.formats.saving import Saving
-from kd_core._ops.formats.stacked_modules import StackedModules
 from kd_core._ops.math.autograd import Autograd
 from kd_core._ops.math.blending import Blending
-from kd_core._ops.math.extremes import Extrema
 from kd_core._ops.math.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
@@ -43,23 +38,18 @@ from kd_core._ops.math.pointwise import (
 from kd_core._ops.math.reduction import Reductions
 from kd_core._ops.math.statistics import Statistics
 from kd_core._ops.scopes.contexts import Contexts
-from kd_core._ops.scopes.locking import Locking
 from kd_core._ops.selection.indexing import Indexing
 from kd_core._ops.selection.partition import Partition
 from kd_core._ops.selection.row_reading import RowReading
 from kd_core._ops.shape.description import Description
 from kd_core._ops.shape.dimensions import Dimensions
-from kd_core._ops.shape.naming import Naming
-from kd_core._ops.shape.padding import Padding
 from kd_core._ops.shape.ragged import Ragged, as_stack, densified
 from kd_core._ops.shape.shaping import Shape
-from kd_core._ops.values.copying import Copying, dense_copy
 from kd_core._ops.values.filling import Filling
 from kd_core._ops.values.inventory import Inventory
 from kd_core._ops.values.memory_maps import MemoryMaps
-from kd_core._ops.values.placement import Placement
+from kd_core._ops.values.placement import Placement, dense_copy
 from kd_core._ops.values.storage import Storage
-from kd_core._ops.values.vectors import Vectors
 from kd_core._protocol.overrides import call as override
 
 if TYPE_CHECKING:
@@ -83,10 +73,7 @@ class TensorDictBase(
     RowReading,
     Shape,
     Dimensions,
-    Padding,
     Partition,
-    Copying,
-    Locking,
     Contexts,
     Modules,
     Unary,
@@ -98,7 +85,6 @@ class TensorDictBase(
     Comparisons,
     Casts,
     Reductions,
-    Extrema,
     Statistics,
     Apply,
     Parallel,
@@ -108,17 +94,12 @@ class TensorDictBase(
     Autograd,
     Storage,
     MemoryMaps,
-    EntryJoins,
     Conversion,
     Ragged,
     Objects,
-    StackedModules,
-    Vectors,
     Formats,
     Saving,
-    Buffers,
     Processes,
-    Naming,
 ):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 
 if TYPE_CHECKING:
     from kd_core._types import DeviceLike

@@ -22,7 +22,7 @@ from kd_core._distributed import (
 )
 from kd_core._distributed.handles import Handle as Handle
 from kd_core._errors import CommunicationError as CommunicationError
-from kd_core._naming.publishing import publish
+from kd_core._naming import publish
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,9 +23,9 @@ from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
 from kd_core._leaves.foreach import is_eager as is_eager
 from kd_core._leaves.packing import restore_leaf as restore_leaf
-from kd_core._naming.parameters import explains_parameters as explains_parameters
-from kd_core._naming.publishing import public_in as public_in
-from kd_core._naming.publishing import publish as publish
+from kd_core._naming import explains_parameters as explains_parameters
+from kd_core._naming import public_in as public_in
+from kd_core._naming import publish as publish
 from kd_core._nodes.entry import Entry as Entry
 from kd_core._nodes.registry import register as register
 

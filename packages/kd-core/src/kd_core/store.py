@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
 from kd_core._errors import FormatError, InvalidArgument, listed, wrong_type
-from kd_core._naming.publishing import publish
+from kd_core._naming import publish
 from kd_core._nodes import registry
 from kd_core._store import forms, registered
 from kd_core._store.progress import progress as progress

@@ -14,9 +14,9 @@ from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField
 from kd_core._keys import format_key, path_of
-from kd_core._naming.parameters import explains_parameters
-from kd_core._ops.math.output import written_to
-from kd_core._ops.selection.rows import check_mask
+from kd_core._naming import explains_parameters
+from kd_core._ops.math.operands import written_to
+from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.primitives import same_batch
 
 if TYPE_CHECKING:

@@ -1,17 +1,20 @@
-"""Stacking containers along a new batch dimension."""
+"""Stacking containers along a new batch dimension, and concatenating them along an old one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.shapes import new_dim
+from kd_core._batch.names import resized
+from kd_core._batch.shapes import new_dim, wrap_dim
 from kd_core._combine.joining import Join, first_of
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
+from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 
     C = TypeVar("C", bound=TensorDictBase)
 
-
-# Under its own name: reading it from `torch` while dynamo traces would add a guard on `torch`.
+# Under their own names: reading them from `torch` while dynamo traces would add a guard on `torch`.
 _stack_tensors = torch.stack
+_cat_tensors = torch.cat
 
 
 @explains_parameters
@@ -69,3 +72,119 @@ class _Stacking(Join):
 
 
 registry.register("stack", stack)
+
+
+@explains_parameters
+def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+    """Concatenate containers along a batch dimension; `torch.cat` calls this function too.
+
+    Args:
+        tensors: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
+            stacks of the same stacked dimension are joined member by member.
+        dim: the batch dimension along which they are concatenated, or its name.
+        out: a container into whose leaves the result is written.
+
+    Raises:
+        KeySetMismatch: if a container has other keys than the first.
+        ShapeMismatch: if a batch size or the shape of an entry differs elsewhere.
+        InvalidValue: if an entry of `out` holds one value for all rows, and it differs.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, cat
+        >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
+        torch.Size([5])
+    """
+    if isinstance(dim, str):
+        dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
+    how = object.__new__(_Concatenating)  # calling a class is slow to trace
+    how.name, how.call = "cat", _cat_tensors
+    how.dim = how.wrapped(dim, tensors, 0)
+    joined = how.members(tensors) if out is None else None
+    return how.combined(tensors, out) if joined is None else cast(C, joined)
+
+
+class _Concatenating(Join):
+    __slots__ = ()
+
+    def shape(self, shapes: Sequence[Batch]) -> Batch | None:
+        first, dim = shapes[0], self.dim
+        before, behind = first[:dim], first[dim + 1 :]
+        rows = 0
+        for shape in shapes:
+            if shape is not first and (
+                len(shape) != len(first) or shape[:dim] != before or shape[dim + 1 :] != behind
+            ):
+                return None
+            rows = shape[dim] + rows  # dynamo does not trace `rows +=` with a named size
+        return (*before, resized(first[dim], rows), *behind)
+
+    def even(self, shape: Batch, count: int) -> Batch:
+        dim = self.dim
+        return (*shape[:dim], resized(shape[dim], shape[dim] * count), *shape[dim + 1 :])
+
+    def members(self, containers: Sequence[object]) -> Composite | None:
+        first, dim = containers[0], self.dim
+        if not isinstance(first, Composite):
+            return None
+        at, batch = first._dim, first._members[0]._desc.batch
+        stacks = [each for each in containers if isinstance(each, Composite) and each._dim == at]
+        if len(stacks) < len(containers):
+            return None
+        rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
+        if dim == at:
+            members = [member for column in rows for member in column]
+            if any(member._desc.batch != batch for member in members):
+                return None
+            return first._of([member.clone() for member in members])
+        if any(len(column) != len(rows[0]) for column in rows):
+            return None
+        inner = dim - (dim > at)
+        return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        return _join_rows(leaves)
+
+
+def _join_rows(leaves: Sequence[Tensor]) -> Tensor:
+    """Concatenate nested tensors along their rows."""
+    from kd_core._leaves.nested import joined_rows
+
+    return joined_rows(leaves)
+
+
+class _ConcatenatingOnce(_Concatenating):
+    """Joins the same tensors once: a tensor under several keys of all parts stays one."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__("cat", dim, _once(_cat_tensors))
+        self._rows = _once(_join_rows)
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        return self._rows(leaves)
+
+
+def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
+    how = _ConcatenatingOnce(wrap_dim(0, parts[0]._desc.ndim))
+    joined = how.members(parts)
+    return how.combined(parts, None) if joined is None else cast(TensorDictBase, joined)
+
+
+def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that joins the same tensors along the same dimension only once."""
+    known: dict[tuple[int, ...], tuple[list[Tensor], Tensor]] = {}
+
+    def joined(leaves: Sequence[Tensor], *dim: int) -> Tensor:
+        same = (*map(id, leaves), *dim)
+        if same not in known:
+            known[same] = list(leaves), fn(leaves, *dim)  # which keeps their `id`
+        return known[same][1]
+
+    return joined
+
+
+registry.register("cat", cat)
+registry.register("cat_rows", _cat_rows)

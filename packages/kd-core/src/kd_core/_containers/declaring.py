@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 from kd_core._containers.tensorclass import TensorClass, TensorClassMeta
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import wrong_type
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 
 if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike

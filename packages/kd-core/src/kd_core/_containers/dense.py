@@ -19,7 +19,6 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import LOCKED_BY_USER, describe
 from kd_core._compat import traced_as
-from kd_core._containers.compiled_writes import overlay, own_dict
 from kd_core._leaves.loops import (
     MANY,
     collect,
@@ -67,6 +66,8 @@ class Dense(TensorDictBase):
         ):
             self._nested = True
         if is_dynamo_compiling():
+            from kd_core._containers.compiled_writes import overlay
+
             overlay(self, {key: value})
         else:
             self._entries[key] = value
@@ -74,13 +75,19 @@ class Dense(TensorDictBase):
     def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
         # Overridden for speed: "tutorial Sequential(td)" in the benchmarks.
         if is_dynamo_compiling():
+            from kd_core._containers.compiled_writes import overlay
+
             overlay(self, leaves)
         else:
             self._entries.update(leaves)
 
     def _del_entry(self, key: str) -> None:
         entries = self._entries
-        del (entries if type(entries) is dict else own_dict(self))[key]
+        if type(entries) is not dict:
+            from kd_core._containers.compiled_writes import own_dict
+
+            entries = own_dict(self)
+        del entries[key]
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)

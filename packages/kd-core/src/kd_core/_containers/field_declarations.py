@@ -1,6 +1,7 @@
-"""What the annotations of a class declare: fields, with their defaults.
+"""What a class declares: fields, with their defaults, and options for their values.
 
-Knows annotations and `dataclasses.field`; must not know how a tensor class stores its fields.
+Knows annotations, `dataclasses.field` and values; must not know how a tensor class stores its
+fields.
 """
 
 from __future__ import annotations
@@ -8,12 +9,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
-from typing import ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Union, cast, get_args, get_origin, get_type_hints
 
-from kd_core._errors import InvalidValue
+import torch
+from torch import Tensor
+
+from kd_core._errors import InvalidArgument, InvalidValue, listed
 from kd_core._keys import format_key
+from kd_core._nodes import registry
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
 
 KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})
 """Names that fields may not have: the constructor and conversions need them."""
@@ -94,3 +103,135 @@ def _default_of(cls: type, name: str, default: object) -> Field[object]:
             "`field(default_factory=...)`."
         )
     return cast("Field[object]", field() if default is MISSING else field(default=default))
+
+
+OPTIONS: Final = frozenset(
+    {"autocast", "nocast", "frozen", "shadow", "tensor_only", "kw_only", "checked"}
+)
+_CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
+_PLAIN: Final = cast("tuple[Callable[[object], object], ...]", (int, float, complex, bool, str))
+
+
+def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
+    """Return the options that are switched on.
+
+    Raises:
+        InvalidArgument: if one is unknown, or two cannot be combined.
+    """
+    unknown = [key for key in options if key not in OPTIONS]
+    if unknown:
+        raise InvalidArgument(
+            f"{listed(unknown)} is not a valid option of `{name}`; available options: "
+            f"{listed(sorted(OPTIONS))}."
+        )
+    chosen = frozenset(key for key, value in options.items() if value)
+    casts = sorted(chosen & {"autocast", "nocast", "tensor_only"})
+    if len(casts) > 1:
+        raise InvalidArgument(f"options {listed(casts)} of `{name}` cannot be combined. Pass one.")
+    return chosen
+
+
+def converts(options: frozenset[str]) -> bool:
+    """Return whether options change or check the values of fields."""
+    return not options.isdisjoint(_CONVERTING)
+
+
+def converted(
+    cls: type, options: frozenset[str], key: str, value: object, desc: Descriptor
+) -> object:
+    """Return the value of a field as the options of its class want it.
+
+    Raises:
+        InvalidValue: if it cannot be converted, or is not of the declared type.
+    """
+    if isinstance(value, Tensor) and options <= {"tensor_only", "nocast", "frozen", "shadow"}:
+        return value
+    if "checked" in options and "autocast" not in options:
+        _check(cls, key, value)
+    if "nocast" in options:
+        return value if _is_stored(value) else registry.wrap_data(value, desc)
+    if "tensor_only" in options:
+        return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
+    return _cast(cls, key, value, _hint_of(cls, key), desc) if "autocast" in options else value
+
+
+def _is_stored(value: object) -> bool:
+    return isinstance(value, (Tensor, Mapping)) or hasattr(value, "_collect_pair")
+
+
+def _hint_of(cls: type, key: str) -> object:
+    """Return the declared type of a field without `None`; `object` if it cannot be resolved."""
+    rest = [arg for arg in _hints_of(cls, key) if arg is not type(None)]
+    return rest[0] if len(rest) == 1 else object
+
+
+def _hints_of(cls: type, key: str) -> tuple[object, ...]:
+    """Return the types that a field is declared to have."""
+    try:
+        hint = get_type_hints(cls).get(key, object)
+    except NameError:  # of a name that is local to a function
+        hint = getattr(cls, "_fields")[key].type  # noqa: B009  # every tensor class has it
+    if isinstance(hint, str):
+        return (object,)
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) -> object:
+    if value is None or hasattr(value, "_constant"):  # data that is wrapped already
+        return value
+    if hint is Tensor:
+        return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
+    for kind in _PLAIN:
+        if hint is kind:
+            return registry.wrap_data(_plain(cls, key, value, kind), desc)
+    if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
+        build = getattr(hint, "from_dict")  # noqa: B009  # asked above
+        return (
+            value
+            if isinstance(hint, type) and isinstance(value, hint)
+            else build(value, desc.batch)
+        )
+    return value
+
+
+def _plain(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
+    name = cast("type", kind).__name__
+    try:
+        plain = value.item() if isinstance(value, Tensor) else value
+        return plain if type(plain) is kind else kind(plain)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _not_a(cls, key, name, value) from error
+
+
+def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidValue(
+            f"field {format_key(key)} of `{cls.__name__}` must be a tensor, as the option {option} "
+            f"wants, got a `{type(value).__name__}`: {error}. Pass a tensor."
+        ) from None
+
+
+def _check(cls: type, key: str, value: object) -> None:
+    plain = value._item() if hasattr(value, "_item") else value
+    hints = [
+        type(None) if hint is None else get_origin(hint) or hint for hint in _hints_of(cls, key)
+    ]
+    kinds = [kind for kind in hints if isinstance(kind, type)]
+    if len(kinds) < len(hints) or isinstance(plain, tuple(kinds)):
+        return  # a type that Python cannot check, or the right one
+    if float in kinds and isinstance(plain, int):
+        return  # as type checkers do
+    raise _not_a(cls, key, " | ".join(map(_name_of, kinds)), plain)
+
+
+def _not_a(cls: type, key: str, name: str, value: object) -> InvalidValue:
+    return InvalidValue(
+        f"field {format_key(key)} of `{cls.__name__}` must be of type `{name}`, got {value!r} of "
+        f"type `{type(value).__name__}`."
+    )
+
+
+def _name_of(kind: type) -> str:
+    return "None" if kind is type(None) else kind.__name__

@@ -16,9 +16,8 @@ from torch import Tensor
 from kd_core._base import TensorDictBase
 from kd_core._batch.names import checked_names, names_of, with_names
 from kd_core._batch.shapes import batch_of, new_dim
-from kd_core._containers.member_growth import MemberGrowth, check_member
 from kd_core._containers.member_index import pick
-from kd_core._containers.member_reading import MemberReading
+from kd_core._containers.member_reading import Members, check_member
 from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import (
     InvalidArgument,
@@ -31,10 +30,9 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import has_entry
 from kd_core._leaves.writes import write_all
-from kd_core._naming.left_out import leaves_out
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters, leaves_out
 from kd_core._nodes import registry
-from kd_core._ops.math.output import written_to
+from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import are_alike
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @leaves_out("hook_in", "hook_out", "valid_keys")
-class LazyStackedTensorDict(MemberReading, MemberGrowth):
+class LazyStackedTensorDict(Members):
     """Containers of the same batch size, stacked lazily along a new batch dimension.
 
     Only keys that all members have are visible. A nested container is read as a lazy stack. Writing

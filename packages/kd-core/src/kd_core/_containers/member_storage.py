@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.computing import Padded, Reduced
+from kd_core._batch.caching import Padded, Reduced
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._containers.member_entries import StackedEntries
@@ -31,8 +31,7 @@ from kd_core._containers.member_writes import (
 )
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
-from kd_core._leaves.choosing import Selection
-from kd_core._leaves.loops import kinds_by_key
+from kd_core._leaves.loops import Selection, kinds_by_key
 from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import Fresh, Reduced
+from kd_core._batch.caching import Fresh, Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, shape_text
 from kd_core._keys import format_key
-from kd_core._leaves.choosing import Selection
-from kd_core._leaves.loops import same_data, unwrapped
+from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
-from kd_core._naming.left_out import leaves_out
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node
 

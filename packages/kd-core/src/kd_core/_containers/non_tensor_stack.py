@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.computing import Fresh, Padded, Reduced
+from kd_core._batch.caching import Fresh, Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import (
@@ -28,27 +28,24 @@ from kd_core._containers.non_tensor import (
     refuse_tensors,
     wrap_data,
 )
-from kd_core._containers.pooled_rows import (
+from kd_core._containers.row_pool import (
     add_values,
+    compact,
+    count_rows,
     flat_values,
     join_rows,
     move_positions,
-    pool_rows,
-)
-from kd_core._containers.row_pool import (
-    compact,
-    count_rows,
     nested_values,
     own_pool,
+    pool_rows,
     share_storage,
     without_wrappers,
 )
 from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
 from kd_core._keys import format_key
-from kd_core._leaves.choosing import Selection
-from kd_core._leaves.loops import same_data
+from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._protocol.validation import values_of_rows
 

@@ -22,13 +22,18 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
-from kd_core._containers.field_declarations import KEPT, declared, inherited
-from kd_core._containers.field_options import checked_options, converted, converts
+from kd_core._containers.field_declarations import (
+    KEPT,
+    checked_options,
+    converted,
+    converts,
+    declared,
+    inherited,
+)
 from kd_core._containers.tensordict import fill
 from kd_core._errors import FROZEN, InvalidArgument, Locked, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
-from kd_core._naming.left_out import explain_attribute
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explain_attribute, explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import lock

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.computing import Fresh, Reduced
+from kd_core._batch.caching import Fresh, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, KeySetMismatch, shape_text, wrong_type
 from kd_core._keys import format_key
-from kd_core._leaves.choosing import Selection
 from kd_core._leaves.foreach import wraps_tensors
+from kd_core._leaves.loops import Selection
 from kd_core._leaves.packing import packed
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_unbatched

@@ -12,7 +12,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._errors import wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_of
-from kd_core._naming.publishing import public_in
+from kd_core._naming import public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.primitives import AbstractContainer

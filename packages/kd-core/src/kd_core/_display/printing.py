@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, listed, wrong_type
 from kd_core._leaves.loops import entries_of
-from kd_core._naming.publishing import public_in
+from kd_core._naming import public_in
 from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:

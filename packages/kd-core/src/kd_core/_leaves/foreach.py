@@ -143,6 +143,12 @@ def wraps_tensors(leaf: object) -> bool:
     return is_traceable_wrapper_subclass(leaf)
 
 
+def are_unwrapped(*values: object) -> bool:
+    """Return whether no value is made of other tensors."""
+    found = [value for value in values if isinstance(value, Tensor)]
+    return PLAIN.issuperset(map(type, found)) or not any(map(wraps_tensors, found))
+
+
 def shares_storage(target: Tensor, source: Tensor) -> bool:
     """Return whether two tensors are in one storage; sparse and wrapping ones are not asked."""
     if target.layout is not torch.strided or source.layout is not torch.strided:

@@ -27,8 +27,7 @@ from kd_core._leaves.foreach import (
     needs_grad,
 )
 from kd_core._leaves.loops import finder
-from kd_core._leaves.wrapped import refused_write
-from kd_core._leaves.writes import overlap_refusal, refusal
+from kd_core._leaves.writes import overlap_refusal, refusal, refused_write
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entries

@@ -7,6 +7,9 @@ that has the method is a node. `hasattr` is faster here than `isinstance`.
 - `all_fit` checks the entries of a new container ("construct" in the benchmarks).
 - `map_each` maps one leaf at a time ("index", "shape").
 - `collect` and `rebuild` make a list of all leaves for a foreach kernel of `foreach` ("math").
+- `zip_each` pairs the leaves of two containers. A node that holds one value per row follows a
+  `Selection`, which takes each row from one of two leaves. Another function of two leaves, such as
+  a sum, has no meaning for it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 
-from kd_core._batch.computing import Padded, Reduced
+from kd_core._batch.caching import Padded, Reduced
 from kd_core._errors import (
     KeyNotFound,
     KeySetMismatch,
@@ -387,3 +390,25 @@ def common_batch(shapes: list[tuple[int, ...]], most: int | None = None) -> tupl
         while shape[: len(shared)] != shared:
             shared = shared[:-1]
     return shared
+
+
+class Selection:
+    """A function of two leaves that takes each row from one of them.
+
+    Attributes:
+        of_member: a function from a stacked dimension and a position in it to the selection among
+            the rows of that member; `None`: only stacked leaves can be chosen from.
+    """
+
+    __slots__ = ("_choose", "of_member")
+
+    def __init__(
+        self,
+        choose: Callable[[Tensor, Tensor], Tensor],
+        of_member: Callable[[int, int], Selection] | None = None,
+    ) -> None:
+        self._choose = choose
+        self.of_member = of_member
+
+    def __call__(self, leaf: Tensor, new: Tensor) -> Tensor:
+        return self._choose(leaf, new)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kd_core._leaves.foreach import PLAIN, wraps_tensors
+from kd_core._leaves.foreach import are_unwrapped, wraps_tensors
 
 
 class Refused:
@@ -29,13 +29,7 @@ class Refused:
         self.reason = reason
 
 
-def are_unwrapped(*values: object) -> bool:
-    """Return whether no value is made of other tensors."""
-    found = [value for value in values if isinstance(value, Tensor)]
-    return PLAIN.issuperset(map(type, found)) or not any(map(wraps_tensors, found))
-
-
-def refused_write(
+def first_refused(
     write: Callable[..., object], targets: Sequence[Tensor], *columns: Sequence[object]
 ) -> Refused | None:
     """Return the first write that a leaf or operand made of other tensors refuses.
@@ -48,8 +42,6 @@ def refused_write(
         targets: the tensors that are written.
         *columns: for each operand, its value at each leaf.
     """
-    if are_unwrapped(*targets) and all(are_unwrapped(*column) for column in columns):
-        return None
     kinds: dict[object, int] = {}
     for position, values in enumerate(zip(targets, *columns, strict=True)):
         kinds.setdefault(_kind_of(values), position)

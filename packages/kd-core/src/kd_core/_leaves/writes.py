@@ -25,13 +25,12 @@ from kd_core._errors import (
     unknown_keys,
 )
 from kd_core._keys import format_key
-from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
-from kd_core._leaves.foreach import PLAIN, needs_grad, run_copies, shares_storage
+from kd_core._leaves.foreach import PLAIN, are_unwrapped, needs_grad, run_copies, shares_storage
 from kd_core._leaves.loops import unwrapped
-from kd_core._leaves.wrapped import are_unwrapped, refused_write
 from kd_core._nodes.entry import is_row_data, is_unbatched
 
 if TYPE_CHECKING:
+    from kd_core._leaves.wrapped import Refused
     from kd_core._nodes.entry import Data, Entries, Entry, Node
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
@@ -139,6 +138,17 @@ def _check_wrapped(writes: Sequence[Write], write: Callable[[Tensor, Tensor], ob
     if refused is not None:
         name = _name(writes[refused.position][2])
         raise InvalidValue(f"entry {name} cannot be written in place: {refused.reason}.")
+
+
+def refused_write(
+    write: Callable[..., object], targets: Sequence[Tensor], *columns: Sequence[object]
+) -> Refused | None:
+    """Return the first write that a leaf or operand made of other tensors refuses."""
+    if are_unwrapped(*targets) and all(are_unwrapped(*column) for column in columns):
+        return None
+    from kd_core._leaves.wrapped import first_refused
+
+    return first_refused(write, targets, *columns)
 
 
 def _copy(target: Tensor, source: Tensor) -> object:
@@ -381,6 +391,8 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
     try:
         if dtype is not None and isinstance(value, (int, float, complex)):
             return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch does in place
+        from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
+
         array = tensor_of_array(value)
         if array is None:
             array = tensor_of_list(value)

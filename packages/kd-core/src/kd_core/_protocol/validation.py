@@ -26,7 +26,6 @@ from kd_core._errors import (
     given_twice,
 )
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
 from kd_core._leaves.loops import entries_of, leaf_fits
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
@@ -191,6 +190,8 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
             return torch.as_tensor(value)
         except (ValueError, TypeError):
             return None
+    from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
+
     try:
         stacked = tensor_of_list(value)
     except RuntimeError as error:

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
-from kd_core._naming.left_out import leaves_out
-from kd_core._naming.parameters import explains_parameters
-from kd_core._naming.publishing import public_in
+from kd_core._naming import explains_parameters, leaves_out, public_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

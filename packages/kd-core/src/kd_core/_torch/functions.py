@@ -1,25 +1,36 @@
 """The torch functions that accept containers: tables of implementations and of method names.
 
-An entry here makes `torch.f(td)` work. Functions of several containers are in `FUNCTIONS`; all
-others are mapped to the name of a method, so that subclasses can override it.
+An entry here makes `torch.f(td)` work. Functions of several containers are in `FUNCTIONS`, and
+those of `torch.nn.functional` that treat each element alone; all others are mapped to the name of a
+method, so that subclasses can override it. An activation maps each leaf. A loss combines leaves of
+the same key; without a reduction the result has the batch size of the operands, else each leaf is
+one number and the batch size is ().
 """
 
 from __future__ import annotations
 
-from typing import cast
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Final, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kd_core._base import is_tensor_collection
-from kd_core._combine.concatenating import cat
-from kd_core._combine.stacking import stack
-from kd_core._errors import wrong_type
+from kd_core._batch.caching import EVERYTHING, SAME_SHAPE
+from kd_core._batch.shapes import broadcasts_to
+from kd_core._combine.stacking import cat, stack
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
+from kd_core._keys import Path, format_key
+from kd_core._nodes.entry import Entry
+from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
 from kd_core._ops.math.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
 from kd_core._ops.math.reduction import Reductions
 from kd_core._ops.values.filling import fill_like
 from kd_core._protocol import overrides
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, note_entry, refuse_unbatched
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -70,8 +81,7 @@ def _where(condition: Tensor, input: object, other: object) -> object:
     return other.where(~condition, cast("Tensor | float", input))
 
 
-_FUNCTIONAL = dict(overrides.FUNCTIONS)
-overrides.FUNCTIONS.clear()  # each compiled call walks the table up to the function that it guards
+# First: each compiled call walks the table up to the function that it guards.
 overrides.FUNCTIONS.update(
     {
         torch.stack: stack,
@@ -81,17 +91,6 @@ overrides.FUNCTIONS.update(
         torch.where: _where,
     }
 )
-overrides.FUNCTIONS.update(_FUNCTIONAL)
-for _like in (
-    torch.zeros_like,
-    torch.ones_like,
-    torch.full_like,
-    torch.empty_like,
-    torch.rand_like,
-    torch.randn_like,
-    torch.randint_like,
-):
-    overrides.FUNCTIONS[_like] = fill_like(_like)
 
 
 def torch_functions() -> list[str]:
@@ -108,3 +107,182 @@ def torch_functions() -> list[str]:
         True
     """
     return sorted({overrides.name_of(func) for func in (*overrides.FUNCTIONS, *overrides.METHODS)})
+
+
+ACTIVATIONS: Final = (
+    "celu dropout elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 "
+    "selu silu softplus softsign threshold"
+)
+LOSSES: Final = (
+    "binary_cross_entropy binary_cross_entropy_with_logits gaussian_nll_loss hinge_embedding_loss "
+    "huber_loss kl_div l1_loss mse_loss poisson_nll_loss smooth_l1_loss soft_margin_loss"
+)
+OPERANDS: Final = ("input", "target", "var", "weight", "pos_weight")
+"""The parameters of losses that are tensors, or containers of them."""
+
+
+def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
+    """Convert an activation of torch to a function of containers."""
+    # Those that are written in C take no `inplace`.
+    names = fn.__code__.co_varnames if isinstance(fn, FunctionType) else ()
+
+    def activated(input: AbstractContainer, *args: object, **options: object) -> object:
+        given = dict(zip(names[1:], args, strict=False)) | options
+        if given.pop("inplace", False):
+            call = overrides.name_of(fn)
+            if given:
+                settings = [f"{name}={value!r}" for name, value in given.items()]
+                call = f"lambda leaf: {call}(leaf, {', '.join(settings)})"
+            raise InvalidArgument(
+                f"`inplace=True` is not supported for containers. Write `td.apply_({call})`."
+            )
+        try:
+            return input._map_each(lambda leaf: fn(leaf, *args, **options))
+        except RuntimeError as error:
+            note_entry(error, input, lambda leaf: fn(leaf, *args, **options))
+            raise
+
+    return activated
+
+
+def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
+    """Convert a loss of torch to a function of containers."""
+    code = cast("FunctionType", fn).__code__
+    names = code.co_varnames[: code.co_argcount]
+
+    def of_leaves(*args: object, **named: object) -> object:
+        given = dict(zip(names, args, strict=False)) | named
+        if len(given) < len(args) + len(named):  # there are too many, or one is given twice
+            inspect.signature(fn).bind(*args, **named)
+        legacy = [name for name in ("size_average", "reduce") if given.get(name) is not None]
+        if legacy:
+            raise InvalidArgument(
+                f"`{legacy[0]}` is not supported for containers. Pass "
+                '`reduction="none"`, `"mean"` or `"sum"`.'
+            )
+        operands = {name: given.pop(name) for name in OPERANDS if given.get(name) is not None}
+        classes = operands.get("pos_weight")
+        if isinstance(classes, Tensor) and classes.ndim:
+            raise InvalidArgument(
+                "`pos_weight` must be a container of one tensor for each entry, or one number: it "
+                "belongs to trailing dimensions, and those of entries differ."
+            )
+        nodes = [each for each in operands.values() if isinstance(each, AbstractContainer)]
+        td = next((each for each in nodes if each._desc.batch), nodes[0])
+        refuse_unbatched(td, "compared by a loss")
+        leaves = stacked_leaves(td)
+        columns = [column_of(td, leaves, operand) for operand in operands.values()]
+        results: list[Tensor] = []
+        for row in zip(*columns, strict=True):
+            try:
+                results.append(fn(**dict(zip(operands, row, strict=True)), **given))
+            except (RuntimeError, ValueError) as error:
+                name, key = overrides.name_of(fn), list(paths_of(td, ()))[len(results)]
+                text = f"`{name}` of entry {format_key(key)} failed: {error}"
+                raise InvalidValue(text) from error
+        alone = given.get("reduction") != "none"
+        if not alone:
+            check_batch(td, results)
+        found = iter(results)
+        return td._map_each(lambda leaf: next(found), EVERYTHING if alone else SAME_SHAPE)
+
+    return of_leaves
+
+
+def stacked_leaves(td: AbstractContainer) -> list[Tensor]:
+    """Return all leaves, those of a lazy stack with the stacked dimension."""
+    leaves: list[Tensor] = []
+
+    def note(leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return leaf
+
+    td._map_each(note, SAME_SHAPE)
+    return leaves
+
+
+def column_of(td: AbstractContainer, leaves: list[Tensor], operand: object) -> Sequence[Tensor]:
+    """Return the value of an operand for each leaf; a tensor is broadcast over the batch.
+
+    Raises:
+        InvalidArgument: if the operand is not a number, a tensor or a container.
+        KeySetMismatch: if the keys of a container differ.
+        ShapeMismatch: if the batch size of a container, or the shape of a tensor, does not fit.
+    """
+    batch = td._desc.batch
+    if operand is td:
+        return leaves
+    if isinstance(operand, AbstractContainer):
+        check_batches(batch, operand._desc.batch)
+        beside = stacked_leaves(td._zip_each(cast("Entry", operand), lambda mine, theirs: theirs))
+        return beside if operand._desc.batch else broadcast(beside, leaves)
+    value = as_operand(operand)
+    if not isinstance(value, Tensor):
+        return [torch.full_like(leaf, cast("float", value)) for leaf in leaves]
+    beside = pad_to_leaves(value, leaves, batch) if value.ndim else [value] * len(leaves)
+    return broadcast(beside, leaves)
+
+
+def broadcast(beside: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Expand operands to the shape of their leaf, as losses expect, where they can be."""
+    return [
+        each.expand(leaf.shape) if broadcasts_to(each.shape, leaf.shape) else each
+        for each, leaf in zip(beside, leaves, strict=True)
+    ]
+
+
+def check_batch(td: AbstractContainer, results: list[Tensor]) -> None:
+    """Refuse results that do not start with the batch size."""
+    batch = td._desc.size  # without names: to dynamo no symbol is equal to a named size
+    for key, result in zip(paths_of(td, ()), results, strict=True):
+        if result.shape[: len(batch)] != batch:
+            raise ShapeMismatch(
+                f"the loss of entry {format_key(key)} must have a shape that starts with "
+                f"batch_size {shape_text(batch)}, got {shape_text(result.shape)}."
+            )
+
+
+def paths_of(td: AbstractContainer, path: Path) -> Iterator[Path]:
+    """Yield the path of each leaf, in the order of `stacked_leaves`."""
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            yield from paths_of(value, (*path, key))
+        elif isinstance(value, Tensor):
+            yield (*path, key)
+
+
+def softmax(name: str) -> Callable[..., object]:
+    """Return `torch.nn.functional.softmax` or `log_softmax` of containers: the method."""
+
+    def along(
+        input: AbstractContainer,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> object:
+        if dim is None:
+            raise InvalidArgument(f"`{name}` of a container requires `dim`, a batch dimension.")
+        return getattr(input, name)(dim, dtype)
+
+    return along
+
+
+for _name in ACTIVATIONS.split():
+    _function = getattr(functional, _name)
+    overrides.FUNCTIONS[_function] = activation(_function)
+for _name in LOSSES.split():
+    _function = getattr(functional, _name)
+    overrides.FUNCTIONS[_function] = loss(_function)
+for _name in ("softmax", "log_softmax"):
+    overrides.FUNCTIONS[getattr(functional, _name)] = softmax(_name)
+overrides.FUNCTIONS[torch.relu] = activation(torch.relu)
+for _like in (
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    torch.randint_like,
+):
+    overrides.FUNCTIONS[_like] = fill_like(_like)

@@ -41,14 +41,6 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._torch.member_trees import (
-    Dumped,
-    Members,
-    dumped,
-    loaded,
-    stack_of,
-    structure_of,
-)
 from kd_core._torch.vmap_dims import check_mapped_dims, is_for_vmap
 
 if TYPE_CHECKING:
@@ -56,6 +48,7 @@ if TYPE_CHECKING:
 
     from kd_core._batch.names import Names
     from kd_core._nodes.entry import Entry, Node
+    from kd_core._torch.member_trees import Dumped, Members
     from kd_core._types import Batch
 
 
@@ -129,7 +122,7 @@ def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
     else:
         with _below_gradients(container):
             stacked = _take_stack_apart(container, children)
-        if isinstance(stacked, Members):
+        if not isinstance(stacked, Structure):
             return children, stacked
         structure = stacked
     if structure.lead >= 0:
@@ -144,6 +137,8 @@ def _take_stack_apart(container: AbstractContainer, children: list[object]) -> A
     except KdError:
         if not isinstance(container, Composite) or is_compiling() or is_for_vmap(3):
             raise
+    from kd_core._torch.member_trees import structure_of  # few stacks are ragged
+
     children[:] = container._members
     return structure_of(container)
 
@@ -241,7 +236,9 @@ def _holds_shape(container: AbstractContainer) -> bool:
 def _unflatten(
     cls: type[AbstractContainer], values: Iterable[object], structure: AnyStructure
 ) -> Node:
-    if isinstance(structure, Members):
+    if not isinstance(structure, Structure):
+        from kd_core._torch.member_trees import stack_of
+
         return stack_of(cls, values, structure)
     return _put_together(cls, iter(values), structure)
 
@@ -385,7 +382,7 @@ def _flatten_with_keys(
     container: AbstractContainer,
 ) -> tuple[list[tuple[_pytree.KeyEntry, object]], AnyStructure]:
     children, structure = _flatten(container)
-    if isinstance(structure, Members):
+    if not isinstance(structure, Structure):
         return [(_pytree.SequenceKey(i), each) for i, each in enumerate(children)], structure
     return list(zip(_paths(structure, ()), children, strict=True)), structure
 
@@ -409,7 +406,9 @@ def _paths(structure: Structure, head: tuple[str, ...]) -> Iterator[_pytree.KeyE
 
 def _dump(structure: AnyStructure) -> Dumped:
     """Convert the structure to JSON values, with which an exported program is saved."""
-    if isinstance(structure, Members):
+    if not isinstance(structure, Structure):
+        from kd_core._torch.member_trees import dumped
+
         return dumped(structure)
     return {
         "keys": list(structure.keys),
@@ -443,6 +442,8 @@ def _plain(key: str, value: object) -> object:
 
 
 def _load(given: object) -> AnyStructure:
+    from kd_core._torch.member_trees import loaded
+
     parts = cast("Dumped", given)
     return loaded(parts) or _load_structure(parts)
 

@@ -1,30 +1,35 @@
-"""Checking `in_dims` and `out_dims` of `vmap` against the batch dimensions of containers.
+"""What `vmap` maps: `in_dims` and `out_dims` checked against the batch dimensions of containers.
 
 torch takes a container apart before it reads `in_dims` and `out_dims`, and counts them on each
 tensor: -1 is the last feature of a leaf, not the last batch dimension, and a dimension beyond the
 batch is one of the features. No hook tells a pytree node what it is flattened for, so the frame
 that called `tree_flatten` is looked at. While a graph is traced there is no such frame.
+
+A tensor without batch dimensions is a pytree node with one child, which `vmap` does not map.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
-from torch._C._functorch import maybe_current_level, maybe_get_level
+from torch._C._functorch import is_batchedtensor, maybe_current_level, maybe_get_level
 from torch._functorch import vmap
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
+from kd_core._batch.descriptor import describe
 from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._containers.non_tensor_stack import NonTensorStack
+from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import CodeType, FrameType
 
     from kd_core._types import Batch
@@ -163,3 +168,46 @@ def _not_of_the_batch(name: str, dim: int, batch: Batch, count: int) -> InvalidV
         f"`{name}` of `vmap` must be a batch dimension of a container, {allowed} for one of "
         f"batch_size {tuple(batch)}, got {dim}. {remedy}"
     )
+
+
+def _flatten_unbatched(entry: UnbatchedTensor) -> tuple[list[object], UnbatchedTensor | None]:
+    """Return the tensor as a child; `vmap`, which would map it, gets the entry as a constant."""
+    if is_compiling() or not is_constant_of_vmap(entry._tensor):
+        return [entry._tensor], None
+    return [], entry
+
+
+def _flatten_unbatched_with_keys(
+    entry: UnbatchedTensor,
+) -> tuple[list[tuple[_pytree.KeyEntry, object]], UnbatchedTensor | None]:
+    children, constant = _flatten_unbatched(entry)
+    return [(_pytree.GetAttrKey("data"), child) for child in children], constant
+
+
+def _unflatten_unbatched(
+    values: Iterable[object], constant: UnbatchedTensor | None
+) -> UnbatchedTensor:
+    if constant is not None:
+        return constant
+    [tensor] = values
+    if is_compiling() and isinstance(tensor, Tensor) and is_batchedtensor(tensor):
+        raise InvalidValue(
+            "an `UnbatchedTensor` cannot be passed to `vmap` in compiled code, which would map its "
+            "first dimension. `exclude` the entry, and pass the tensor with `in_dims=None`."
+        )
+    return wrap_tensor(cast("Tensor", tensor), describe(()))  # or what stands for one
+
+
+def _dump_unbatched(constant: object) -> None:
+    """Convert the structure to a JSON value; `vmap`, which has another one, saves nothing."""
+
+
+_pytree.register_pytree_node(
+    UnbatchedTensor,
+    _flatten_unbatched,
+    _unflatten_unbatched,
+    serialized_type_name="kd_core.UnbatchedTensor",
+    to_dumpable_context=_dump_unbatched,
+    from_dumpable_context=_dump_unbatched,
+    flatten_with_keys_fn=_flatten_unbatched_with_keys,
+)

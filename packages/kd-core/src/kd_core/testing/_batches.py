@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kd_core._base import TensorDictBase
-from kd_core._combine.concatenating import cat
-from kd_core._combine.stacking import stack
+from kd_core._combine.stacking import cat, stack
 from kd_core._errors import KdError, KeySetMismatch, OutOfRange, ShapeMismatch
 from kd_core.testing._comparison import assert_close
 from kd_core.testing._content import BATCH, Contract, holds, mapped, refused, unchanged

@@ -16,7 +16,7 @@ from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
-from kd_core._ops.math.output import written_to
+from kd_core._ops.math.operands import written_to
 from kd_core._ops.shape.rebatching import check_names, named
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, lock

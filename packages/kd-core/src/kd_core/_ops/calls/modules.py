@@ -30,7 +30,7 @@ from torch.nn.modules.rnn import RNNBase
 from kd_core._errors import InvalidArgument, KdError, KeyNotFound, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.loops import entries_of
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

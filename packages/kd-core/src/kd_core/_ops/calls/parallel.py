@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kd_core._batch.shapes import wrap_dim
 from kd_core._errors import InvalidValue
-from kd_core._ops.math.output import written_to
+from kd_core._ops.math.operands import written_to
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

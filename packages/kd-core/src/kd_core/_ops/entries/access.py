@@ -21,7 +21,7 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import write_all
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._protocol.composite import read_as, reading
 from kd_core._protocol.primitives import (

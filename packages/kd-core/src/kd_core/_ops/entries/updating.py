@@ -15,7 +15,7 @@ from kd_core._errors import InvalidArgument, wrong_type
 from kd_core._keys import Path, format_key
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import check_write, write_all
-from kd_core._naming.parameters import refuse_parameter
+from kd_core._naming import refuse_parameter
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
 from kd_core._protocol.primitives import AbstractContainer

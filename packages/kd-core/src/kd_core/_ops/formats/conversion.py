@@ -22,7 +22,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._ops.entries.listing import list_of

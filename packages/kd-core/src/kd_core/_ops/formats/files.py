@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import AbstractContainer
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     import numpy
     from numpy.typing import NDArray
+    from torch import nn
 
     from kd_core._convert.schema import LeafSchema
+    from kd_core._nodes.entry import Node
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
 
@@ -434,6 +436,46 @@ class Objects(AbstractContainer):
         from kd_core._convert.schema import schema_of
 
         return schema_of(self)
+
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: bool = False,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        lazy_stack: bool = False,
+        expand_identical: bool = False,
+    ) -> Self:
+        """Stack the parameters and buffers of modules of the same structure.
+
+        Args:
+            *modules: the modules; they are not changed.
+            as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
+            lock: lock the container.
+            use_state_dict: take the entries of `state_dict()`, with the hooks of the modules.
+            lazy_stack: keep the tensors of the modules as members, instead of stacking copies that
+                are leaves of autograd.
+            expand_identical: expand a tensor that all modules share, instead of copying it.
+
+        Raises:
+            KeySetMismatch: if the modules have different structures.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> nets = [torch.nn.Linear(2, 1) for _ in range(3)]
+            >>> TensorDict.from_modules(*nets)["weight"].shape
+            torch.Size([3, 1, 2])
+        """
+        from kd_core._ops.formats.stacked_modules import stacked_modules
+
+        made = stacked_modules(cls, modules, use_state_dict, lazy_stack, expand_identical)
+        if as_module:
+            from kd_core._ops.calls.module_state import as_module as module_of
+
+            made = cast("Self", module_of(cast("Node", made)))
+        return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
 
 
 def _plain_dict(td: AbstractContainer) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:

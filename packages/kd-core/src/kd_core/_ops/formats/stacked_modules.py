@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,61 +13,27 @@ from kd_core._ops.formats.building import build, stack_rows
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import TypeVar
 
-    from kd_core._nodes.entry import Node
+    C = TypeVar("C", bound=AbstractContainer)
 
 
-class StackedModules(AbstractContainer):
-    """The method that stacks the parameters of modules."""
-
-    __slots__ = ()
-
-    @classmethod
-    def from_modules(
-        cls,
-        *modules: nn.Module,
-        as_module: bool = False,
-        lock: bool = False,
-        use_state_dict: bool = False,
-        lazy_stack: bool = False,
-        expand_identical: bool = False,
-    ) -> Self:
-        """Stack the parameters and buffers of modules of the same structure.
-
-        Args:
-            *modules: the modules; they are not changed.
-            as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
-            lock: lock the container.
-            use_state_dict: take the entries of `state_dict()`, with the hooks of the modules.
-            lazy_stack: keep the tensors of the modules as members, instead of stacking copies that
-                are leaves of autograd.
-            expand_identical: expand a tensor that all modules share, instead of copying it.
-
-        Raises:
-            KeySetMismatch: if the modules have different structures.
-
-        Example:
-            >>> import torch
-            >>> from kd_core import TensorDict
-            >>> nets = [torch.nn.Linear(2, 1) for _ in range(3)]
-            >>> TensorDict.from_modules(*nets)["weight"].shape
-            torch.Size([3, 1, 2])
-        """
-        if not modules:
-            raise InvalidValue("`modules` must have at least one module, got none.")
-        take = cast("Callable[..., Self]", getattr(cls, "from_module"))  # noqa: B009  # of dense kinds
-        rows = [take(module, use_state_dict=use_state_dict) for module in modules]
-        if lazy_stack:
-            made = stack_rows(rows, True)
-        else:
-            entries = _stacked([row._entries for row in rows], (), expand_identical)
-            made = build(cls, entries, (len(rows),), None)
-        if as_module:
-            from kd_core._ops.calls.module_state import as_module as module_of
-
-            made = cast("Self", module_of(cast("Node", made)))
-        return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
+def stacked_modules(
+    cls: type[C],
+    modules: Sequence[nn.Module],
+    use_state_dict: bool,
+    lazy_stack: bool,
+    expand_identical: bool,
+) -> C:
+    """Stack the parameters and buffers of modules of the same structure; see `from_modules`."""
+    if not modules:
+        raise InvalidValue("`modules` must have at least one module, got none.")
+    take = cast("Callable[..., C]", getattr(cls, "from_module"))  # noqa: B009  # of dense kinds
+    rows = [take(module, use_state_dict=use_state_dict) for module in modules]
+    if lazy_stack:
+        return stack_rows(rows, True)
+    entries = _stacked([row._entries for row in rows], (), expand_identical)
+    return build(cls, entries, (len(rows),), None)
 
 
 def _stacked(

@@ -1,7 +1,8 @@
 """Functions of one leaf, or of a leaf and an operand, run on all leaves of a container.
 
 Each generated method of `_ops.math.pointwise` is one call of a function in this module.
-`_ops.math.operands` has the rules for operands. Non-tensor entries are passed through. An in-place
+`_ops.math.operands` has the rules for operands. Where torch takes no number, it becomes a 0-dim
+tensor beside each leaf. Non-tensor entries are passed through. An in-place
 form checks all leaves before it writes the first, so an operand that does not fit does not change
 the container.
 """
@@ -9,12 +10,13 @@ the container.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._errors import DeviceMismatch, KdError, ShapeMismatch
+from kd_core._errors import DeviceMismatch, InvalidValue, KdError, ShapeMismatch
 from kd_core._leaves.foreach import (
     CONSTANT_FROM,
     Kernel,
@@ -32,7 +34,11 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves
-from kd_core._ops.math.alignment import (
+from kd_core._nodes import registry
+from kd_core._nodes.entry import tensor_of
+from kd_core._ops.math.operands import (
+    as_operand,
+    check_batches,
     has_rows,
     keeps_batch,
     leaves_batch,
@@ -40,8 +46,9 @@ from kd_core._ops.math.alignment import (
     lower_scalars,
     of_members,
     of_pairs,
+    padded,
 )
-from kd_core._ops.math.operands import as_operand, check_batches, padded
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, note_entry
 
 if TYPE_CHECKING:
@@ -52,6 +59,7 @@ if TYPE_CHECKING:
     W = TypeVar("W", bound=AbstractContainer)
 
 _LeafOp: TypeAlias = Callable[..., Tensor]
+_UNSIGNED: Final = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
@@ -272,3 +280,121 @@ def _explain_pairs(
             ) from error
     if len(mine) == len(leaves_of(td)):
         note_entry(error, td, fn, theirs)
+
+
+def as_truth(other: object) -> AbstractContainer | Tensor:
+    """Return an operand; a number becomes a 0-dim tensor of its truth, which every dtype holds."""
+    operand = _operand(other)
+    if isinstance(operand, (AbstractContainer, Tensor)):
+        return operand
+    return torch.tensor(bool(operand))
+
+
+def as_float(other: object) -> AbstractContainer | Tensor | complex:
+    """Return an operand of a function that computes in floating point; an integer as a float."""
+    operand = _operand(other)
+    return float(operand) if isinstance(operand, int) else operand
+
+
+def binary_of_tensors(td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None) -> W:
+    """Apply a function of two tensors to every leaf and the operand; see `binary`.
+
+    Raises:
+        InvalidValue: if the operand is an integer that the dtype of a leaf does not hold.
+    """
+    operand = _operand(other)
+    if isinstance(operand, (AbstractContainer, Tensor)):
+        return binary(td, operand, fn, kernel)
+    leaves = leaves_of(td)
+    beside = [number_beside(leaf, operand) for leaf in leaves]
+    return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
+
+
+def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None) -> W:
+    """Apply a function of two tensors that writes into the storage of each leaf; see `binary_`."""
+    operand = _operand(other)
+    if isinstance(operand, (AbstractContainer, Tensor)):
+        return binary_(td, operand, fn, kernel)
+    leaves = leaves_of(td)
+    beside = [number_beside(leaf, operand) for leaf in leaves]
+    run_pairs_(leaves, beside, fn, kernel, check_in_place(td._entries, leaves, fn, beside))
+    return td
+
+
+def _operand(other: object) -> AbstractContainer | Tensor | complex:
+    return other if isinstance(other, AbstractContainer) else as_operand(other)
+
+
+def promoted(dtype: torch.dtype, number: complex) -> torch.dtype:
+    """Return `torch.result_type` of a tensor and a number, which dynamo does not trace."""
+    if isinstance(number, (bool, int)):
+        is_wider = dtype is torch.bool and not isinstance(number, bool)
+        return torch.int64 if is_wider else dtype
+    floats = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return floats if isinstance(number, float) else floats.to_complex()
+
+
+def number_beside(leaf: Tensor, number: complex) -> Tensor:
+    """Return a number as a 0-dim tensor on the device of a leaf.
+
+    Raises:
+        InvalidValue: if it is an integer that the promoted dtype does not hold.
+    """
+    dtype = promoted(leaf.dtype, number)
+    try:
+        if isinstance(number, int) and dtype in _UNSIGNED and number < 0:
+            raise OverflowError
+        if _rounds_to_infinity(dtype, number):
+            return torch.tensor(number, dtype=dtype, device=leaf.device)
+        # Unlike `torch.tensor`, this is traced without a constant.
+        return torch.full((), cast("float", number), dtype=dtype, device=leaf.device)
+    except (RuntimeError, OverflowError) as error:
+        if not isinstance(number, int):
+            raise
+        raise InvalidValue(
+            f"a number beside a leaf of {dtype} must be one that {dtype} holds, got {number}. "
+            "Cast the leaf to a wider dtype first."
+        ) from error
+
+
+def _rounds_to_infinity(dtype: torch.dtype, number: complex) -> bool:
+    """Return whether `torch.full` may refuse a number because it is infinite in a dtype."""
+    return (dtype.is_floating_point or dtype.is_complex) and abs(number) > torch.finfo(dtype).max
+
+
+CastFilter: TypeAlias = Callable[[tuple[str, ...], Tensor], bool]
+"""A function of the path and the tensor of a leaf that says whether the leaf is cast."""
+
+
+def cast_leaves(td: W, dtype: torch.dtype, cast_filter: CastFilter | None = None) -> W:
+    """Cast every leaf; the container itself is returned where all have the dtype.
+
+    Args:
+        td: the container.
+        dtype: the dtype.
+        cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
+    """
+    if cast_filter is not None:
+        return _cast_some(td, dtype, cast_filter, ())
+    leaves = leaves_of(td)
+    for leaf in leaves:
+        if leaf.dtype is not dtype:
+            return td._rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
+    return td
+
+
+def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[str, ...]) -> W:
+    """Cast the leaves that a filter chooses."""
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: _cast_some(member, dtype, cast_filter, path))
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, AbstractContainer):
+            entries[key] = cast("Entry", _cast_some(value, dtype, cast_filter, (*path, key)))
+            continue
+        leaf = tensor_of(value)
+        entries[key] = value
+        if leaf is not None and cast_filter((*path, key), leaf):
+            made = leaf.to(dtype=dtype)
+            entries[key] = made if leaf is value else registry.wrap_tensor(made, td._desc)
+    return td._like(entries, td._desc.unlocked())

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._ops.math.binary import binary
-from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.operands import is_plain
-from kd_core._ops.math.output import written_to
+from kd_core._ops.math.operands import is_plain, written_to
 from kd_core._ops.math.ternary import blend, blend_
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -76,6 +74,8 @@ class Blending(AbstractContainer):
             default: what stands for an entry that `self` or a container `min` lacks; see `add`.
         """
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, min, torch.clamp_min, default)
         return blend(self, torch.clamp, min, None)
 
@@ -93,6 +93,8 @@ class Blending(AbstractContainer):
             default: what stands for an entry that `self` or a container `max` lacks; see `add`.
         """
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, max, torch.clamp_max, default)
         return blend(self, torch.clamp, None, max)
 
@@ -120,6 +122,8 @@ class Blending(AbstractContainer):
         """
         subtract = partial(torch.rsub, alpha=alpha)
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, subtract, default)
         return binary(self, other, subtract)
 

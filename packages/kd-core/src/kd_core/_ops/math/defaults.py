@@ -18,11 +18,10 @@ from torch.compiler import is_compiling
 from kd_core._batch.names import without_names
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
 from kd_core._keys import format_key
-from kd_core._leaves.choosing import Selection
+from kd_core._leaves.loops import Selection
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched
-from kd_core._ops.math.binary import binary
-from kd_core._ops.math.numbers import number_beside
+from kd_core._ops.math.binary import binary, number_beside
 from kd_core._ops.math.operands import check_batches
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer

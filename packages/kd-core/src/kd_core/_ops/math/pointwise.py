@@ -23,18 +23,26 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
-from kd_core._naming.parameters import explains_parameters
-from kd_core._ops.math.binary import binary, binary_, reflected, unary, unary_
-from kd_core._ops.math.casting import cast_leaves
-from kd_core._ops.math.defaults import binary_with_default
-from kd_core._ops.math.numbers import as_float, as_truth, binary_of_tensors, binary_of_tensors_
+from kd_core._naming import explains_parameters
+from kd_core._ops.math.binary import (
+    as_float,
+    as_truth,
+    binary,
+    binary_,
+    binary_of_tensors,
+    binary_of_tensors_,
+    cast_leaves,
+    reflected,
+    unary,
+    unary_,
+)
 from kd_core._ops.math.operands import is_operand
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._ops.math.casting import CastFilter
+    from kd_core._ops.math.binary import CastFilter
     from kd_core._ops.math.defaults import Default
     from kd_core._ops.math.operands import Operand
 
@@ -546,6 +554,8 @@ class Arithmetic(AbstractContainer):
     def add(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the sum, leaf by leaf: `torch.add`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, partial(torch.add, alpha=alpha), default)
         if type(alpha) is not int or alpha != 1:
             return binary(self, other, partial(torch.add, alpha=alpha))
@@ -560,6 +570,8 @@ class Arithmetic(AbstractContainer):
     def sub(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the difference, leaf by leaf: `torch.sub`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, partial(torch.sub, alpha=alpha), default)
         if type(alpha) is not int or alpha != 1:
             return binary(self, other, partial(torch.sub, alpha=alpha))
@@ -574,6 +586,8 @@ class Arithmetic(AbstractContainer):
     def mul(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the product, leaf by leaf: `torch.mul`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.mul, default)
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
@@ -588,6 +602,8 @@ class Arithmetic(AbstractContainer):
     ) -> Self:
         """Return the quotient, leaf by leaf: `torch.div`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, partial(torch.div, rounding_mode=rounding_mode), default
             )
@@ -605,6 +621,8 @@ class Arithmetic(AbstractContainer):
     def pow(self, exponent: Operand, *, default: Default | None = None) -> Self:
         """Return the power, leaf by leaf: `torch.pow`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, exponent, torch.pow, default)
         return binary(self, exponent, torch.pow, torch._foreach_pow)
 
@@ -617,6 +635,8 @@ class Arithmetic(AbstractContainer):
     def floor_divide(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the floor of the quotient, leaf by leaf: `torch.floor_divide`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.floor_divide, default)
         return binary(self, other, torch.floor_divide)
 
@@ -629,6 +649,8 @@ class Arithmetic(AbstractContainer):
     def remainder(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the remainder, with the sign of the divisor, leaf by leaf: `torch.remainder`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.remainder, default)
         return binary(self, other, torch.remainder)
 
@@ -641,12 +663,16 @@ class Arithmetic(AbstractContainer):
     def fmod(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the remainder, with the sign of the dividend, leaf by leaf: `torch.fmod`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.fmod, default)
         return binary(self, other, torch.fmod)
 
     def maximum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, leaf by leaf: `torch.maximum`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, torch.maximum, default, otherwise=binary_of_tensors
             )
@@ -655,6 +681,8 @@ class Arithmetic(AbstractContainer):
     def minimum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, leaf by leaf: `torch.minimum`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, torch.minimum, default, otherwise=binary_of_tensors
             )
@@ -663,6 +691,8 @@ class Arithmetic(AbstractContainer):
     def fmax(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, ignoring NaN, leaf by leaf: `torch.fmax`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, torch.fmax, default, otherwise=binary_of_tensors
             )
@@ -671,6 +701,8 @@ class Arithmetic(AbstractContainer):
     def fmin(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, ignoring NaN, leaf by leaf: `torch.fmin`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, torch.fmin, default, otherwise=binary_of_tensors
             )
@@ -679,6 +711,8 @@ class Arithmetic(AbstractContainer):
     def atan2(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, as_float(other), torch.atan2, default, otherwise=binary_of_tensors
             )
@@ -687,12 +721,16 @@ class Arithmetic(AbstractContainer):
     def copysign(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.copysign, default)
         return binary(self, other, torch.copysign)
 
     def hypot(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the length of the hypotenuse, leaf by leaf: `torch.hypot`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, torch.hypot, default, otherwise=binary_of_tensors
             )
@@ -701,6 +739,8 @@ class Arithmetic(AbstractContainer):
     def logaddexp(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logarithm of the sum of exponentials, leaf by leaf: `torch.logaddexp`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(
                 self, other, torch.logaddexp, default, otherwise=binary_of_tensors
             )
@@ -709,6 +749,8 @@ class Arithmetic(AbstractContainer):
     def xlogy(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the value times the logarithm of the operand, leaf by leaf: `torch.xlogy`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.xlogy, default)
         return binary(self, other, torch.xlogy)
 
@@ -843,6 +885,8 @@ class Logic(AbstractContainer):
     def bitwise_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise and, leaf by leaf: `torch.bitwise_and`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.bitwise_and, default)
         return binary(self, other, torch.bitwise_and)
 
@@ -855,6 +899,8 @@ class Logic(AbstractContainer):
     def bitwise_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise or, leaf by leaf: `torch.bitwise_or`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.bitwise_or, default)
         return binary(self, other, torch.bitwise_or)
 
@@ -867,6 +913,8 @@ class Logic(AbstractContainer):
     def bitwise_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise exclusive or, leaf by leaf: `torch.bitwise_xor`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.bitwise_xor, default)
         return binary(self, other, torch.bitwise_xor)
 
@@ -879,6 +927,8 @@ class Logic(AbstractContainer):
     def bitwise_left_shift(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bits shifted to the left, leaf by leaf: `torch.bitwise_left_shift`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.bitwise_left_shift, default)
         return binary(self, other, torch.bitwise_left_shift)
 
@@ -891,6 +941,8 @@ class Logic(AbstractContainer):
     def bitwise_right_shift(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bits shifted to the right, leaf by leaf: `torch.bitwise_right_shift`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, other, torch.bitwise_right_shift, default)
         return binary(self, other, torch.bitwise_right_shift)
 
@@ -903,18 +955,24 @@ class Logic(AbstractContainer):
     def logical_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical and, leaf by leaf: `torch.logical_and`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, as_truth(other), torch.logical_and, default)
         return binary(self, as_truth(other), torch.logical_and)
 
     def logical_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical or, leaf by leaf: `torch.logical_or`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, as_truth(other), torch.logical_or, default)
         return binary(self, as_truth(other), torch.logical_or)
 
     def logical_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
         if default is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(self, as_truth(other), torch.logical_xor, default)
         return binary(self, as_truth(other), torch.logical_xor)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._ops.math.output import reduced_to
+from kd_core._ops.math.operands import reduced_to
 from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 

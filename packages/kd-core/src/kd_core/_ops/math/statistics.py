@@ -1,17 +1,18 @@
-"""Quantiles and softmax: functions of all values along dimensions."""
+"""Functions of all values along dimensions: extreme values, scans, truth, quantiles, softmax."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import SAME_SHAPE, Reduced
+from kd_core._batch.caching import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._leaves.foreach import is_ragged
+from kd_core._naming import explains_parameters
 from kd_core._ops.entries.renaming import renamed
 from kd_core._ops.math.reducing import (
     along_batch,
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._ops.entries.renaming import KeyFn
-    from kd_core._ops.math.reducing import Dim
+    from kd_core._ops.math.extreme_values import Extremes
+    from kd_core._ops.math.reducing import Dim, SomeDim
     from kd_core._types import Batch, LeafFn
 
     S = TypeVar("S", bound=AbstractContainer)
 
 
 class Statistics(AbstractContainer):
-    """The methods for quantiles and softmax.
+    """The methods for extreme values, cumulative results, truth, quantiles and softmax.
 
     Example:
         >>> import torch
@@ -43,6 +45,13 @@ class Statistics(AbstractContainer):
         (tensor(1.5000), tensor([0., 3.]))
         >>> td.softmax(0)["a"].sum()
         tensor(1.)
+        >>> td = TensorDict({"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0, 4.0])}, [2])
+        >>> td.max().to_dict(), td.max(reduce=True)
+        ({'a': tensor(3.), 'b': tensor(5.)}, tensor(5.))
+        >>> td.max(0).indices.to_dict()
+        {'a': tensor(1), 'b': tensor(0)}
+        >>> (td > 0).all(), (td > 4).any(0)["b"]
+        (True, tensor(True))
     """
 
     __slots__ = ()
@@ -114,6 +123,171 @@ class Statistics(AbstractContainer):
     def log_softmax(self, dim: int | str, dtype: torch.dtype | None = None) -> Self:
         """Return the logarithm of `softmax`: `torch.log_softmax`."""
         return _along(self, partial(torch.log_softmax, dtype=dtype), dim)
+
+    @overload
+    def min(self, dim: None = None, *, reduce: Literal[False] = False) -> Self: ...
+    @overload
+    def min(self, dim: None = None, *, reduce: Literal[True]) -> Tensor: ...
+    @overload
+    def min(
+        self, dim: int | str, keepdim: bool = False, *, return_indices: Literal[True] = True
+    ) -> Extremes[Self]: ...
+    @overload
+    def min(
+        self, dim: SomeDim, keepdim: bool = False, *, return_indices: Literal[False]
+    ) -> Self: ...
+    def min(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+        return_indices: bool = True,
+    ) -> Self | Tensor | Extremes[Self]:
+        """Return the smallest value of every leaf; along a batch dimension, its index too.
+
+        Args:
+            dim: a batch dimension or its name; `None`: over everything.
+            keepdim: keep the dimension with size 1.
+            reduce: reduce all leaves to one tensor.
+            return_indices: whether the indices are wanted; without them, `dim` may be several
+                batch dimensions, or `"feature"`.
+
+        Returns:
+            With `dim` two containers, `values` and `indices`; else a container, or a tensor.
+        """
+        from kd_core._ops.math.extreme_values import extreme
+
+        return extreme(self, torch.amin, torch.min, dim, keepdim, reduce, return_indices)
+
+    @overload
+    def max(self, dim: None = None, *, reduce: Literal[False] = False) -> Self: ...
+    @overload
+    def max(self, dim: None = None, *, reduce: Literal[True]) -> Tensor: ...
+    @overload
+    def max(
+        self, dim: int | str, keepdim: bool = False, *, return_indices: Literal[True] = True
+    ) -> Extremes[Self]: ...
+    @overload
+    def max(
+        self, dim: SomeDim, keepdim: bool = False, *, return_indices: Literal[False]
+    ) -> Self: ...
+    def max(
+        self,
+        dim: Dim = None,
+        keepdim: bool = False,
+        *,
+        reduce: bool = False,
+        return_indices: bool = True,
+    ) -> Self | Tensor | Extremes[Self]:
+        """Return the largest value of every leaf; along a batch dimension, its index too.
+
+        Args:
+            dim: a batch dimension or its name; `None`: over everything.
+            keepdim: keep the dimension with size 1.
+            reduce: reduce all leaves to one tensor.
+            return_indices: whether the indices are wanted; without them, `dim` may be several
+                batch dimensions, or `"feature"`.
+
+        Returns:
+            With `dim` two containers, `values` and `indices`; else a container, or a tensor.
+        """
+        from kd_core._ops.math.extreme_values import extreme
+
+        return extreme(self, torch.amax, torch.max, dim, keepdim, reduce, return_indices)
+
+    @overload
+    def all(self, dim: None = None) -> bool: ...
+    @overload
+    def all(self, dim: SomeDim, keepdim: bool = False) -> Self: ...
+    def all(self, dim: Dim = None, keepdim: bool = False) -> bool | Self:
+        """Return whether all values are true: of all leaves, or along dimensions.
+
+        Args:
+            dim: batch dimensions, or `"feature"`; `None`: over everything.
+            keepdim: keep the reduced dimensions with size 1.
+
+        Returns:
+            Without `dim` a bool, else a container.
+        """
+        if dim is not None:
+            return cast("Self", reduced(self, torch.all, dim, keepdim, False))
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        for leaf in leaves:
+            if not leaf.all():
+                return False
+        return True
+
+    @overload
+    def any(self, dim: None = None) -> bool: ...
+    @overload
+    def any(self, dim: SomeDim, keepdim: bool = False) -> Self: ...
+    def any(self, dim: Dim = None, keepdim: bool = False) -> bool | Self:
+        """Return whether any value is true: of all leaves, or along dimensions; see `all`."""
+        if dim is not None:
+            return cast("Self", reduced(self, torch.any, dim, keepdim, False))
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        for leaf in leaves:
+            if leaf.any():
+                return True
+        return False
+
+    def cumsum(self, dim: int | str) -> Self:
+        """Return the cumulative sums along a batch dimension.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.ones(3)}, [3]).cumsum(0)["a"]
+            tensor([1., 2., 3.])
+        """
+        (axis,) = batch_dims_of(self, dim)
+        return self._map_each(along_batch(self, lambda leaf: leaf.cumsum(axis)), SAME_SHAPE)
+
+    def cumprod(self, dim: int | str) -> Self:
+        """Return the cumulative products along a batch dimension."""
+        (axis,) = batch_dims_of(self, dim)
+        return self._map_each(along_batch(self, lambda leaf: leaf.cumprod(axis)), SAME_SHAPE)
+
+    @overload
+    def cummax(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
+    @overload
+    def cummax(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
+    @explains_parameters
+    def cummax(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
+        """Return the largest value so far along a batch dimension, and its index.
+
+        Args:
+            dim: the batch dimension, or its name.
+            return_indices: whether the indices are wanted; else one container is returned.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.tensor([1, 3, 2])}, [3])
+            >>> td.cummax(0).values["a"], td.cummax(0).indices["a"]
+            (tensor([1, 3, 3]), tensor([0, 1, 1]))
+        """
+        from kd_core._ops.math.extreme_values import pairs
+
+        (axis,) = batch_dims_of(self, dim)
+        found = pairs(self, along_batch(self, lambda leaf: torch.cummax(leaf, axis)), SAME_SHAPE)
+        return found if return_indices else found.values
+
+    @overload
+    def cummin(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
+    @overload
+    def cummin(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
+    @explains_parameters
+    def cummin(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
+        """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
+        from kd_core._ops.math.extreme_values import pairs
+
+        (axis,) = batch_dims_of(self, dim)
+        found = pairs(self, along_batch(self, lambda leaf: torch.cummin(leaf, axis)), SAME_SHAPE)
+        return found if return_indices else found.values
 
 
 def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:

@@ -18,16 +18,19 @@ from kd_core._leaves.foreach import (
     write_apart,
 )
 from kd_core._leaves.in_place import check_in_place
-from kd_core._ops.math.alignment import (
+from kd_core._ops.math.operands import (
+    as_operand,
+    check_batches,
     has_rows,
+    is_plain,
     keeps_batch,
     leaves_batch,
     lift_scalars,
     lower_scalars,
     of_members,
     of_pairs,
+    padded,
 )
-from kd_core._ops.math.operands import as_operand, check_batches, is_plain, padded
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:

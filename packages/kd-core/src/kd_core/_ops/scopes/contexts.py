@@ -1,4 +1,4 @@
-"""Containers as context managers: the operation that made one is undone on exit.
+"""Locks, and containers as context managers: the operation that made one is undone on exit.
 
 `with` takes a snapshot of the result. On exit, what changed is carried back to the source: new and
 changed entries with the operation undone, removed entries as removals.
@@ -7,16 +7,17 @@ changed entries with the operation undone, removed entries as removals.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._leaves.foreach import shares_storage
 from kd_core._leaves.loops import find_entry
-from kd_core._ops.scopes.undoing import Moved, Path, Relocked, note
+from kd_core._ops.scopes.undoing import WAS_UNLOCKED, Moved, Path, Relocked, note, was_locked
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, level_at
+from kd_core._protocol.primitives import AbstractContainer, level_at, lock, relock, unlock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Contexts(AbstractContainer):
-    """`with` on the result of an operation that can be undone.
+    """Locks against changes of the structure, and `with` on results, which is undone on exit.
 
-    These are `view`, `reshape`, `flatten`, `unflatten`, `squeeze`, `unsqueeze`, `permute`,
-    `transpose`, `movedim`, `flip`, `roll` and their like, `flatten_keys`, `unflatten_keys`, `lock_`
-    and `unlock_`. On exit, entries that were added, replaced or removed are so in the source as
-    well; values written in place are there already. If the block raises, or an entry does not fit,
-    the keys of the source stay as they were.
+    The results are those of `view`, `reshape`, `flatten`, `unflatten`, `squeeze`, `unsqueeze`,
+    `permute`, `transpose`, `movedim`, `flip`, `roll` and their like, `flatten_keys`,
+    `unflatten_keys`, `lock_` and `unlock_`. On exit, entries that were added, replaced or removed
+    are so in the source as well; values written in place are there already. If the block raises, or
+    an entry does not fit, the keys of the source stay as they were.
 
     Example:
         >>> import torch
@@ -66,6 +67,56 @@ class Contexts(AbstractContainer):
         exc_tb: TracebackType | None,
     ) -> None:
         leave(self, exc_type is not None)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the structure may not change."""
+        return self._desc.frozen
+
+    def lock_(self) -> Self:
+        """Forbid changes of structure, in nested containers too; return self.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": 0.0}).lock_()
+            >>> td["b"] = 1.0
+            Traceback (most recent call last):
+            ...
+            kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
+        """
+        reason = self._desc.lock
+        note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
+        return lock(self)
+
+    def unlock_(self) -> Self:
+        """Allow changes of structure again; return self.
+
+        `with td.unlock_():` locks a container that was locked again at the end of the block.
+
+        Raises:
+            Locked: if an enclosing container is locked.
+        """
+        reason = self._desc.lock
+        unlock(self)
+        note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
+        return self
+
+    def locked(self) -> LockScope[Self]:
+        """Return a context in which the container is locked; before and after it is as it was."""
+        return LockScope(self, True)
+
+    def unlocked(self) -> LockScope[Self]:
+        """Return a context in which the container is unlocked; before and after it is as it was.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": 0.0}).lock_()
+            >>> with td.unlocked():
+            ...     td["b"] = 1.0
+            >>> td.is_locked
+            True
+        """
+        return LockScope(self, False)
 
 
 class _Scope:
@@ -224,3 +275,28 @@ def _nothing_to_undo() -> InvalidArgument:
         "`with` expected the result of an operation that can be undone, as `with "
         "td.flatten_keys() as flat:`, `with td.view(-1) as rows:` or `with td.unlock_():`."
     )
+
+
+L = TypeVar("L", bound="Contexts")
+
+
+class LockScope(Generic[L]):
+    """Sets the lock of a container on entry and restores it on exit."""
+
+    __slots__ = ("_container", "_lock", "_reason")
+
+    def __init__(self, container: L, lock: bool) -> None:
+        self._container, self._lock = container, lock
+        self._reason = container._desc.lock
+
+    def __enter__(self) -> L:
+        self._reason = self._container._desc.lock
+        return self._container.lock_() if self._lock else self._container.unlock_()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        relock(self._container, self._reason)

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.computing import SAME_SHAPE
+from kd_core._batch.caching import SAME_SHAPE
 from kd_core._batch.shapes import check_lines_up
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
-from kd_core._leaves.choosing import Selection
 from kd_core._leaves.foreach import is_ragged
+from kd_core._leaves.loops import Selection
 from kd_core._nodes import registry
-from kd_core._ops.math.alignment import keeps_batch
-from kd_core._ops.math.defaults import binary_with_default
+from kd_core._ops.math.operands import keeps_batch
 from kd_core._ops.math.ternary import blend
-from kd_core._ops.selection.indexed import rows_at
-from kd_core._ops.selection.rows import beside, check_mask
+from kd_core._ops.selection.index_plan import beside, check_mask, rows_at
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, name_in, refuse_unbatched
 
@@ -46,6 +44,8 @@ def selected(
             )
         selection = _selection(td, other, condition, batch)
         if pad is not None:
+            from kd_core._ops.math.defaults import binary_with_default
+
             return binary_with_default(td, other, selection, pad)
         return td._zip_each(cast("Entry", other), selection)
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None

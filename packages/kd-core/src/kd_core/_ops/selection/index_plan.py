@@ -1,19 +1,19 @@
 """What an index of the batch means: a function from a leaf to the new leaf, and the new size.
 
 An index is resolved once for the batch size. A mask is converted to row numbers once, not for each
-leaf.
+leaf. The functions that take rows of leaves by a mask or by numbers stand here, too.
 """
 
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import has_names, resized
+from kd_core._batch.names import has_names, resized, without_names
 from kd_core._batch.shapes import (
     check_ellipsis,
     index_int,
@@ -21,8 +21,9 @@ from kd_core._batch.shapes import (
     index_slice,
     too_many_indices,
 )
-from kd_core._errors import InvalidArgument, OutOfRange
-from kd_core._ops.selection.rows import rows_where
+from kd_core._errors import InvalidArgument, OutOfRange, ShapeMismatch
+from kd_core._protocol.composite import takes
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._batch.shapes import Simple
@@ -189,3 +190,70 @@ def gives_views(index: object) -> bool:
         return True
     items = index if isinstance(index, tuple) else (index,)
     return all(item is None or item is Ellipsis or _is_position(item) for item in items)
+
+
+def check_mask(mask: object) -> Tensor:
+    """Check that a value is a mask, and return it.
+
+    Raises:
+        InvalidArgument: if it is not a tensor of booleans.
+    """
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool:
+        return mask
+    kind = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"`{type(mask).__name__}`"
+    raise InvalidArgument(f"a mask must be a tensor of torch.bool, got {kind}.")
+
+
+def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
+    """Return a function that selects the rows of a leaf where a mask is true, and the batch size.
+
+    The row numbers are computed once, not for each leaf.
+
+    Raises:
+        ShapeMismatch: if the mask does not have the first dimensions of the batch.
+    """
+    ndim = mask.ndim
+    if mask.shape != without_names(batch[:ndim]):  # to dynamo no symbol is equal to a named size
+        raise ShapeMismatch(
+            f"the shape of a mask must be the first dimensions of batch_size {batch}, got "
+            f"{tuple(mask.shape)}."
+        )
+    if not ndim:  # as in torch, a new dimension in front
+        return lambda leaf: leaf[beside(mask, leaf)], (int(mask), *batch)
+    rows = (mask if ndim == 1 else mask.flatten()).nonzero().view(-1)
+    count = rows.shape[0]
+    if ndim == 1:
+        return lambda leaf: take_rows(leaf, rows), (resized(batch[0], count), *batch[1:])
+    return lambda leaf: take_rows(leaf.flatten(0, ndim - 1), rows), (count, *batch[ndim:])
+
+
+def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """Copy the rows of the given numbers along a dimension."""
+    there = rows if rows.is_cpu and leaf.is_cpu else beside(rows, leaf)
+    try:
+        return leaf.index_select(dim, there)
+    except NotImplementedError:  # torch.uint16, torch.uint32, torch.uint64
+        return leaf.movedim(dim, 0)[there.view(-1)].movedim(0, dim)
+
+
+def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor moved to the device of a leaf."""
+    return tensor if tensor.device == leaf.device else tensor.to(leaf.device)
+
+
+W = TypeVar("W", bound=AbstractContainer)
+
+
+def rows_at(container: W, index: object) -> W:
+    """Return the rows at an index of any kind."""
+    desc = container._desc
+    fn, after = resolve(index, desc.batch)
+    ndim = desc.ndim
+    if container._nested and not is_dynamo_compiling():
+        takes(fn, index, desc.batch)
+    try:
+        return container._map_each(
+            fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
+        )
+    except IndexError as error:
+        raise beyond(desc.batch, error) from None

@@ -40,7 +40,7 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, source_items
 from kd_core._ops.selection.index_plan import (
@@ -50,9 +50,9 @@ from kd_core._ops.selection.index_plan import (
     leading,
     plain_index,
     resolve,
+    rows_at,
+    take_rows,
 )
-from kd_core._ops.selection.indexed import rows_at
-from kd_core._ops.selection.rows import take_rows
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 

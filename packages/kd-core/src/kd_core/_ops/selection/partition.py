@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.caching import Plan, cached, plan
-from kd_core._batch.computing import SAME_SHAPE
+from kd_core._batch.caching import SAME_SHAPE, Plan, cached, plan
 from kd_core._batch.names import plain_size, resized
 from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
-from kd_core._leaves.choosing import Selection
-from kd_core._naming.parameters import explains_parameters
-from kd_core._ops.math.output import written_to
+from kd_core._leaves.loops import Selection
+from kd_core._naming import explains_parameters
+from kd_core._ops.math.operands import written_to
 from kd_core._ops.selection.conditions import behind, holds_stack, scattered_rows, selected
-from kd_core._ops.selection.rows import check_mask, rows_where, take_rows
+from kd_core._ops.selection.index_plan import check_mask, rows_where, take_rows
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer, map_by, refuse_unbatched

@@ -10,8 +10,7 @@ from torch import Tensor
 from kd_core._keys import path_of
 from kd_core._leaves.loops import has_entry
 from kd_core._nodes import registry
-from kd_core._ops.selection.index_plan import leading, resolve
-from kd_core._ops.selection.indexed import rows_at
+from kd_core._ops.selection.index_plan import leading, resolve, rows_at
 from kd_core._protocol.composite import Composite, Reading, read_as, reading
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT

@@ -15,7 +15,7 @@ from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of

@@ -1,29 +1,34 @@
-"""Rows of different lengths: stacks of containers, nested tensors, and padded tensors."""
+"""Rows of different lengths, as stacks, nested tensors and padded tensors; rows that are added."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from kd_core._batch.shapes import wrap_dim
-from kd_core._errors import KeyCollision
+from kd_core._batch.caching import Padded, cached
+from kd_core._batch.names import resized
+from kd_core._batch.shapes import as_ints, wrap_dim
+from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry
+from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
+from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, map_by
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._nodes.entry import Entry, Node
-    from kd_core._types import BatchFn, LeafFn, NestedKey
+    from kd_core._types import Batch, BatchFn, LeafFn, NestedKey
 
 
 class Ragged(AbstractContainer):
-    """Rows of different lengths."""
+    """Rows of different lengths, and rows added before and after those of a batch."""
 
     __slots__ = ()
 
@@ -74,6 +79,34 @@ class Ragged(AbstractContainer):
         made._store(path, masks[0])
         return made
 
+    @explains_parameters
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> Self:
+        """Add rows before and after those along each batch dimension.
+
+        Args:
+            pad_size: the numbers of rows to add before and after, for the first batch dimension,
+                then for the second, and so on; negative numbers remove rows.
+            value: the value of the new rows.
+            inplace: change this container instead of making a new one.
+
+        Raises:
+            InvalidValue: if the numbers are not pairs, or there are too many.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.ones(2)}, [2]).pad([0, 1], value=5)["a"]
+            tensor([1., 1., 5.])
+        """
+        batch = self._desc.batch
+        new, backwards = _padded_sizes(batch, as_ints(pad_size))
+
+        def pad_leaf(leaf: Tensor) -> Tensor:
+            return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - len(batch)) + backwards, value)
+
+        result = map_by((pad_leaf, new, Padded(new, len(batch))), self)
+        return become(self, result, "pad in place") if inplace else result
+
 
 def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
     return (
@@ -99,3 +132,25 @@ def as_stack(container: AbstractContainer, dim: int | str) -> Node:
         desc = stack._desc.with_batch(container._desc.batch)
         cast("AbstractContainer", stack)._describe(desc)
     return stack
+
+
+@cached
+def _padded_sizes(batch: Batch, pad_size: Batch) -> tuple[Batch, list[int]]:
+    """Return the batch size after padding, and the rows to add with the last dimension first.
+
+    The padding value is not an argument: -0.0 and 0.0 would be the same key of the cache.
+    """
+    ndim = len(batch)
+    if len(pad_size) % 2 or len(pad_size) > 2 * ndim:
+        raise InvalidValue(
+            f"`pad_size` must hold a pair (rows before, rows after) for at most {ndim} batch "
+            f"dimensions, got {pad_size}."
+        )
+    pairs = [pad_size[i : i + 2] for i in range(0, len(pad_size), 2)]
+    pairs += [(0, 0)] * (ndim - len(pairs))
+    new = tuple(resized(size, size + sum(pair)) for size, pair in zip(batch, pairs, strict=True))
+    if any(size < 0 for size in new):
+        raise InvalidValue(
+            f"`pad_size` must not remove more rows than batch_size {batch} has, got {pad_size}."
+        )
+    return new, [rows for pair in reversed(pairs) for rows in pair]

@@ -22,7 +22,7 @@ from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._ops.scopes.undoing import moved
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.shape.shape_plans import (

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.computing import Fresh
+from kd_core._batch.caching import Fresh
 from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blend
-from kd_core._ops.selection.rows import check_mask
+from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import LOCKED_BY_ARENA
 from kd_core._keys import path_of
-from kd_core._naming.parameters import explains_parameters
+from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import ShapeMismatch, shape_text
-from kd_core._naming.publishing import public_in
+from kd_core._naming import public_in
 from kd_core._ops.values.moving import moved
 from kd_core._protocol.primitives import AbstractContainer
 

@@ -1,4 +1,4 @@
-"""Device, dtype and memory layout of leaves."""
+"""Copies, and the device, dtype and memory layout of leaves."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import device_of
 from kd_core._batch.shapes import batch_of
+from kd_core._compat import clone_all
 from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import wraps_tensors
-from kd_core._naming.parameters import explains_parameters
-from kd_core._ops.math.casting import cast_leaves
+from kd_core._naming import explains_parameters
+from kd_core._nodes import registry
+from kd_core._ops.entries.listing import dict_of
+from kd_core._ops.math.binary import cast_leaves, unary
 from kd_core._ops.shape.rebatching import become
-from kd_core._ops.values.moving import moved
-from kd_core._ops.values.target import read_argument, read_target, with_format
+from kd_core._ops.values.moving import moved, read_argument, read_target, with_format
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar, Unpack
 
-    from kd_core._ops.math.casting import CastFilter
-    from kd_core._ops.values.target import Further, Options
+    from kd_core._nodes.entry import Entry, Node
+    from kd_core._ops.math.binary import CastFilter
+    from kd_core._ops.values.moving import Further, Options
     from kd_core._types import DeviceLike
 
     W = TypeVar("W", bound=AbstractContainer)
 
 
 class Placement(AbstractContainer):
-    """Device, dtype and layout of leaves.
+    """Copies, and the device, dtype and layout of leaves.
 
     What is in place already is shared, and the container itself is returned where nothing changes.
 
@@ -219,6 +222,53 @@ class Placement(AbstractContainer):
         """Return whether all leaves are in shared memory, or in an arena."""
         return all(_is_in_arena(leaf) or leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
 
+    def clone(self, recurse: bool = True) -> Self:
+        """Copy the container; the copy is not locked.
+
+        Args:
+            recurse: copy the tensors too; else the copy shares them.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
+        """
+        if not recurse:
+            return self._shallow()
+        return unary(self, torch.clone, clone_all)
+
+    def copy(self) -> Self:
+        """Copy the container and its nested ones; tensors are shared."""
+        return self._shallow()
+
+    def __copy__(self) -> Self:
+        return self._shallow()
+
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: bool = False,
+        tolist_first: bool = False,
+    ) -> dict[str, object]:
+        """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
+
+        Args:
+            retain_none: keep entries whose value is `None`.
+            convert_tensors: return tensors as numbers or nested lists of numbers.
+            tolist_first: return a nested container that has a batch as a list of its rows.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": {"b": 1.0, "s": "text"}}).to_dict()
+            {'a': {'b': tensor(1.), 's': 'text'}}
+            >>> TensorDict({"a": {"b": [1.0, 2.0]}}).to_dict(convert_tensors=True)
+            {'a': {'b': [1.0, 2.0]}}
+        """
+        return dict_of(self, retain_none, convert_tensors, tolist_first)
+
 
 def _is_in_arena(leaf: Tensor) -> bool:
     from kd_core._store.places import place_of
@@ -244,3 +294,16 @@ def _move(td: W, device: DeviceLike, non_blocking: bool, pin: bool = False) -> W
     if pin and target.type == "cuda":
         td, non_blocking = td._map_each(Tensor.pin_memory), True
     return moved(td, target, non_blocking)
+
+
+def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
+    """Return a copy in which every container is a `TensorDict`."""
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = value.clone()
+        elif isinstance(value, AbstractContainer):
+            entries[key] = dense_copy(value, retain_none)
+        elif retain_none or value._item() is not None:
+            entries[key] = value._shallow()
+    return registry.make_dense(entries, td._desc.unlocked())

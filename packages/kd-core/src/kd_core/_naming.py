@@ -1,0 +1,278 @@
+"""Names: those left out on purpose, and where public ones say that they are defined.
+
+The reasons for names and parameters of tensordict that are left out, and what to write instead,
+stand in `left_out.toml` beside this file, which also makes the page "Coming from tensordict". It is
+read when the first name is not found, never by an import. A call that names such a parameter works
+where the parameter only has another name here.
+
+A public name says that it is defined in the package that users import it from: in tracebacks,
+pickles and `help`. A file of saved containers then survives a move of private modules. The price is
+that `inspect.getsource` of a class fails, because it reads the file of the module that `__module__`
+names, as for numpy and JAX; of functions and methods it succeeds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from importlib import import_module
+from inspect import getattr_static
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Final, Never, TypeAlias, cast
+
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._compat import traced_as
+from kd_core._errors import InvalidArgument, NotOffered, NotOfferedImport
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    K = TypeVar("K", bound=type)
+    C = TypeVar("C", bound=Callable[..., object])
+
+Rows: TypeAlias = dict[str, dict[str, str]]
+
+MODULES: Final = (
+    "tensordict",
+    "tensordict.utils",
+    "tensordict.nn",
+    "tensordict.nn.distributions",
+)
+
+
+@cache
+def decided() -> dict[str, Rows]:
+    """Return all rows: for each area, names and their `reason` and `instead`."""
+    import tomllib
+
+    text = Path(__file__).with_name("left_out.toml").read_text(encoding="utf-8")
+    areas: dict[str, Rows] = tomllib.loads(text)
+    return areas
+
+
+def find_reason(name: str, areas: Iterable[str]) -> str | None:
+    """Return why a name of one of these areas is left out and what to write; `None` if it is not.
+
+    Args:
+        name: the name that was not found.
+        areas: the modules and classes of tensordict in which it may be.
+    """
+    for area in areas:
+        row = decided().get(area, {}).get(name)
+        if row is not None:
+            return f"`{name}` is left out on purpose. {row['reason']} {row['instead']}"
+    return None
+
+
+def attribute_lookup(package: str) -> Callable[[str], Never]:
+    """Return what the `__getattr__` of a package calls, which explains names that are left out."""
+
+    def explain(name: str) -> Never:
+        reason = None if name.startswith("_") else find_reason(name, MODULES)
+        if reason is None:
+            text = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=sys.modules[package])
+        # `from package import name` hides an `AttributeError` behind a message of its own.
+        if sys._getframe(2).f_code.co_name == "_handle_fromlist":
+            raise NotOfferedImport(reason)
+        raise NotOffered(reason)
+
+    return explain
+
+
+def explain_attribute(cls: type, name: str) -> NotOffered | None:
+    """Return the error for an attribute of a container that is left out; `None` for others."""
+    areas = ["TensorDict", *(kind.__name__ for kind in cls.__mro__)]
+    reason = find_reason(name, areas)
+    return None if reason is None else NotOffered(reason)
+
+
+class LeftOut:
+    """An attribute that is left out on purpose: reading it raises the error that says why.
+
+    A `__getattr__` of the class would do the same for all names at once, and make every attribute
+    that exists slower to read: "td['a']" in the benchmarks.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Never:
+        # dynamo cannot trace how a reason is found
+        error = None if is_dynamo_compiling() else explain_attribute(owner, self.name)
+        raise error or AttributeError(self.name)
+
+
+def leaves_out(*names: str) -> Callable[[K], K]:
+    """Add to a class an explanation for each of some attributes that it does not have."""
+
+    def decorate(cls: K) -> K:
+        for name in names:
+            setattr(cls, name, LeftOut(name))
+        return cls
+
+    return decorate
+
+
+def offered_names(self: object) -> list[str]:
+    """Return the names of an object without those that its class leaves out."""
+    kind = type(self)
+    return [
+        name
+        for name in object.__dir__(self)
+        if not isinstance(getattr_static(kind, name, None), LeftOut)
+    ]
+
+
+def explains_parameters(function: C) -> C:
+    """Decorate a function so that it knows the parameters of tensordict which it does not have.
+
+    Not for what is called in a fraction of a microsecond, such as `get` and `set`: the call through
+    the decorator would show in the benchmarks.
+    """
+    code = function.__code__
+    names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @traced_as(cast("Callable[..., object]", function))
+    @wraps(function)
+    def call(*args: object, **given: object) -> object:
+        if given and not names.issuperset(given):
+            given = known_parameters(function.__qualname__, given, names)
+        return function(*args, **given)
+
+    # dynamo, which traces the function itself, guards the defaults that it finds here
+    call.__defaults__, call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return cast("C", call)
+
+
+def known_parameters(
+    function: str, given: Mapping[str, object], names: frozenset[str]
+) -> dict[str, object]:
+    """Return keyword arguments under the names that a function has for them.
+
+    Args:
+        function: the qualified name of the function.
+        given: the keyword arguments; unknown names are kept, so that Python refuses them.
+        names: the parameters of the function.
+
+    Raises:
+        InvalidArgument: if one of them is left out on purpose, or given under both names.
+    """
+    known: dict[str, object] = {}
+    for name, value in given.items():
+        row = None if name in names else _row(function, name)
+        if row is not None and "renamed" not in row:
+            refuse_parameter(function, name)
+        new = name if row is None else row["renamed"]
+        if new != name and new in given:
+            raise InvalidArgument(f"expected `{new}` once, got it as `{name}`, too.")
+        known[new] = value
+    return known
+
+
+def refuse_parameter(function: str, name: str) -> Never:
+    """Raise the error that says why a parameter is left out, and what to write instead."""
+    row = _row(function, name) or {"reason": "", "instead": ""}
+    raise InvalidArgument(
+        f"`{_called(function)}({name}=...)` is left out on purpose. {row['reason']} "
+        f"{row['instead']}"
+    )
+
+
+def _called(function: str) -> str:
+    """Return how users call a function: a class by its own name."""
+    owner, _, name = function.rpartition(".")
+    return owner if name in ("__init__", "__new__") else name
+
+
+def _row(function: str, parameter: str) -> Mapping[str, str] | None:
+    """Return the row of a parameter of a function or a method; `None` if there is none."""
+    owner, _, name = function.rpartition(".")
+    areas = decided()
+    if name in ("__init__", "__new__"):
+        places = [(owner, "()"), *((area, owner) for area in MODULES)]
+    else:
+        places = [(area, name) for area in ((owner, "TensorDict", *areas) if owner else MODULES)]
+    for area, called in places:
+        row = areas.get(area, {}).get(f"{called}({parameter})")
+        if row is not None:
+            return row
+    return None
+
+
+def publish(package: str, later: Mapping[str, str] | None = None) -> None:
+    """Set `__module__` of what a package exports, and of the methods of its classes.
+
+    Call it last in the `__init__` of the package. Names that another public package exports already
+    keep their place. A name that is left out on purpose gets an error that says why.
+
+    Args:
+        package: the name of the package.
+        later: modules that are imported when one of their names is first used, and these names. For
+            type checkers, import them under `TYPE_CHECKING`, too. If such a class can be met before
+            its name is used, as the result of a method, `public_in` decorates it. Container kinds
+            must not be among them: `torch.load(weights_only=True)` takes the kinds that exist.
+    """
+    names = vars(sys.modules[package])
+    _move([value for name, value in names.items() if not name.startswith("_")], package)
+    homes = {name: home for home, held in (later or {}).items() for name in held.split()}
+    if "__getattr__" not in names:
+        names["__getattr__"] = _lookup(sys.modules[package], homes)
+    if homes:
+        names["__dir__"] = lambda: sorted({*names, *homes})
+
+
+def public_in(package: str) -> Callable[[C], C]:
+    """Set `__module__` of one function or class, and of its methods, before it is exported."""
+
+    def decorate(exported: C) -> C:
+        _move([exported], package)
+        return exported
+
+    return decorate
+
+
+def _lookup(package: ModuleType, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package, called for names that are not imported yet."""
+    name = package.__name__
+    explain = attribute_lookup(name)
+    modules = {home.rpartition(".")[2]: home for home in homes.values() if "._" not in home}
+
+    def module_getattr(attribute: str) -> object:
+        if attribute == "__all__" and homes:  # for `from package import *`
+            return [each for each in dir(package) if not each.startswith("_")]
+        if attribute in modules:
+            return import_module(modules[attribute])
+        if attribute not in homes:
+            explain(attribute)
+        value: object = getattr(import_module(homes[attribute]), attribute)
+        _move([value], name)
+        setattr(package, attribute, value)
+        return value
+
+    return module_getattr
+
+
+def _move(exported: Iterable[object], package: str) -> None:
+    """Set `__module__` of private things, and of the methods of private classes."""
+    for thing in exported:
+        if isinstance(thing, MethodType) or not callable(thing) or not _is_private(thing, package):
+            continue
+        for member in vars(thing).values() if isinstance(thing, type) else ():
+            function = getattr(member, "__func__", member)
+            if isinstance(function, FunctionType) and _is_private(function, package):
+                function.__module__ = package
+        thing.__module__ = package
+
+
+def _is_private(thing: object, package: str) -> bool:
+    return _is_within(getattr(thing, "__module__", None) or "", package)
+
+
+@cache
+def _is_within(home: str, package: str) -> bool:
+    """Return whether a module is a private one of the distribution of a package."""
+    return home.startswith(f"{package.partition('.')[0]}.") and "._" in home
