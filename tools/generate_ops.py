@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._ops.entries.updating import KeyFn
     from kd_core._ops.math.reducing import Dim
 '''
 

@@ -40,7 +40,6 @@ from kd_core._ops.math.statistics import Statistics
 from kd_core._ops.scopes.contexts import Contexts
 from kd_core._ops.selection.indexing import Indexing
 from kd_core._ops.selection.partition import Partition
-from kd_core._ops.selection.row_reading import RowReading
 from kd_core._ops.shape.description import Description
 from kd_core._ops.shape.dimensions import Dimensions
 from kd_core._ops.shape.ragged import Ragged, as_stack, densified
@@ -70,7 +69,6 @@ class TensorDictBase(
     Arrangement,
     Inventory,
     Indexing,
-    RowReading,
     Shape,
     Dimensions,
     Partition,

@@ -440,7 +440,7 @@ class TypedTensorDict(TensorClass):
         (['extra', 'obs'], torch.Size([2, 2]))
     """
 
-    _more_keys: ClassVar[bool] = True
+    _more_keys = True
 
 
 def is_tensorclass(obj: object) -> bool:

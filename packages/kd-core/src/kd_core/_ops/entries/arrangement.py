@@ -13,7 +13,7 @@ from kd_core._keys import Path, format_key, path_of
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
-from kd_core._ops.entries.renaming import renamed, store_moved
+from kd_core._ops.entries.updating import renamed, store_moved
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, level_at
 from kd_core._types import NO_DEFAULT
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry
-    from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._ops.entries.updating import KeyFn
     from kd_core._types import NestedKey
 
     A = TypeVar("A", bound=AbstractContainer)

@@ -18,13 +18,13 @@ from kd_core._keys import format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
 from kd_core._nodes import registry
-from kd_core._ops.entries.renaming import store_moved
 from kd_core._ops.entries.updating import (
     Update,
     commit_all,
     sources_of,
     stage_merge,
     stage_writes,
+    store_moved,
 )
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import named, take_batch_size

@@ -1,6 +1,7 @@
 """What an update does to each entry: checked and noted first, then done.
 
 The functions append to a stage, a list of calls that the caller makes when everything is checked.
+New names for keys, and entries that move between levels, stand here, too.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._errors import InvalidArgument, wrong_type
-from kd_core._keys import Path, format_key
+from kd_core._errors import InvalidArgument, KeyCollision, batch_does_not_fit, wrong_type
+from kd_core._keys import Path, format_key, plain_str
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._naming import refuse_parameter
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, lowest_level
 from kd_core._protocol.validation import Branch, spread_keys
 from kd_core._types import NoDefault
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Data, Entry
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 Staged: TypeAlias = "list[Callable[[], None]]"
 IsLeaf: TypeAlias = Callable[[type], bool]
@@ -222,3 +227,48 @@ def stage_writes(
             stage_writes(current, value, (*path, key), how.below(below), stage)
         elif not _is_same_data(current, value):
             stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
+
+
+KeyFn: TypeAlias = Callable[[str], str]
+"""A function from a key of one level to its new name."""
+
+
+def renamed(td: W, name: KeyFn, path: tuple[str, ...] = ()) -> W:
+    """Return a container whose keys have new names at every level; tensors are shared.
+
+    Raises:
+        KeyCollision: if two keys of a level get the same name.
+        InvalidArgument: if a name is not a string.
+    """
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: renamed(member, name, path))
+    entries: dict[str, Entry] = {}
+    for key, value in td._entries.items():
+        new: object = name(key)
+        if not isinstance(new, str):
+            raise wrong_type(f"the new name of {format_key((*path, key))}", "a string", new)
+        new = plain_str(new)
+        if new in entries:
+            raise KeyCollision(
+                f"two keys would be renamed to {format_key((*path, new))}. Return a name of its "
+                "own for each key."
+            )
+        if isinstance(value, AbstractContainer):
+            value = cast("Entry", renamed(value, name, (*path, key)))
+        entries[new] = value
+    return td._like(entries, td._desc.unlocked())
+
+
+def store_moved(td: AbstractContainer, path: tuple[str, ...], entry: Entry) -> None:
+    """Store an entry that was removed elsewhere in a container.
+
+    Raises:
+        ShapeMismatch: if it does not fit the batch size of its new level; the value of one row does
+            not become one of a batch.
+    """
+    level, _ = lowest_level(td, path)
+    if level._desc.ndim and not isinstance(entry, (Tensor, AbstractContainer)):
+        batch = entry._desc.batch
+        if not batch and not cast("Data", entry)._of_batch:
+            raise batch_does_not_fit(format_key(path), level._desc.batch, batch)
+    td._store(path, entry)

@@ -20,7 +20,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import all_plain
 from kd_core._nodes.entry import is_node
-from kd_core._ops.entries.renaming import renamed
+from kd_core._ops.entries.updating import renamed
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
     AbstractContainer,
@@ -33,7 +33,7 @@ from kd_core._protocol.primitives import (
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._ops.entries.updating import KeyFn
     from kd_core._types import LeafFn
 
     R = TypeVar("R")

@@ -13,7 +13,7 @@ from kd_core._batch.caching import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._leaves.foreach import is_ragged
 from kd_core._naming import explains_parameters
-from kd_core._ops.entries.renaming import renamed
+from kd_core._ops.entries.updating import renamed
 from kd_core._ops.math.reducing import (
     along_batch,
     batch_dims_of,
@@ -26,7 +26,7 @@ from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._ops.entries.renaming import KeyFn
+    from kd_core._ops.entries.updating import KeyFn
     from kd_core._ops.math.extreme_values import Extremes
     from kd_core._ops.math.reducing import Dim, SomeDim
     from kd_core._types import Batch, LeafFn

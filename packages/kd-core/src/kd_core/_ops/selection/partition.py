@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -20,24 +20,34 @@ from kd_core._batch.caching import SAME_SHAPE, Plan, cached, plan
 from kd_core._batch.names import plain_size, resized
 from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
-from kd_core._leaves.loops import Selection
+from kd_core._keys import path_of
+from kd_core._leaves.loops import Selection, has_entry
 from kd_core._naming import explains_parameters
+from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.selection.conditions import behind, holds_stack, scattered_rows, selected
-from kd_core._ops.selection.index_plan import check_mask, rows_where, take_rows
+from kd_core._ops.selection.index_plan import (
+    check_mask,
+    leading,
+    resolve,
+    rows_at,
+    rows_where,
+    take_rows,
+)
 from kd_core._ops.shape.rebatching import become
-from kd_core._protocol.composite import takes
-from kd_core._protocol.primitives import AbstractContainer, map_by, refuse_unbatched
+from kd_core._protocol.composite import Composite, Reading, read_as, reading, takes
+from kd_core._protocol.primitives import AbstractContainer, check_has, map_by, refuse_unbatched
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry
-    from kd_core._types import Batch, BatchFn, PartsFn
+    from kd_core._protocol.composite import Side
+    from kd_core._types import Batch, BatchFn, Index, PartsFn
 
     T = TypeVar("T")
     W = TypeVar("W", bound=AbstractContainer)
-
 
 PartsPlan: TypeAlias = "tuple[PartsFn, list[Batch], list[BatchFn]]"
 """The plan of a split: a function from a leaf to its parts, the batch size of each part, and for
@@ -45,7 +55,7 @@ each part a function from the batch size of a nested container to the new one.""
 
 
 class Partition(AbstractContainer):
-    """The methods that split a batch and select rows."""
+    """The methods that split a batch, select rows, and read rows of one entry."""
 
     __slots__ = ()
 
@@ -239,6 +249,76 @@ class Partition(AbstractContainer):
             return become(out, result, "change the batch size")
         return written_to(out, result)
 
+    @overload
+    def get_at(
+        self,
+        key: str | tuple[str, ...],
+        index: Index,
+        default: object = NO_DEFAULT,
+        *,
+        as_list: Literal[False] = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
+    ) -> Tensor: ...
+    @overload
+    def get_at(
+        self,
+        key: str | tuple[str, ...],
+        index: Index,
+        default: object = NO_DEFAULT,
+        *,
+        as_list: Literal[True],
+    ) -> Tensor | list[Tensor]: ...
+    def get_at(
+        self,
+        key: str | tuple[str, ...],
+        index: Index,
+        default: object = NO_DEFAULT,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
+    ) -> Tensor | list[Tensor]:
+        """Read rows of one entry; only batch dimensions are indexed.
+
+        Args:
+            key: the key of the entry.
+            index: an index of the batch dimensions.
+            default: what is returned for a missing key.
+            as_list: how rows of a lazy stack are read, as are the arguments after it: see `get`.
+            as_padded_tensor: the same, padded to one shape.
+            as_nested_tensor: the same, as a nested tensor.
+            padding_value: the value of the elements that are added.
+            padding_side: where they are added: `"left"` or `"right"`.
+            layout: the layout of a nested tensor.
+
+        Raises:
+            KeyNotFound: if the key is missing, and no default is given.
+        """
+        path = path_of(key)
+        if default is not NO_DEFAULT and not has_entry(self._entries, path):
+            return cast(Tensor, default)
+        how: Reading | None = None
+        if as_list or as_padded_tensor or as_nested_tensor:
+            options = padding_value, padding_side, layout
+            how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
+        if how is None and not isinstance(self, Composite):
+            entry = self._read(path)
+            batch = self._desc.batch
+            fn, after = resolve(index, batch)
+            if isinstance(entry, Tensor):
+                return fn(entry)
+            return cast(Tensor, entry._map_each(fn, leading(batch, after)))
+        check_has(self, path)
+        rows = rows_at(_alone(self, path[0]), index)
+        return cast(Tensor, rows._read(path) if how is None else read_as(rows, path, None, how))
+
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
     """Return the plan of a split along dimension `at` into parts of the given sizes."""
@@ -397,3 +477,11 @@ def _check_integers(index: object) -> None:
         raise InvalidArgument(
             f"row numbers must be a tensor of torch.int64 or torch.int32, got {kind}."
         )
+
+
+def _alone(container: AbstractContainer, key: str) -> AbstractContainer:
+    """Return a container of one entry alone, so that a stack chooses rows of no other one."""
+    if isinstance(container, Composite):
+        return container._by_member(lambda member: _alone(member, key))
+    entries = {key: container._read((key,))}
+    return cast("AbstractContainer", registry.make_dense(entries, container._desc.unlocked()))
