@@ -14,7 +14,6 @@ from kd_nn._errors import KeysNotDeclared as KeysNotDeclared
 from kd_nn._errors import NotKeyed as NotKeyed
 from kd_nn._errors import OutKeyUnknown as OutKeyUnknown
 from kd_nn._errors import OutputMismatch as OutputMismatch
-from kd_nn._functional import stored_params as _stored_params
 from kd_nn._functional.params import TensorDictParams as TensorDictParams
 from kd_nn._interaction import SupportsInteraction as SupportsInteraction
 from kd_nn._keys.flow import KeyNode as KeyNode

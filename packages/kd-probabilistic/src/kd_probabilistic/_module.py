@@ -24,14 +24,13 @@ from kd_nn import Delta, InputMissing, dispatch, skip_existing
 from kd_probabilistic._cache import CachedDistribution
 from kd_probabilistic._components import check_keys
 from kd_probabilistic._composite import CompositeDistribution
-from kd_probabilistic._configured import ConfiguredModule
+from kd_probabilistic._construction import log_prob_of_draw
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
 from kd_probabilistic._generator import as_generator, drawing_from, generator_at, seeded
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
-from kd_probabilistic._plain import log_prob_of_draw
 from kd_probabilistic._reading import must_not_look, unchecked
-from kd_probabilistic._settings import DISCARD, Generator, InKeys, Settings
+from kd_probabilistic._settings import DISCARD, ConfiguredModule, Generator, InKeys, Settings
 
 LogProb: TypeAlias = Tensor | TensorDict
 

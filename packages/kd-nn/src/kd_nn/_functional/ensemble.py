@@ -34,8 +34,8 @@ from kd_nn._functional.at_once import is_unchanged, run_at_once, runs_at_once
 from kd_nn._functional.params import TensorDictParams
 from kd_nn._keys.specs import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase
-from kd_nn._modules.facts import reset_members
 from kd_nn._modules.module import TensorDictModule
+from kd_nn._modules.settings import reset_members
 
 
 @public_in("kd_nn")

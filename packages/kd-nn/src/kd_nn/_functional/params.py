@@ -4,7 +4,7 @@ Each level is a module, its parameters, buffers and sub-modules are the entries,
 twice. So everything that torch does to modules (moving, optimising, `state_dict`, DDP, copies)
 works on it without a line of code here, and dotted names come out as those of the module that the
 container was made from. Results of operations on it (`params + 1`, `params.data`) are plain
-`TensorDict`s.
+`TensorDict`s. Files hold which tensors are parameters, and which of these are trained.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from kd_core import (
+    FormatError,
     InvalidArgument,
     NestedKey,
     ShapeMismatch,
@@ -29,6 +30,8 @@ from kd_core import (
 from kd_core.extending import (
     Descriptor,
     Entry,
+    StoredClass,
+    add_class,
     describe,
     explains_parameters,
     make_dense,
@@ -39,8 +42,9 @@ from kd_nn._modules.tensor_hooks import is_of_fsdp
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    H = TypeVar("H", bound=Callable[..., object])
+    from kd_core.extending import Descriptor, Entry
 
+    H = TypeVar("H", bound=Callable[..., object])
 
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
 
@@ -281,3 +285,49 @@ def _is_whole(leaf: object) -> bool:
 
 
 register("params_of", partial(TensorDictParams, no_convert=True))
+
+
+_FIELDS: Final = ["no_convert", "parameters", "frozen"]
+
+
+def state_of(params: TensorDictParams) -> dict[str, object]:
+    """Return what a file keeps of one level beside its entries."""
+    named = params._parameters
+    frozen = [key for key, leaf in named.items() if leaf is not None and not leaf.requires_grad]
+    return dict(zip(_FIELDS, (params.no_convert, list(named), frozen), strict=True))
+
+
+def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorDictParams:
+    """Build one level from what a file holds.
+
+    Raises:
+        FormatError: if the state is not that of these entries.
+    """
+    match state:
+        case {"no_convert": bool(no_convert), "parameters": list(named), "frozen": list(frozen)}:
+            made = TensorDictParams(no_convert=no_convert)
+        case _:
+            _refuse(state)
+    leaves = {key for key, value in entries.items() if isinstance(value, Tensor)}
+    if not set(frozen) <= set(named) <= leaves:
+        _refuse(state)
+    for key, value in entries.items():
+        if key in named and isinstance(value, Tensor):
+            made._parameters[key] = nn.Parameter(value, requires_grad=key not in frozen)
+        elif isinstance(value, Tensor):
+            made._buffers[key] = value
+        else:
+            made._set_entry(key, value)
+    made._describe(desc)
+    return made
+
+
+def _refuse(state: object) -> NoReturn:
+    listed = ", ".join(f"`{name}`" for name in _FIELDS)
+    raise FormatError(
+        f"{str(state)[:80]!r} is not the state of a `TensorDictParams` with the entries that the "
+        f"file gives it: expected a dict with {listed}. Restore the file from a copy."
+    )
+
+
+add_class(StoredClass("kd_nn.TensorDictParams", 1, TensorDictParams, build, state_of))

@@ -30,11 +30,11 @@ from kd_nn._keys.specs import (
     parse_out_keys,
     unique,
 )
-from kd_nn._modules.facts import ModuleFacts, reset_members
 from kd_nn._modules.hiding import call_as_selected
 from kd_nn._modules.nodes import described, key_node
+from kd_nn._modules.settings import ModuleFacts, reset_members
 from kd_nn._modules.tensor_hooks import TensorHooks
-from kd_nn._plan.eager import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan, make_plan
+from kd_nn._plan.outcome import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -371,6 +371,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             self.__dict__["_plans_made"] = (made, wait - 1)
             return NO_PLAN
         self.__dict__["_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
+        from kd_nn._plan.eager import make_plan  # a module called once needs none
+
         plan = self.__dict__["_plan"] = make_plan(self)
         return plan
 

@@ -17,10 +17,8 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import Keys
 from kd_nn._modules.nodes import key_node
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.dynamo import traced_plan
-from kd_nn._plan.eager import Plan
-from kd_nn._plan.flags import Flag
-from kd_nn._plan.invalidation import depend_on
+from kd_nn._plan.invalidation import Flag, depend_on
+from kd_nn._plan.outcome import Plan
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -113,6 +111,8 @@ class Resolved:
         if self.traced is None and self.is_current():
             program = resolve(root, self.graph, self.in_keys, self.graph.outputs)
             if program is not None:
+                from kd_nn._plan.dynamo import traced_plan  # what is not compiled needs none
+
                 names, watched = CallNames(self.in_keys, "_"), _watch(root, self)
                 self.traced = traced_plan(program, names, watched, self._changed, root)
         return self.traced is not None

@@ -41,7 +41,7 @@ from kd_nn._modules.nodes import label_of
 from kd_nn._modules.resolved import Resolved, resolve_sequence
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
 from kd_nn._modules.steps import Modules, StepList, store_steps
-from kd_nn._plan.eager import BUSY
+from kd_nn._plan.outcome import BUSY
 
 
 class TensorDictSequential(StepList):

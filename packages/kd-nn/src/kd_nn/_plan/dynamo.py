@@ -13,8 +13,9 @@ from kd_core import NonTensorDataBase, TensorDict, UnbatchedTensor
 from kd_core.extending import assume_constant_result
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
-from kd_nn._plan.eager import BUSY, Plan, functions_of
-from kd_nn._plan.flags import Flag
+from kd_nn._plan.eager import functions_of
+from kd_nn._plan.invalidation import Flag
+from kd_nn._plan.outcome import BUSY, Plan
 from kd_nn._plan.program import Program
 
 

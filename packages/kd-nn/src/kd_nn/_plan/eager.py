@@ -14,7 +14,7 @@ The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Se
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -25,9 +25,9 @@ from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, plain_module
-from kd_nn._plan.flags import Dependency, Flag
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, SECOND, Watch
-from kd_nn._plan.invalidation import depend_on, running_classes
+from kd_nn._plan.invalidation import Dependency, Flag, depend_on, running_classes
+from kd_nn._plan.outcome import BUSY, NO_PLAN, STALE, Plan, never
 from kd_nn._plan.program import (
     Program,
     inplace_of,
@@ -35,53 +35,6 @@ from kd_nn._plan.program import (
     resolve,
     runs_on_values,
 )
-
-
-class Outcome:
-    """Why a plan did not run."""
-
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
-BUSY: Final = Outcome("this call must be interpreted")
-STALE: Final = Outcome("something has changed")
-FREE_PLANS: Final = 20
-WAIT: Final = 1000
-"""After so many plans a module goes the long way for so many calls before it gets another one."""
-
-
-def _never(*_: object, **__: object) -> Outcome:
-    return BUSY
-
-
-class Plan:
-    """The generated functions of one module.
-
-    Attributes:
-        container: Runs on a plain `TensorDict`; returns it, or why it did not run.
-        tensors: Runs on tensors by position or keyword; returns the outputs, or why not.
-        names: The names of its arguments, in order.
-        dependency: What the functions depend on, if they look at a flag of their own.
-    """
-
-    __slots__ = ("container", "dependency", "names", "tensors")
-
-    def __init__(
-        self,
-        container: Callable[..., object] = _never,
-        tensors: Callable[..., object] = _never,
-        names: tuple[str, ...] = (),
-    ) -> None:
-        self.container = container
-        self.tensors = tensors
-        self.names = names
-        self.dependency: Dependency | None = None
-
-
-NO_PLAN: Final = Plan()
 
 
 def make_plan(module: nn.Module) -> Plan:
@@ -109,7 +62,7 @@ def _plan_of(module: nn.Module, dependency: Dependency) -> Plan:
 def functions_of(calls: Callable[[], Calls], names: CallNames, module: nn.Module) -> Plan:
     """Return the functions of a module, each written by new `calls`."""
     container = calls().container_function(inplace_of(module))
-    return Plan(container, calls().tensors_function(names) or _never, names.names)
+    return Plan(container, calls().tensors_function(names) or never, names.names)
 
 
 class FastCalls(Calls):
