@@ -101,7 +101,7 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     how.name, how.call = "cat", _cat_tensors
     how.dim = how.wrapped(dim, tensors, 0)
     joined = how.members(tensors) if out is None else None
-    return how.combined(tensors, out) if joined is None else cast(C, joined)
+    return how.combined(tensors, out) if joined is None else cast("C", joined)
 
 
 class _Concatenating(Join):
