@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops/math"
 WIDTH = 100
 
+KERNELS = " ".join(f"{op}_tensor {op}_tensor_" for op in ("add", "div", "mul", "sub"))
+FUNCTIONS = "as_float as_truth binary binary_ binary_of_tensors binary_of_tensors_ cast_leaves "
+FUNCTIONS += "reflected unary unary_"
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
@@ -34,30 +37,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from kd_core._leaves.foreach import (
-    add_tensor,
-    add_tensor_,
-    div_tensor,
-    div_tensor_,
-    mul_tensor,
-    mul_tensor_,
-    sub_tensor,
-    sub_tensor_,
-)
+from kd_core._leaves.foreach import (%s)
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import explains_parameters
-from kd_core._ops.math.binary import (
-    as_float,
-    as_truth,
-    binary,
-    binary_,
-    binary_of_tensors,
-    binary_of_tensors_,
-    cast_leaves,
-    reflected,
-    unary,
-    unary_,
-)
+from kd_core._ops.math.binary import (%s)
 from kd_core._ops.math.operands import is_operand
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -473,12 +456,18 @@ def signature(name: str, option: str, reduce: str, result: str, end: str) -> str
     )
 
 
+def listed(names: str) -> str:
+    """Write the names of an import, one a line."""
+    return "\n" + "".join(f"    {name},\n" for name in names.split())
+
+
 def generated() -> dict[Path, str]:
     """Write both modules."""
     table = load_table()
     pairs = [row for row in (*table.ARITHMETIC, *table.LOGIC, *table.COMPARISONS) if row.operator]
+    operators = "".join(f'    "{row.name}": "{row.operator}",\n' for row in pairs)
     pointwise = (
-        POINTWISE % "".join(f'    "{row.name}": "{row.operator}",\n' for row in pairs),
+        POINTWISE % (listed(KERNELS), listed(FUNCTIONS), operators),
         class_of("Unary", unary(table.UNARY)),
         class_of("UnaryInPlace", unary_in_place(table.UNARY)),
         class_of("Arithmetic", binary(table.ARITHMETIC)),
