@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -260,6 +260,14 @@ def map_by(how: Plan, container: W) -> W:
 def same_batch(batch: Batch) -> Batch:
     """Return a batch shape unchanged: for functions that move rows but keep the shape."""
     return batch
+
+
+def is_container(value: object, concern: W) -> TypeGuard[W]:
+    """Return whether a value is a container, which has the methods of the concern that asks.
+
+    It inherits from no concern when programs run: see `kd_core._base`.
+    """
+    return isinstance(value, AbstractContainer)
 
 
 def level_at(container: AbstractContainer, path: tuple[str, ...]) -> AbstractContainer:

@@ -29,7 +29,7 @@ from kd_core._ops.entries.updating import (
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import named, take_batch_size
 from kd_core._protocol.composite import unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+from kd_core._protocol.primitives import AbstractContainer, check_has, is_container, level_at
 from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep
 from kd_core._types import NO_DEFAULT
 
@@ -340,14 +340,14 @@ class Structure(AbstractContainer):
         nested: dict[str, Entry] = {
             key: value.empty(recurse=True)
             for key, value in self._entries.items()
-            if isinstance(value, Structure)
+            if is_container(value, self)
         }
         return self._like(nested, desc)
 
     def is_empty(self) -> bool:
         """Return whether there is no leaf and no data at any level."""
         for value in self._entries.values():
-            if value.__class__ is Tensor or not (isinstance(value, Structure) and value.is_empty()):
+            if value.__class__ is Tensor or not (is_container(value, self) and value.is_empty()):
                 return False
         return True
 
@@ -375,7 +375,7 @@ class Structure(AbstractContainer):
                 return None
         for first in parts:
             value = entries.get(first)
-            part = value._selected(parts[first], strict) if isinstance(value, Structure) else None
+            part = value._selected(parts[first], strict) if is_container(value, self) else None
             if strict and part is None:
                 return None
             if kept[first] is not _PLACE:
@@ -403,7 +403,7 @@ class Structure(AbstractContainer):
             kept.pop(first, None)
         for first, rest in parts.items() if parts else ():
             value = kept.get(first)
-            if isinstance(value, Structure):
+            if is_container(value, self):
                 kept[first] = value._without(rest)
         desc = self._desc
         if desc.frozen:

@@ -27,7 +27,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._ops.entries.listing import list_of
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, is_container
 
 if TYPE_CHECKING:
     from typing import Self
@@ -90,7 +90,7 @@ class Conversion(AbstractContainer):
         for key, value in entries.items():
             if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = _kept(value, keep_vars) if value.requires_grad else value
-            elif isinstance(value, Conversion):
+            elif is_container(value, self):
                 state[key] = value.state_dict(keep_vars=keep_vars)
             else:
                 leaf = tensor_of(value)

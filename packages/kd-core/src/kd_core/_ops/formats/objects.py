@@ -12,7 +12,7 @@ from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
 from kd_core._naming import explains_parameters
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, is_container
 
 if TYPE_CHECKING:
     from typing import Self
@@ -194,7 +194,7 @@ class Objects(AbstractContainer):
         tree: dict[str, object] = {}
         for key, value in input_dict.items():
             current = self._entries.get(key)
-            nested = isinstance(current, Objects) and isinstance(value, Mapping)
+            nested = is_container(current, self) and isinstance(value, Mapping)
             if nested:  # with the batch size, which says what is a list of rows
                 value = current.from_dict_instance(value, batch_size=batch_size)  # type: ignore[union-attr]  # asked above
             tree[key] = value

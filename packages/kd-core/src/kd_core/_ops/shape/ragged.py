@@ -18,7 +18,7 @@ from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, map_by
+from kd_core._protocol.primitives import AbstractContainer, is_container, map_by
 
 if TYPE_CHECKING:
     from typing import Self
@@ -34,7 +34,7 @@ class Ragged(AbstractContainer):
 
     def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
         entry = self._entries[key]
-        return densified(entry, layout) if isinstance(entry, Ragged) else entry
+        return densified(entry, layout) if is_container(entry, self) else entry
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Self:
         """Return the container with nested tensors padded to their longest row.

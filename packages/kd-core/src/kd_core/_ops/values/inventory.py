@@ -14,7 +14,13 @@ from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_by_key, kinds_of
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    check_has,
+    is_container,
+    leaves_of,
+    level_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +44,7 @@ class Inventory(AbstractContainer):
             >>> TensorDict({"a": {"b": {"c": 0.0}}}).depth
             2
         """
-        nested = [value for _, value in kinds_of(self._entries) if isinstance(value, Inventory)]
+        nested = [value for _, value in kinds_of(self._entries) if is_container(value, self)]
         return 1 + max(value.depth for value in nested) if nested else 0
 
     @property
