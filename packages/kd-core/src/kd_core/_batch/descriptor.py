@@ -93,36 +93,39 @@ class Descriptor:
         return _constant(batch, device)
 
     @assume_constant_result
-    def _constant_fitted(self, batch: Batch, shape: Batch) -> Batch | None:
-        """Compute new sizes while dynamo traces; `None` where it must trace what is raised."""
+    def _constant_reshaped(self, sizes: Batch, device: torch.device | None) -> Descriptor | None:
+        """Reshape while dynamo traces; `None` where it must trace what is raised.
+
+        Args:
+            sizes: the batch size, and behind it the new one.
+            device: the device.
+        """
+        ndim = self.ndim
         try:
-            return fitted(batch, shape)
+            return _constant(fitted(sizes[:ndim], sizes[ndim:]), device)
         except KdError:
             return None
 
     constants_of = constants_of  # a method: dynamo guards functions
 
-    def traced_fitted(self, shape: Sizes) -> Batch:
-        """Return the batch size that a shape means while dynamo traces: constants if possible."""
+    def traced_reshaped(self, shape: Sizes) -> Descriptor:
+        """Return the descriptor of a reshaped batch while dynamo traces: a constant if possible."""
         batch = self.batch
-        given = self.constants_of((*batch, *shape))  # type: ignore[arg-type]  # or there are sequences
-        if given is not None:
-            known = self._constant_fitted(given[: len(batch)], given[len(batch) :])
+        sizes = self.constants_of((*batch, *shape))  # type: ignore[arg-type]  # or there are sequences
+        if sizes is not None:
+            known = self._constant_reshaped(sizes, self.device)
             if known is not None:
                 return known
-        return fitted(batch, shape)
-
-    def _traced_with_batch(self, batch: Batch) -> Descriptor:
-        """Describe as dynamo traces it: methods add no guards. "compile" in the benchmarks."""
-        device = self.device
-        known = self.constants_of(batch)
-        return _build(batch, device, None, 0) if known is None else self._constant(known, device)
+        return self.with_batch(fitted(batch, shape))
 
     def with_batch(self, batch: Batch) -> Descriptor:
         """Return the unlocked descriptor of the same device with another batch size."""
         # Not `traced_as`: torch 2.15 has no guard for it where the descriptor is not an input.
-        if is_dynamo_compiling():
-            return self._traced_with_batch(batch)
+        if is_dynamo_compiling():  # in this frame, for "compile" in the benchmarks
+            device, known = self.device, self.constants_of(batch)
+            if known is None:
+                return _build(batch, device, None, 0)
+            return self._constant(known, device)
         try:
             return self._pool[batch]
         except (KeyError, TypeError):  # a symbolic size has no hash

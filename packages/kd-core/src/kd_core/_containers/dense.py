@@ -119,8 +119,10 @@ class Dense(TensorDictBase):
         desc = self._desc
         if memo is not None and memo[0] is desc:
             after = memo[1]
+        elif batch is None:
+            after = desc._unlocked if desc.frozen else desc
         else:
-            after = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
+            after = desc.with_batch(batch(desc.batch))
         entries: dict[str, Entry] = {}
         nested = False
         for key, value in self._entries.items():

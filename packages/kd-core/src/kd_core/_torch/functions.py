@@ -84,8 +84,8 @@ def _where(condition: Tensor, input: object, other: object) -> object:
 # First: each compiled call walks the table up to the function that it guards.
 overrides.FUNCTIONS.update(
     {
-        torch.stack: stack,
-        torch.cat: cat,
+        torch.stack: inspect.unwrap(stack),  # torch knows its parameters
+        torch.cat: inspect.unwrap(cat),
         torch.concat: cat,
         torch.concatenate: cat,
         torch.where: _where,

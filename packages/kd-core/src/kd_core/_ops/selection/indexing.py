@@ -139,8 +139,10 @@ class Indexing(AbstractContainer):
         desc = self._desc
         batch = desc.batch
         known = desc.constants_of(batch)  # methods add no guards
-        inside = known and -known[0] <= index < known[0]
-        row = desc.with_batch(batch[1:] if inside else index_int(batch, index))
+        if known and -known[0] <= index < known[0]:
+            row = desc._constant(known[1:], desc.device)
+        else:
+            row = desc.with_batch(index_int(batch, index))
         return self._map_each(lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row))
 
     @traced_as(_traced_rows_at)

@@ -59,14 +59,14 @@ class Shape(AbstractContainer):
     def _traced_resized(self, shape: Sizes, name: str) -> Self:
         """Reshape as dynamo traces it: new sizes are constants, and methods add no guards."""
         desc = self._desc
-        new, ndim = desc.traced_fitted(shape), len(desc.batch)
+        after = desc.traced_reshaped(shape)
+        new, ndim = after.batch, len(desc.batch)
 
         def resize_leaf(leaf: Tensor) -> Tensor:  # as of `resize_plan`, inlined
-            sizes, call = leaf.shape[ndim:], leaf.view if name == "view" else leaf.reshape
-            return call(*new, *sizes) if new else call(sizes)
+            sizes = (*new, *leaf.shape[ndim:])
+            return leaf.view(sizes) if name == "view" else leaf.reshape(sizes)
 
-        memo = desc, desc.with_batch(new)
-        return self._map_each(resize_leaf, lambda batch: new + batch[ndim:], memo)
+        return self._map_each(resize_leaf, lambda batch: new + batch[ndim:], (desc, after))
 
     @explains_parameters
     def view(
