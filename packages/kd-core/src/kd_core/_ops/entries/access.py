@@ -364,12 +364,11 @@ class Access(AbstractContainer):
         *,
         sort: bool = False,
     ) -> KeysView[NestedKey]: ...
-    def keys(
+    def keys(  # only the overloads have a `*`, as for `get`
         self,
         include_nested: bool = False,
         leaves_only: bool = False,
         is_leaf: IsLeaf = None,
-        *,
         sort: bool = False,
     ) -> KeysView[str] | KeysView[NestedKey]:
         """Return a live view of the keys.
@@ -428,12 +427,11 @@ class Access(AbstractContainer):
         *,
         sort: bool = False,
     ) -> ItemsView[NestedKey, Tensor]: ...
-    def items(
+    def items(  # only the overloads have a `*`, as for `get`
         self,
         include_nested: bool = False,
         leaves_only: bool = False,
         is_leaf: IsLeaf = None,
-        *,
         sort: bool = False,
     ) -> ItemsView[str, Tensor] | ItemsView[NestedKey, Tensor]:
         """Return a live view of keys and entries; arguments as for `keys`."""
