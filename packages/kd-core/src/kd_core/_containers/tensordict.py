@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kd_core._base import TensorDictBase
     from kd_core._nodes.entry import AnyKey, Entry, Node, Source
-    from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
+    from kd_core._types import Batch, BatchSize, DeviceLike, NestedKey, NoDefault
 
 
 class TensorDict(Dense):
@@ -69,13 +69,15 @@ class TensorDict(Dense):
         names: Sequence[str | None] | None = None,
         **entries: object,
     ) -> None:
-        if type(batch_size) is list:
+        if batch_size is None:
+            batch: Batch = ()
+        elif batch_size.__class__ is list:
             batch = tuple(batch_size)
             for size in batch:  # `batch_of`, inlined: "construct" in the benchmarks
                 if size.__class__ is not int:
                     batch = batch_of(batch)
         else:
-            batch = () if batch_size is None else batch_of(batch_size)
+            batch = batch_of(batch_size)
         desc = self._desc = describe(batch) if device is None else describe_on(batch, device)
         if entries:
             if "non_blocking" in entries:
