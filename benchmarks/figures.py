@@ -90,6 +90,11 @@ def area_rows(peer: Peer) -> dict[str, list[Row]]:
     return areas
 
 
+def is_slower(row: Row) -> bool:
+    """Return whether kd takes more than the peer in a row, by half a percent at least."""
+    return (row["kd_td"] or 0) > 1.005
+
+
 def found(peer: Peer, area: str, name: str) -> Row | None:
     """Return one row, or None if this run left it out."""
     rows = (row for row in peer["rows"] if (row["area"], row["row"]) == (area, name))
@@ -97,10 +102,11 @@ def found(peer: Peer, area: str, name: str) -> Row | None:
 
 
 def ratios_of(programs: Programs) -> list[float]:
-    """Return the geometric means of kd by hand-written code, and by the peer."""
+    """Return the geometric means of kd/hand, kd/peer and hand/peer."""
+    pairs = ("kd", "by hand"), ("kd", "peer"), ("by hand", "peer")
     return [
-        statistics.geometric_mean([took["kd"] / took[other] for took in programs.values()])
-        for other in ("by hand", "peer")
+        statistics.geometric_mean([took[one] / took[other] for took in programs.values()])
+        for one, other in pairs
     ]
 
 

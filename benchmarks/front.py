@@ -1,6 +1,6 @@
 """The table of figures in README.md."""
 
-from benchmarks.figures import CONTENDERS, Peer, Programs, Row, found, number, ratios_of
+from benchmarks.figures import CONTENDERS, Peer, Programs, Row, found, is_slower, number, ratios_of
 
 # Row of the README: what it is called there, and its area and name in the benchmark.
 README_ROWS = (
@@ -48,14 +48,12 @@ def readme_table(peer: Peer, programs: Programs) -> str:
     lines.append(
         f"| geometric mean of {len(counted)} rows | 1.00 | {td_raw} | {kd_raw} | {kd_td} |"
     )
-    slower = [row for row in counted if (row["kd_td"] or 0) > 1.005]
+    slower = list(filter(is_slower, counted))
     missing = [row["area"] for row in counted if not row["results"].get("kd")]
     named = ", ".join(f"`{row['row']}` ({number(row['kd_td'])})" for row in slower)
-    by_hand, by_peer = map(number, ratios_of(programs))
-    whole = (
-        f"Whole programs ({', '.join(programs)}) take {by_hand} of the time of the same by hand, "
-    )
-    whole += f"and {by_peer} of the peer's."
+    by_hand, by_peer, hand_by_peer = map(number, ratios_of(programs))
+    whole = f"Whole programs ({', '.join(programs)}) take {by_hand} of the time of code by hand. "
+    whole += f"Of the time of the peer they take {by_peer}, and code by hand {hand_by_peer}."
     sentence = f"Slower than the peer: {named}." if slower else "No row is slower than the peer."
     if missing:
         areas = ", ".join(f"`{area}`" for area in dict.fromkeys(missing))
