@@ -136,3 +136,12 @@ def test_nothing_is_written_where_torch_refuses_a_sparse_value(
         getattr(td, name)(source)
     assert td["a"].tolist() == [0, 0]
     assert td["b"].to_dense().tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_nothing_is_written_where_torch_refuses_a_quantized_value() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+    with pytest.raises(InvalidValue, match=r"entry `b` cannot be written in place: .*quantized"):
+        td.update_({"a": torch.ones(3), "b": quantized})
+    assert not td["a"].any()

@@ -39,6 +39,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._leaves.writes import check_write, writable_source, write_all
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
@@ -351,6 +352,7 @@ def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> 
                 f"{_kind(entry)} in container {number} of `{how.name}`."
             ) from error
         if isinstance(first, Tensor) and isinstance(entry, Tensor):
+            explain_shapeless(error, f"entry {key} of all containers", first, entry)
             _explain_leaf(how, first, entry, number, key)
     raise InvalidValue(f"`{how.name}` cannot join the entries {key}: {error}") from error
 

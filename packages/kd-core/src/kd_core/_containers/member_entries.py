@@ -16,6 +16,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
+from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -124,6 +125,7 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
         try:
             return torch.stack(leaves, stack._dim)
         except RuntimeError as error:
+            explain_shapeless(error, f"entry {format_key(key)} of each member", *leaves)
             raise ragged(key, leaves, error) from None
     if all(isinstance(entry, AbstractContainer) for entry in found):
         return _stacked_nodes(stack, cast("list[AbstractContainer]", found))

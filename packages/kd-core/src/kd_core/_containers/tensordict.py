@@ -101,7 +101,11 @@ class TensorDict(Dense):
     def _put(self, key: str, value: object) -> None:
         # Overridden for speed: "td['a'] = x" in the benchmarks.
         if value.__class__ is Tensor:
-            desc, shape = self._desc, value.shape
+            desc = self._desc
+            try:
+                shape: tuple[int, ...] = value.shape
+            except RuntimeError:  # a tensor without a shape
+                shape = ()
             if (shape and shape[0] == desc.rows) or (desc.plain and leaf_fits(value, desc)):
                 if is_dynamo_compiling():
                     self._set_entry(key, value)
@@ -114,7 +118,10 @@ class TensorDict(Dense):
         # Overridden for speed: "set(('b', 'c'), x)" in the benchmarks.
         if len(path) == 2 and value.__class__ is Tensor:
             child = self._entries.get(path[0])
-            shape = value.shape
+            try:
+                shape: tuple[int, ...] = value.shape
+            except RuntimeError:  # a tensor without a shape
+                shape = ()
             if child.__class__ is TensorDict and shape and shape[0] == child._desc.rows:
                 child._set_entry(path[1], value)
                 return
@@ -370,7 +377,7 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
         try:
             if value.shape[0] == rows and (not on_cpu or value.is_cpu):
                 continue  # the fast path
-        except IndexError:
+        except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
             pass
         entries[key] = as_entry(key, value, desc, path)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from kd_core._errors import KdError
 from kd_core._leaves.loops import entries_of
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def _row(entries: Entries, key: str) -> str:
     leaf = tensor_of(entry)
     if leaf is not None:
         dtype = str(leaf.dtype).removeprefix("torch.")
-        return _line(key, f"{type(entry).__name__} {tuple(leaf.shape)} {dtype} {leaf.device}")
+        shape = "ragged" if is_shapeless(leaf) else tuple(leaf.shape)
+        return _line(key, f"{type(entry).__name__} {shape} {dtype} {leaf.device}")
     node = cast("Node", entry)
     if entries_of(node) is not None:
         return _level(node, key, is_open=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, listed, wrong_type
 from kd_core._leaves.loops import entries_of
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._naming import public_in
 from kd_core._nodes.entry import tensor_of
 
@@ -115,7 +116,8 @@ def describe_leaf(value: Tensor) -> str:
     kind = "Parameter" if isinstance(value, torch.nn.Parameter) else type(value).__name__
     parts: list[str] = []
     if _options["show_shape"]:
-        parts.append(f"shape={torch.Size(value.shape)}")
+        shape = "ragged" if is_shapeless(value) else torch.Size(value.shape)
+        parts.append(f"shape={shape}")
     if _options["show_field_device"]:
         parts.append(f"device={value.device}")
     if _options["show_dtype"]:

@@ -29,6 +29,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.foreach import FOREACH_FROM
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
         for key, value in source.items():
             if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
                 return False
-    except IndexError:  # a tensor without dimensions
+    except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
         return False
     return True
 
@@ -63,11 +64,14 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
 def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
     """Compute `all_fit` for any number of batch dimensions."""
     batch, ndim = desc.size, desc.ndim
-    for key, value in source.items():
-        if value.__class__ is not Tensor or key.__class__ is not str:
-            return False
-        if ndim and value.shape[:ndim] != batch:
-            return False
+    try:
+        for key, value in source.items():
+            if value.__class__ is not Tensor or key.__class__ is not str:
+                return False
+            if ndim and value.shape[:ndim] != batch:
+                return False
+    except RuntimeError:  # a tensor without a shape
+        return False
     return True
 
 
@@ -85,12 +89,16 @@ def _all_on_device(source: dict[str, object], desc: Descriptor) -> bool:
 def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
     """Return whether the shape of a tensor starts with the batch size."""
     ndim = desc.ndim
-    if ndim == 1:
-        try:
+    try:
+        if ndim == 1:
             return value.shape[0] == desc.size[0]
-        except IndexError:
+        return ndim == 0 or value.shape[:ndim] == desc.size
+    except IndexError:  # a tensor without dimensions
+        return False
+    except RuntimeError:
+        if is_shapeless(value):
             return False
-    return ndim == 0 or value.shape[:ndim] == desc.size
+        raise
 
 
 def map_each(

@@ -127,7 +127,7 @@ def _has_buffer(leaf: Tensor) -> bool:
     """Return whether a leaf is nothing but numbers in a row that Python can reach."""
     if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or not leaf.is_cpu:
         return False
-    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or leaf.__dict__:
+    if leaf.is_quantized or leaf.is_nested or leaf.is_conj() or leaf.is_neg() or leaf.__dict__:
         return False
     return bool(leaf.numel()) and leaf.is_contiguous() and _has_numpy()
 

@@ -27,6 +27,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import PLAIN, are_unwrapped, needs_grad, run_copies, shares_storage
 from kd_core._leaves.loops import unwrapped
+from kd_core._leaves.shapeless import explain_shapeless, is_shapeless
 from kd_core._nodes.entry import is_row_data, is_unbatched
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
     if target.layout is not source.layout:
         return f"the value must have the layout {target.layout}, got {source.layout}."
     reason = refusal(target, source) or overlap_refusal(target)
-    if reason is None and target.layout in _SPARSE:
+    if reason is None and (target.layout in _SPARSE or source.is_quantized):
         return _tried_refusal(target, source)
     return reason
 
@@ -195,7 +196,7 @@ def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
 def _tried_refusal(target: Tensor, source: Tensor) -> str | None:
     """Return why torch refuses to copy one tensor into another, by a try on a copy.
 
-    Sparse tensors and those that are made of others (`DTensor`) tell it only then.
+    Sparse and quantized tensors, and those that are made of others (`DTensor`), tell it only then.
     """
     try:
         target.detach().clone().copy_(source.detach())
@@ -212,6 +213,8 @@ def _name(where: Where) -> str:
 def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
     """Return whether torch might refuse the write: the fast check before `refusal`."""
     if source.is_meta or target.is_inference() or source.layout is not torch.strided:
+        return True
+    if source.is_quantized:
         return True
     if recording and (target.requires_grad or source.requires_grad):
         return True
@@ -286,6 +289,8 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
     if not _are_common(targets, sources):
         recording, compiling = torch.is_grad_enabled(), is_compiling()
         for target, source in zip(targets, sources, strict=True):
+            if not compiling and (is_shapeless(target) or is_shapeless(source)):
+                return False
             if target.shape != source.shape:
                 return False
             if compiling or (recording and (target.requires_grad or source.requires_grad)):
@@ -342,7 +347,12 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
             "the entry."
         )
     source = value if isinstance(value, Tensor) else as_source(where, value)
-    if not broadcasts_to(source.shape, entry.shape):
+    try:
+        fits = broadcasts_to(source.shape, entry.shape)
+    except RuntimeError as error:
+        explain_shapeless(error, f"entry {_name(where)} and what is written there", source, entry)
+        raise
+    if not fits:
         raise cannot_broadcast(
             source.shape, _name(where), entry.shape, "Use `set` to replace the entry."
         )

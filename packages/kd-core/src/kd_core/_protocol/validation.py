@@ -27,6 +27,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import entries_of, leaf_fits
+from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
 
@@ -141,7 +142,10 @@ def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ..
 
 def _tensor_as_entry(key: str, value: Tensor, desc: Descriptor, path: tuple[str, ...]) -> Tensor:
     if not leaf_fits(value, desc):
-        raise batch_does_not_fit(format_key((*path, key)), desc.batch, value.shape)
+        name = format_key((*path, key))
+        if is_shapeless(value):
+            raise without_shape(f"entry {name} of a container with batch_size {desc.batch}")
+        raise batch_does_not_fit(name, desc.batch, value.shape)
     if desc.device is not None and value.device != desc.device:
         return value.to(desc.device)
     return value

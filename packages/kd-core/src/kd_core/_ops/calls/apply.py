@@ -13,6 +13,7 @@ from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, shape_text, unknown_keys, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
@@ -251,7 +252,7 @@ def _each(
                 continue
             try:
                 fits = rows >= 0 and found.__class__ is Tensor and found.shape[0] == rows
-            except IndexError:  # it has no dimensions
+            except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
                 fits = False
             if not fits:
                 doubtful[key] = found
@@ -294,7 +295,9 @@ def _name(path: Path, key: str, nested: bool) -> NestedKey:
 
 def _note(error: Exception, path: Path, leaf: object) -> None:
     if not is_compiling():
-        kind = f" of shape {shape_text(leaf.shape)}" if isinstance(leaf, Tensor) else ""
+        kind = ""
+        if isinstance(leaf, Tensor) and not is_shapeless(leaf):
+            kind = f" of shape {shape_text(leaf.shape)}"
         error.add_note(f"This is entry {format_key(path)}{kind}.")
 
 

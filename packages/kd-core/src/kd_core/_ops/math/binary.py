@@ -34,6 +34,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves
+from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
 from kd_core._ops.math.operands import (
@@ -266,6 +267,7 @@ def _explain_pairs(
     theirs: list[Tensor] = []
     td._collect_pair(cast("Entry", other), mine, theirs, ())
     for leaf, value in zip(mine, theirs, strict=True):
+        explain_shapeless(error, f"{name_in(td, leaf)} in both containers", leaf, value)
         pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
         if any(size != beside and 1 not in (size, beside) for size, beside in pairs):
             raise ShapeMismatch(

@@ -28,6 +28,7 @@ from kd_core._errors import InvalidArgument, ShapeMismatch, shape_text, wrap_map
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import PLAIN, is_ragged
 from kd_core._leaves.loops import all_plain, finder, name_of_leaf
+from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._leaves.writes import Write, check_write, collect_writes, write_all
 from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.composite import Composite
@@ -79,6 +80,8 @@ def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list
     batch = td._desc.batch
     if not operand.ndim:
         return [operand] * len(leaves)
+    if is_shapeless(operand):
+        raise without_shape("the other operand")
     refuse_unbatched(td, "combined with a tensor over the batch")
     if keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)

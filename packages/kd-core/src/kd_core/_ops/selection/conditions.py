@@ -16,6 +16,7 @@ from kd_core._batch.shapes import check_lines_up
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import Selection
+from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import keeps_batch
 from kd_core._ops.math.ternary import blend
@@ -152,6 +153,8 @@ def spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
     Raises:
         ShapeMismatch: if the shape of the tensor does not fit the batch.
     """
+    if is_shapeless(tensor):
+        raise without_shape(what)
     check_lines_up(tensor.shape, batch, what)
     made: dict[int, Tensor] = {}
     on_cpu = tensor.is_cpu

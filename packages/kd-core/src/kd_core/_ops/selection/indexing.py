@@ -28,6 +28,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager
 from kd_core._leaves.loops import find_entry
+from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._leaves.writes import (
     INCOMPLETE,
     Write,
@@ -318,6 +319,8 @@ class _Rows:
         source = value
         if not isinstance(source, Tensor):
             source = as_source(path, value, leaf.dtype)
+        if is_shapeless(source):
+            raise without_shape(f"what is written to rows of entry {format_key(path)}")
         if source.shape != shape:
             source = without_ones(source, len(shape))
             _check_broadcast(source, shape, path)

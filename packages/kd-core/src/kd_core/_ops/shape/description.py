@@ -15,6 +15,7 @@ from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._naming import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
@@ -217,7 +218,7 @@ def shapes_of(level: AbstractContainer) -> Iterator[tuple[int, ...]]:
         return
     for value in level._entries.values():
         if isinstance(value, Tensor):
-            yield value.shape
+            yield () if is_shapeless(value) else value.shape
         elif isinstance(value, AbstractContainer):
             yield from shapes_of(value)
         elif is_row_data(value):
