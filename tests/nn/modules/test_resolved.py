@@ -163,3 +163,23 @@ def test_an_edit_while_keys_are_read_gives_no_mix(number: int) -> None:
     first.in_keys, last.in_keys = ["a"], ["b"]
     between.__dict__["asked"] = 0
     assert model.in_keys in (["a", "b"], ["new a", "b"], ["new a", "new b"])
+
+
+def test_edits_that_come_in_between_many_times_give_no_mix() -> None:
+    class Interrupting(TensorDictModuleBase):
+        out_keys = ["c"]  # noqa: RUF012 - a list, as users declare it
+        changes_by_assignment = True  # it computes nothing; the edits are those of other threads
+        asked = 0
+
+        @property
+        def in_keys(self) -> list[NestedKey]:  # type: ignore[override]  # as above
+            self.__dict__["asked"] = self.asked + 1
+            if self.asked <= 50:
+                first.in_keys, last.in_keys = [f"a{self.asked}"], [f"b{self.asked}"]
+            return []
+
+    first, last, between = step("a", "h"), step("b", "y"), Interrupting()
+    model = TensorDictSequential(first, between, last)
+    between.__dict__["asked"] = 0
+    first.in_keys = ["a"]
+    assert model.in_keys == ["a50", "b50"]

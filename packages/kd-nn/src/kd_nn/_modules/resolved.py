@@ -22,8 +22,10 @@ from kd_nn._plan.outcome import Plan
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _is_traced = torch.compiler.is_dynamo_compiling
-_TRIES: Final = 10
-"""A class of the user may compute other keys each time it is asked."""
+_TRIES: Final = 1000
+"""How often an edit of another thread may come in between."""
+_TRIES_COMPUTED: Final = 10
+"""The same where a class of the user computes keys: it may give others each time it is asked."""
 
 
 class Resolved:
@@ -88,6 +90,10 @@ class Resolved:
                 return False
         return not self._computed or all(_asked(step) == was for step, was in self._computed)
 
+    def asks_classes(self) -> bool:
+        """Return whether a class of the user is asked for keys, not only known ones compared."""
+        return bool(self._computed)
+
     def _compare_steps(self, sequence: StepList) -> None:
         holder = sequence.module
         members: list[nn.Module | None] = [*holder._modules.values()]
@@ -133,9 +139,9 @@ def _watch(sequence: StepList, resolved: Resolved) -> Callable[[], bool]:
 
 def resolve_sequence(sequence: StepList) -> Resolved:
     """Return the graph of a sequence, all of one moment even if another thread changes steps."""
-    for _ in range(_TRIES):
+    for tries in range(_TRIES):
         resolved = Resolved(sequence)
-        if resolved.is_current():
+        if resolved.is_current() or (tries >= _TRIES_COMPUTED and resolved.asks_classes()):
             break
     return resolved
 
