@@ -178,9 +178,9 @@ class Needs:
                 made = {key: {key: frozenset([place])} for key in step.visible()}
             for key, entries in made.items():
                 if graph.tolerant:  # the old value stays if the step does not run
-                    inside = [old for old in scope if holds(key, old) and old != key]
-                    scope.update({old: scope[old] | sources(entries, old) for old in inside})
-                    scope[key] = sources(scope, key).union(*entries.values())
+                    inside = [old for old in scope if holds(key, old)]
+                    both = {k: own(scope, k) | own(entries, k) for k in (key, *inside, *entries)}
+                    scope.update(both)
                     continue
                 replaced = (*key[:-1], f"{key[-1]} before")
                 before = sources(scope, key) | scope.get(replaced, frozenset())
@@ -208,6 +208,11 @@ def part(scope: Scope, key: Key) -> Scope:
     if key not in found and above:
         found[key] = scope[max(above, key=len)]
     return found
+
+
+def own(scope: Scope, key: Key) -> frozenset[Place]:
+    """Return the calls that a value comes from, without those of parts that were replaced."""
+    return part(scope, key).get(key, frozenset())
 
 
 def sources(scope: Scope, key: Key) -> frozenset[Place]:
