@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 import kd_core
 from kd_core import (
+    InvalidArgument,
     MetaData,
     NonTensorStack,
     TensorClass,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
     cat,
     lazy_stack,
     pad,
@@ -159,3 +162,10 @@ def test_a_message_says_what_was_expected_and_what_to_do(name: str) -> None:
 
 def test_every_message_has_a_call() -> None:
     assert list(MESSAGES) == list(CALLS)
+
+
+def test_names_have_the_article_that_is_spoken() -> None:
+    pattern = re.compile(r"\ba `[aeiouAEIOU]\w*`|\ban `[^aeiouAEIOU]\w*`")
+    assert [text for text in messages().values() if pattern.search(text)] == []
+    with pytest.raises(InvalidArgument, match="got an `UnbatchedTensor`"):
+        td().update(UnbatchedTensor(3))

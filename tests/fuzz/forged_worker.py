@@ -7,6 +7,7 @@ imported, no forged text may be compiled, and no file be read but the forged one
 temporary files is this process's own; what has a name there, even for a moment, is reported.
 """
 
+import encodings.cp437  # noqa: F401  # names in archives are decoded with it: loaded unwatched
 import hashlib
 import json
 import os

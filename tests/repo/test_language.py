@@ -54,6 +54,7 @@ PHRASES = {
     r"\blaid over\b": "overlay",
     r"\bof the moment\b": "current",
     r"\bsomebody\b": "the caller, a hook, a thread: the one that is meant",
+    r"\ba `[aeioAEIO]": "an `...`; `with_article` writes it before any name",
 }
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -80,6 +81,7 @@ def test_every_pending_folder_is_there() -> None:
         ('raise ValueError(\n    "expected a key, but 3 came."\n)\n', ":2: 'came'"),
         ('raise ValueError(f"{x!r} is no tensor.")\n', ":1: 'is no'"),
         ("x = 1  # where somebody looks\n", ":1: 'somebody'"),
+        ("x = 'got a `int`'\n", ":1: 'a `i'"),
         ("from . import x\n", ":1: relative import"),
         ("import kd_core._keys\n", ":1: `import kd_core._keys`"),
     ],

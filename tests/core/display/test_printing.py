@@ -95,7 +95,7 @@ def test_options_are_checked_before_any_is_set() -> None:
     before = get_printoptions()
     with pytest.raises(InvalidArgument, match="`show_all` is not a valid option; available"):
         set_printoptions(show_dtype=False, show_all=True)  # type: ignore[call-arg]  # the error is the promise
-    with pytest.raises(InvalidArgument, match="`max_keys` must be a `int`"):
+    with pytest.raises(InvalidArgument, match="`max_keys` must be an `int`"):
         set_printoptions(show_dtype=False, max_keys=True)
     assert get_printoptions() == before
 

@@ -124,7 +124,7 @@ def test_arguments_are_checked(sent: list[str]) -> None:
     td = container(1)
     with pytest.raises(InvalidValue, match="`op` must be one of `sum`, `mean`, `max`, `min`"):
         td.all_reduce("median")
-    with pytest.raises(InvalidArgument, match="`op` must be a name or a `ReduceOp`, got a `int`"):
+    with pytest.raises(InvalidArgument, match="`op` must be a name or a `ReduceOp`, got an `int`"):
         td.all_reduce(3)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(InvalidValue, match="`bucket_bytes` must be positive, got 0"):
         td.all_reduce(bucket_bytes=0)

@@ -49,5 +49,5 @@ def test_each_dtype_is_of_its_kinds(dtype: torch.dtype, kinds: set[object]) -> N
 
 
 def test_only_tensors_and_dtypes_are_asked_about() -> None:
-    with pytest.raises(InvalidArgument, match="a tensor or a dtype, got a `int`"):
+    with pytest.raises(InvalidArgument, match="a tensor or a dtype, got an `int`"):
         is_integer(3)  # type: ignore[arg-type]  # the error is the promise

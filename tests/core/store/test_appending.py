@@ -170,6 +170,6 @@ def test_rows_under_many_keys_take_the_memory_of_one(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_saved_leave_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="holds a `object`"):
+    with pytest.raises(TypeError, match="holds an `object`"):
         TensorDict({"a": torch.ones(2), "b": MetaData(object())}, [2]).append_to(tmp_path / "td")
     assert not names_in(tmp_path)

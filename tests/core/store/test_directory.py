@@ -190,7 +190,7 @@ def test_what_is_not_a_store_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        (object(), "entry `\\('n', 'x'\\)` holds a `object`, which cannot be saved.*register_type"),
+        (object(), "entry `\\('n', 'x'\\)` holds an `object`, which cannot .*register_type"),
         ({1: 2}, "entry `\\('n', 'x'\\)` must be a dict with string keys"),
         (torch.float32, "entry `\\('n', 'x'\\)` holds a `dtype`"),
         (torch.zeros(2, device="meta"), "entry `\\('n', 'x'\\)` is on the meta device"),

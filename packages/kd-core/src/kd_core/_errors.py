@@ -124,6 +124,16 @@ def shape_text(shape: Iterable[int]) -> str:
     return str(tuple(shape))
 
 
+def with_article(name: str) -> str:
+    """Return a name in backticks after `a` or `an`."""
+    return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} `{name}`"
+
+
+def a_type(value: object) -> str:
+    """Return the name of the class of a value, in the way of `with_article`."""
+    return with_article(type(value).__name__)
+
+
 def wrong_type(what: str, expected: str, got: object, remedy: str = "") -> InvalidArgument:
     """Build the error for an argument of the wrong type.
 
@@ -133,7 +143,7 @@ def wrong_type(what: str, expected: str, got: object, remedy: str = "") -> Inval
         got: the value that was given.
         remedy: one imperative sentence.
     """
-    text = f"{what} must be {expected}, got a `{type(got).__name__}`."
+    text = f"{what} must be {expected}, got {a_type(got)}."
     return InvalidArgument(f"{text} {remedy}".rstrip())
 
 

@@ -75,7 +75,7 @@ def test_update_takes_chosen_keys(only: list[NestedKey]) -> None:
 
 def test_update_refuses_what_is_no_mapping_and_conflicts() -> None:
     td = make()
-    with pytest.raises(InvalidArgument, match="must be a mapping or a container, got a `int`"):
+    with pytest.raises(InvalidArgument, match="must be a mapping or a container, got an `int`"):
         td.update(3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidKey, match="must be a string"):
         td.update({3: 1.0})  # type: ignore[type-var]  # wrong on purpose

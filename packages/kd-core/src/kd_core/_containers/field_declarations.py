@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Union, cast, get_args, get_or
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidArgument, InvalidValue, listed
+from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._nodes import registry
 
@@ -209,7 +209,7 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidValue(
             f"field {format_key(key)} of `{cls.__name__}` must be a tensor, as the option {option} "
-            f"wants, got a `{type(value).__name__}`: {error}. Pass a tensor."
+            f"wants, got {a_type(value)}: {error}. Pass a tensor."
         ) from None
 
 

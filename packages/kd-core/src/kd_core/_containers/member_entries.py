@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
-from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, shape_text
+from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch, a_type, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.shapeless import explain_shapeless
@@ -91,6 +91,8 @@ class StackedEntries(Mapping[str, "Entry"]):
 
     def _ragged(self, key: str) -> str:
         """Describe an entry whose shapes differ among the members."""
+        if any(is_unbatched(member._entries[key]) for member in self._stack._members):
+            return "differs among the members"
         return f"ragged, of shapes {', '.join(dict.fromkeys(_shapes(self._stack, key)))}"
 
     def __len__(self) -> int:
@@ -130,9 +132,9 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     if all(isinstance(entry, AbstractContainer) for entry in found):
         return _stacked_nodes(stack, cast("list[AbstractContainer]", found))
     if any(map(_is_tensor_or_container, found)) and not all(map(is_unbatched, found)):
-        kinds = " and a ".join(sorted({f"`{type(entry).__name__}`" for entry in found}))
+        kinds = " and ".join(sorted(set(map(a_type, found))))
         raise KeySetMismatch(
-            f"entry {format_key(key)} must be of one kind in all members, got a {kinds}. Read it "
+            f"entry {format_key(key)} must be of one kind in all members, got {kinds}. Read it "
             f"from each member, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
     nodes = cast("list[Data]", found)
@@ -150,7 +152,7 @@ def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
         raise ShapeMismatch(
             f"entry {format_key(key)} is an `UnbatchedTensor` that differs among the members, and "
             "has no batch dimension along which it could be stacked. Read it with "
-            f"`get({key!r}, as_list=True)`."
+            f"`get({key!r}, as_list=True)`, and the others after `exclude({key!r})`."
         )
     return found[0]._with_descriptor(stack._desc)
 

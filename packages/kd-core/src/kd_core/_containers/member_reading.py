@@ -18,6 +18,7 @@ from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mappin
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._naming import explains_parameters
+from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.shape.description import shapes_of
 from kd_core._protocol.composite import reading
 from kd_core._protocol.validation import refuse_cycle
@@ -117,6 +118,8 @@ class Members(MemberStorage):
         try:
             return super()._dense_entry(key, layout)
         except ShapeMismatch:
+            if any(is_unbatched(member._entries[key]) for member in self._members):
+                raise
             from kd_core._containers.member_rows import nested_rows
 
             return nested_rows(self, (key,), layout)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text
+from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, a_type, shape_text
 from kd_core._keys import format_key
 from kd_core._protocol.composite import Composite
 
@@ -67,8 +67,8 @@ def nested_rows(stack: Composite, path: Path, layout: torch.layout) -> Tensor:
     if stack._dim:
         raise InvalidValue(
             f"entry {format_key(path)} cannot be a nested tensor: the rows of a nested tensor are "
-            f"those of dimension 0, got a stack along dimension {stack._dim}. Pass "
-            "`as_padded_tensor=True` or `as_list=True`."
+            f"those of dimension 0, got a stack along dimension {stack._dim}. "
+            f"{_elsewhere(path, 'as_padded_tensor=True')}"
         )
     rows = [_tensor_of(member, path) for member in stack._members]
     _check_ranks(rows, path)
@@ -78,8 +78,8 @@ def nested_rows(stack: Composite, path: Path, layout: torch.layout) -> Tensor:
         shapes = ", ".join({shape_text(row.shape): None for row in rows})
         raise ShapeMismatch(
             f"entry {format_key(path)} cannot be a nested tensor of shapes {shapes}: "
-            f"{str(error).partition(chr(10))[0].rstrip('.')}. Pass `as_padded_tensor=True` or "
-            "`as_list=True`."
+            f"{str(error).partition(chr(10))[0].rstrip('.')}. "
+            f"{_elsewhere(path, 'as_padded_tensor=True')}"
         ) from None
 
 
@@ -87,8 +87,8 @@ def _tensor_of(member: AbstractContainer, path: Path) -> Tensor:
     entry = member._read(path)
     if not isinstance(entry, Tensor):
         raise InvalidValue(
-            f"entry {format_key(path)} must be a tensor in every member, got a "
-            f"`{type(entry).__name__}`. Pass `as_list=True`."
+            f"entry {format_key(path)} must be a tensor in every member, got "
+            f"{a_type(entry)}. {_elsewhere(path)}"
         )
     return entry
 
@@ -98,5 +98,12 @@ def _check_ranks(rows: Sequence[Tensor], path: Path) -> None:
         shapes = ", ".join({shape_text(row.shape): None for row in rows})
         raise ShapeMismatch(
             f"the rows of entry {format_key(path)} must have the same number of dimensions, got "
-            f"shapes {shapes}. Pass `as_list=True`."
+            f"shapes {shapes}. {_elsewhere(path)}"
         )
+
+
+def _elsewhere(path: Path, *options: str) -> str:
+    """Return the remedy for an entry that is read in another way, or left out of the others."""
+    key: object = path[0] if len(path) == 1 else path
+    calls = " or ".join(f"`get({key!r}, {option})`" for option in (*options, "as_list=True"))
+    return f"Read it with {calls}, and the others after `exclude({key!r})`."

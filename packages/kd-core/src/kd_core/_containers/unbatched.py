@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 from kd_core._batch.caching import Fresh, Reduced
 from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidValue, KeySetMismatch, shape_text, wrong_type
+from kd_core._errors import InvalidValue, KeySetMismatch, a_type, shape_text, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import Selection
@@ -292,7 +292,7 @@ def _tensor_beside(other: Entry, path: tuple[str, ...]) -> Tensor:
         return other._tensor
     raise KeySetMismatch(
         f"entry {format_key(path)} must be an `UnbatchedTensor` in both containers or in none, got "
-        f"a `{type(other).__name__}` beside one. Wrap it in `UnbatchedTensor`, or give the entry "
+        f"{a_type(other)} beside one. Wrap it in `UnbatchedTensor`, or give the entry "
         "the batch dimensions: `td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
     )
 

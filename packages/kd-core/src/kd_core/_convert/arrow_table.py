@@ -27,7 +27,7 @@ from kd_core._convert.layout import (
     stored,
 )
 from kd_core._convert.optional import load
-from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision
+from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def tree_of_table(
     if isinstance(table, pyarrow.RecordBatch):
         table = pyarrow.Table.from_batches([table])
     if not isinstance(table, pyarrow.Table):
-        raise InvalidArgument(f"`table` must be an Arrow table, got a `{type(table).__name__}`.")
+        raise InvalidArgument(f"`table` must be an Arrow table, got {a_type(table)}.")
     if nulls not in ("raise", "mask"):
         raise InvalidValue(f"`nulls` must be 'raise' or 'mask', got {nulls!r}.")
     layout = _layout_in(table)

@@ -20,7 +20,7 @@ from kd_core._convert.layout import (
     rebuilt,
     restored,
 )
-from kd_core._errors import InvalidValue, KeyCollision
+from kd_core._errors import InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
@@ -77,7 +77,7 @@ def tree_of_text(
     content = _parsed(text)
     if not isinstance(content, dict):
         raise InvalidValue(
-            f"expected a JSON object of columns, got a `{type(content).__name__}`. Pass "
+            f"expected a JSON object of columns, got {a_type(content)}. Pass "
             "`lines=True` for one object a line."
         )
     layout = cast("Plain | None", content.pop(LAYOUT, None))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._convert.columns import Column, column_of, columns_of, rows_in, tree_of_columns
 from kd_core._convert.optional import load
-from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue
+from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, a_type
 
 if TYPE_CHECKING:
     from kd_core._convert.columns import DtypeOf
@@ -45,9 +45,7 @@ def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple
     """
     pandas = load("pandas", "from_pandas")
     if not isinstance(frame, pandas.DataFrame):
-        raise InvalidArgument(
-            f"`dataframe` must be a pandas data frame, got a `{type(frame).__name__}`."
-        )
+        raise InvalidArgument(f"`dataframe` must be a pandas data frame, got {a_type(frame)}.")
     columns: dict[str, Column] = {}
     paths: dict[tuple[str, ...], Column] = {}
     for at, label in enumerate(frame.columns):

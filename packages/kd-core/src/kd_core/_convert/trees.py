@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, cast
 from torch import Tensor
 from torch.utils import _pytree
 
-from kd_core._errors import InvalidValue, KeyCollision
+from kd_core._errors import InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import find_entry
 from kd_core._protocol.primitives import AbstractContainer
@@ -44,7 +44,7 @@ def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object]:
         key = tuple(name for part in path for name in _names_of(part))
         if not key:
             raise InvalidValue(
-                f"`pytree` must be a tree of several leaves, got a `{type(pytree).__name__}`. Wrap "
+                f"`pytree` must be a tree of several leaves, got {a_type(pytree)}. Wrap "
                 "it in a dict or a list."
             )
         if key in entries:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.names import names_of
-from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, listed, wrong_type
+from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, a_type, listed, wrong_type
 from kd_core._leaves.loops import entries_of
 from kd_core._leaves.shapeless import is_shapeless
 from kd_core._naming import public_in
@@ -98,7 +98,7 @@ class set_printoptions:  # noqa: N801  # called like the function of torch
                     f"`{name}` is not a valid option; available options: {listed(_DEFAULTS)}."
                 )
             if type(value) is not type(default):
-                raise wrong_type(f"`{name}`", f"a `{type(default).__name__}`", value)
+                raise wrong_type(f"`{name}`", a_type(default), value)
         if options:
             _options.update(options)
         else:

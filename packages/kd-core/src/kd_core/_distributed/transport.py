@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core._distributed.differences import difference
 from kd_core._distributed.outlines import outlined
-from kd_core._errors import FormatError, InvalidValue
+from kd_core._errors import FormatError, InvalidValue, a_type
 from kd_core._keys import format_key
 from kd_core._nodes.entry import is_row_data, tensor_of
 from kd_core._protocol.composite import Composite
@@ -133,7 +133,7 @@ def fill(target: AbstractContainer, made: AbstractContainer) -> None:
     target._check_unlocked("receive entries")
     if type(made) is not type(target):
         raise InvalidValue(
-            f"a `{type(target).__name__}` cannot take what a `{type(made).__name__}` holds. "
+            f"{a_type(target)} cannot take what {a_type(made)} holds. "
             "Receive it as a new container: pass `None`, or call `from_remote_init`."
         )
     target._describe(made._desc)

@@ -23,6 +23,7 @@ from kd_core._batch.caching import Padded, Reduced
 from kd_core._errors import (
     KeyNotFound,
     KeySetMismatch,
+    a_type,
     different_keys,
     listed,
     walks_through_leaf,
@@ -270,7 +271,7 @@ def key_sets_differ(mine: Entries, theirs: Entries, path: tuple[str, ...]) -> Ke
 def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -> KeySetMismatch:
     return KeySetMismatch(
         f"entry {format_key((*path, key))} must be a leaf in both containers or a container in "
-        f"both, got a `{type(value).__name__}` and a `{type(other).__name__}`."
+        f"both, got {a_type(value)} and {a_type(other)}."
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._batch.names import checked_names, with_names
-from kd_core._errors import FormatError, KdError, KeyNotFound, listed, walks_through_leaf
+from kd_core._errors import FormatError, KdError, KeyNotFound, a_type, listed, walks_through_leaf
 from kd_core._keys import format_key, nearest_key, path_of
 from kd_core._leaves.loops import leaf_fits
 from kd_core._nodes import registry
@@ -362,7 +362,7 @@ LEVELS: Final = frozenset({"td", "class", "lazy"})
 
 def _as_container(node: object) -> AbstractContainer:
     if not isinstance(node, AbstractContainer):
-        raise FormatError(f"expected a container, got a `{type(node).__name__}`. {RESTORE}")
+        raise FormatError(f"expected a container, got {a_type(node)}. {RESTORE}")
     return node
 
 

@@ -29,7 +29,7 @@ from torch.nn import Parameter
 
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import names_of, without_names
-from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._errors import InvalidArgument, InvalidValue, with_article
 from kd_core._keys import format_key
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
@@ -85,8 +85,8 @@ class Encoder:
         if stored is None:
             where = f"entry {format_key(path)}" if path else "the container"
             raise InvalidArgument(
-                f"{where} is a `{kind.__qualname__}`, whose class is not registered. Register it "
-                "with `kd_core.store.register_class`, or save `to_tensordict()`."
+                f"{where} is {with_article(kind.__qualname__)}, whose class is not registered. "
+                "Register it with `kd_core.store.register_class`, or save `to_tensordict()`."
             )
         level = self._level(td, path)
         if stored.state is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
-from kd_core._errors import FormatError, KdError
+from kd_core._errors import FormatError, KdError, with_article
 from kd_core._nodes import registry
 from kd_core._protocol.validation import MAX_DEPTH, values_of_rows
 from kd_core._store import files
@@ -61,8 +61,8 @@ def _container(folder: int, where: str, depth: int) -> Node:
         return registry.lazy_stack(members, meta.get("stack_dim"))
     if kind != "TensorDict":
         raise FormatError(
-            f"`{where}` is a `{kind}`, which only tensordict can read. Load it there, and convert "
-            "it with `kd_core.convert.from_tensordict_library`."
+            f"`{where}` is {with_article(kind)}, which only tensordict can read. Load it there, "
+            "and convert it with `kd_core.convert.from_tensordict_library`."
         )
     desc = describe(_sizes(meta.get("shape"), where))
     entries: dict[str, Entry] = {}

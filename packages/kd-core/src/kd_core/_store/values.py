@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from kd_core._errors import FormatError, InvalidArgument, InvalidValue
+from kd_core._errors import FormatError, InvalidArgument, InvalidValue, with_article
 from kd_core._keys import format_key
 from kd_core._protocol.validation import MAX_DEPTH
 from kd_core._store.canonical import RESTORE
@@ -77,10 +77,10 @@ def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
     stored = TYPES.get(kind)
     if stored is None:
         raise InvalidArgument(
-            f"entry {format_key(path)} holds a `{kind.__qualname__}`, which cannot be saved: "
-            "non-tensor data must be strings, numbers, booleans, `None`, bytes, lists, tuples or "
-            "dicts with string keys. Register the type with `kd_core.store.register_type`, or "
-            "`exclude` the entry."
+            f"entry {format_key(path)} holds {with_article(kind.__qualname__)}, which cannot be "
+            "saved: non-tensor data must be strings, numbers, booleans, `None`, bytes, lists, "
+            "tuples or dicts with string keys. Register the type with "
+            "`kd_core.store.register_type`, or `exclude` the entry."
         )
     return {"r": [stored.name, written(stored.encode(value), path, depth + 1)]}
 

@@ -36,7 +36,7 @@ from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.tensordict import TensorDict
-from kd_core._errors import InvalidValue, KdError
+from kd_core._errors import InvalidValue, KdError, a_type
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_unbatched
 from kd_core._protocol.composite import Composite
@@ -436,7 +436,7 @@ def _plain(key: str, value: object) -> object:
     if not kept:
         raise InvalidValue(
             f"non-tensor entry `{key}` of a saved program must be a string, a number, `None`, or a "
-            f"list or dict of these, got a `{type(value).__name__}`. `exclude` it before exporting."
+            f"list or dict of these, got {a_type(value)}. `exclude` it before exporting."
         )
     return value
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, wrong_type
+from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, with_article, wrong_type
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import all_fit, find_entry, has_entry
 from kd_core._leaves.views import (
@@ -316,7 +316,9 @@ class Access(AbstractContainer):
         """
         entry: object = self._read(path_of(key))
         if not isinstance(entry, kind):
-            raise wrong_type(f"entry {format_key(path_of(key))}", f"a `{kind.__name__}`", entry)
+            raise wrong_type(
+                f"entry {format_key(path_of(key))}", with_article(kind.__name__), entry
+            )
         return entry
 
     def set_non_tensor(self, key: NestedKey, value: object) -> Self:

@@ -15,6 +15,7 @@ from kd_core._errors import (
     KdError,
     KeySetMismatch,
     ShapeMismatch,
+    a_type,
     given_twice,
     listed,
     wrong_type,
@@ -222,7 +223,7 @@ def _member_states(
         where = f"of {format_key(path)} " if path else ""
         raise ShapeMismatch(
             f"the state dict {where}is of {len(states)} members stacked along dimension {dim}, and "
-            f"the container is a `{type(td).__name__}` of batch_size {td._desc.batch}. Load it "
+            f"the container is {a_type(td)} of batch_size {td._desc.batch}. Load it "
             "into a lazy stack of as many members."
         )
     return list(zip(td._members, states, strict=True))

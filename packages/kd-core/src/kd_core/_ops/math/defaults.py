@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import without_names
-from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, wrong_type
+from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, a_type, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection
 from kd_core._nodes import registry
@@ -127,8 +127,8 @@ class _Join:
             return mine._zip_each(theirs, self.fn, path)
         if isinstance(mine, _LEAVES) or isinstance(theirs, _LEAVES) or _are_unlike(mine, theirs):
             raise KeySetMismatch(
-                f"entry {format_key(path)} must be of one kind in both containers, got a "
-                f"`{type(mine).__name__}` and a `{type(theirs).__name__}`."
+                f"entry {format_key(path)} must be of one kind in both containers, got "
+                f"{a_type(mine)} and {a_type(theirs)}."
             )
         if isinstance(self.fn, Selection):
             return mine._zip_each(theirs, self.fn, path)

@@ -21,7 +21,7 @@ from kd_core._batch.shapes import (
     index_slice,
     too_many_indices,
 )
-from kd_core._errors import InvalidArgument, OutOfRange, ShapeMismatch
+from kd_core._errors import InvalidArgument, OutOfRange, ShapeMismatch, a_type
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -181,7 +181,7 @@ def _no_index(item: object) -> InvalidArgument:
         )
     return InvalidArgument(
         f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
-        f"tensor, `None` or `...`, got a `{type(item).__name__}`.{remedy}"
+        f"tensor, `None` or `...`, got {a_type(item)}.{remedy}"
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._batch.descriptor import device_of
 from kd_core._batch.shapes import batch_of
 from kd_core._compat import clone_all
-from kd_core._errors import InvalidValue
+from kd_core._errors import InvalidValue, a_type
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
@@ -210,7 +210,7 @@ class Placement(AbstractContainer):
                 )
             if wraps_tensors(leaf):
                 raise InvalidValue(  # torch crashes on a `DTensor`
-                    f"{name_in(self, leaf)} is a `{type(leaf).__name__}`, whose storage cannot be "
+                    f"{name_in(self, leaf)} is {a_type(leaf)}, whose storage cannot be "
                     "in shared memory. `exclude` it first, or share the tensors it is made of."
                 )
         for leaf in leaves:
