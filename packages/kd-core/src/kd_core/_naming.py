@@ -1,9 +1,10 @@
-"""Names: those left out on purpose, and where public ones say that they are defined.
+"""Names: those left out on purpose or in another package, and where public ones are defined.
 
 The reasons for names and parameters of tensordict that are left out, and what to write instead,
-stand in `left_out.toml` beside this file, which also makes the page "Coming from tensordict". It is
-read when the first name is not found, never by an import. A call that names such a parameter works
-where the parameter only has another name here.
+stand in `left_out.toml` beside this file, which also makes the page "Coming from tensordict". A
+call that names such a parameter works where the parameter only has another name here.
+`elsewhere.toml` says which package of kd has a name that tensordict has in another one: it may not
+be installed, so it is not asked. Both are read when a name is not found, never by an import.
 
 A public name says that it is defined in the package that users import it from: in tracebacks,
 pickles and `help`. A file of saved containers then survives a move of private modules. The price is
@@ -20,7 +21,7 @@ from importlib import import_module
 from inspect import getattr_static
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Final, Never, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias, cast
 
 from torch.compiler import is_dynamo_compiling
 
@@ -46,11 +47,21 @@ MODULES: Final = (
 @cache
 def decided() -> dict[str, Rows]:
     """Return all rows: for each area, names and their `reason` and `instead`."""
+    areas: dict[str, Rows] = _read("left_out.toml")
+    return areas
+
+
+@cache
+def homes() -> dict[str, str]:
+    """Return names that users of tensordict look for in another package, each with its package."""
+    names: dict[str, list[str]] = _read("elsewhere.toml")
+    return {name: package for package, held in names.items() for name in held}
+
+
+def _read(file: str) -> dict[str, Any]:
     import tomllib
 
-    text = Path(__file__).with_name("left_out.toml").read_text(encoding="utf-8")
-    areas: dict[str, Rows] = tomllib.loads(text)
-    return areas
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
 def find_reason(name: str, areas: Iterable[str]) -> str | None:
@@ -67,18 +78,41 @@ def find_reason(name: str, areas: Iterable[str]) -> str | None:
     return None
 
 
+def find_home(name: str, package: str) -> str | None:
+    """Return where a name is that a package does not have, and what to write; `None` if nowhere.
+
+    Args:
+        name: the name that was not found.
+        package: the package that was asked for it.
+    """
+    from importlib.util import find_spec
+
+    home = homes().get(name)
+    if home is None or home == package:
+        return None
+    top = home.partition(".")[0]
+    install = "" if find_spec(top) else f"`pip install {top.replace('_', '-')}`, then "
+    return f"`{name}` is not in `{package}`. Write {install}`from {home} import {name}`"
+
+
 def attribute_lookup(package: str) -> Callable[[str], Never]:
-    """Return what the `__getattr__` of a package calls, which explains names that are left out."""
+    """Return what the `__getattr__` of a package calls for a name that it does not have.
+
+    The error says why the name is left out, or which package of kd has it.
+    """
 
     def explain(name: str) -> Never:
-        reason = None if name.startswith("_") else find_reason(name, MODULES)
-        if reason is None:
-            text = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(text, name=name, obj=sys.modules[package])
+        is_public = not name.startswith("_")
+        reason = find_reason(name, MODULES) if is_public else None
         # `from package import name` hides an `AttributeError` behind a message of its own.
-        if sys._getframe(2).f_code.co_name == "_handle_fromlist":
-            raise NotOfferedImport(reason)
-        raise NotOffered(reason)
+        imported = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+        if reason is not None:
+            raise NotOfferedImport(reason) if imported else NotOffered(reason)
+        home = find_home(name, package) if is_public else None
+        if home is not None and imported:
+            raise ImportError(home, name=package)
+        text = home or f"module {package!r} has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=sys.modules[package])
 
     return explain
 
