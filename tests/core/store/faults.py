@@ -10,6 +10,8 @@ from kd_core._store import files
 
 CHANGING = (
     "make_folder",
+    "make_temporary_folder",
+    "remove_folder",
     "create",
     "open_lock",
     "write",

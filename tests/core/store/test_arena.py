@@ -2,7 +2,10 @@
 
 import errno
 import gc
+import os
 import pickle
+import subprocess
+import sys
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -46,6 +49,33 @@ def test_a_container_becomes_an_arena_in_place(tmp_path: Path) -> None:
     with pytest.raises(Locked, match="cannot replace leaves by those in an arena"):
         td.memmap_(tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+TEMPORARY = """
+import os, sys, torch
+from kd_core import TensorDict
+td = TensorDict({"a": torch.zeros(3)}, [3])
+made = td.memmap(), td.memmap_like(), td.memmap_()
+if os.fork() == 0:
+    sys.exit()  # runs what was registered for the end of a process
+os.wait()
+assert all(each.is_memmap() and each.saved_path.is_dir() for each in made)
+print(*(each.saved_path for each in made))
+"""
+
+
+def test_an_arena_without_a_path_lasts_as_long_as_its_process() -> None:
+    run = subprocess.run([sys.executable, "-c", TEMPORARY], check=True, capture_output=True)
+    paths = run.stdout.decode().split()
+    assert len(set(paths)) == 3
+    assert not any(map(os.path.exists, paths))
+
+
+def test_another_process_opens_an_arena_without_a_path() -> None:
+    td = sample().memmap()
+    assert td.saved_path
+    TensorDict.load_memmap(td.saved_path)["a"].fill_(5)
+    assert td["a"].tolist() == [5, 5, 5]
 
 
 def test_an_arena_like_a_container_holds_zeros_and_its_data(tmp_path: Path) -> None:

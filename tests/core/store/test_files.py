@@ -13,6 +13,7 @@ READING = {
     "os.close",
     "os.fspath",
     "os.fstat",
+    "os.getpid",
     "os.listdir",
     "os.lseek",
     "os.path.realpath",

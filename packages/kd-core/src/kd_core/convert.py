@@ -56,7 +56,7 @@ def save(td: TensorDictBase, path: str | Path) -> None:
 
 
 @explains_parameters
-def memmap(td: C, path: str | Path) -> C:
+def memmap(td: C, path: str | Path | None = None) -> C:
     """Write a container to an arena: `TensorDictBase.memmap` as a function.
 
     Example:

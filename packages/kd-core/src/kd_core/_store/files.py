@@ -6,9 +6,12 @@ Names are relative to an open directory, and links are never followed. A call th
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +43,19 @@ class OpenFile(NamedTuple):
 def make_folder(path: Path) -> None:
     """Create a directory."""
     path.mkdir()
+
+
+def make_temporary_folder() -> Path:
+    """Create a directory that is removed when this process ends, and return it."""
+    made = Path(tempfile.mkdtemp(prefix="kd-"))
+    atexit.register(remove_folder, made, os.getpid())
+    return made
+
+
+def remove_folder(path: Path, owner: int) -> None:
+    """Remove a directory and all in it, unless this process is a fork of its owner."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def create(name: str, folder: int) -> int:

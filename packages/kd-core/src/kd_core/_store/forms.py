@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kd_core._errors import InvalidValue
-from kd_core._store import arena, directory, growing, single
+from kd_core._store import arena, directory, files, growing, single
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,9 +51,14 @@ def compact(path: str | Path) -> None:
 
 
 def create_arena(
-    td: AbstractContainer, path: str | Path, *, filled: bool = True
+    td: AbstractContainer, path: str | Path | None, *, filled: bool = True
 ) -> AbstractContainer:
-    """Write an arena to a path, and return the container in it, not locked."""
+    """Write an arena to a path; return the container in it, not locked.
+
+    Without a path it is temporary.
+    """
+    if path is None:
+        return arena.create(td, files.make_temporary_folder(), filled=filled)
     return arena.create(td, _directory(path, "create an arena at"), filled=filled)
 
 

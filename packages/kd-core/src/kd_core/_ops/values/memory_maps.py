@@ -28,7 +28,7 @@ class MemoryMaps(AbstractContainer):
     __slots__ = ()
 
     @explains_parameters
-    def memmap(self, path: PathLike) -> Self:
+    def memmap(self, path: PathLike | None = None) -> Self:
         """Write the container to an arena, and return one whose leaves are in it.
 
         A write in place to a leaf of the result, or of what `load_memmap` returns in any process,
@@ -36,7 +36,8 @@ class MemoryMaps(AbstractContainer):
         until `kd_core.store.seal` makes it a store like a saved one.
 
         Args:
-            path: the directory; what a store there holds is replaced.
+            path: the directory; what a store there holds is replaced. `None`: a temporary one,
+                which is removed when the process ends.
 
         Returns:
             A container that is locked: its keys and shapes are those of the arena.
@@ -59,11 +60,12 @@ class MemoryMaps(AbstractContainer):
         return cast("Self", lock(create_arena(self, path), LOCKED_BY_ARENA))
 
     @explains_parameters
-    def memmap_(self, path: PathLike) -> Self:
+    def memmap_(self, path: PathLike | None = None) -> Self:
         """Write the container to an arena, and replace its leaves by those in it; return self.
 
         Args:
-            path: the directory; what a store there holds is replaced.
+            path: the directory; what a store there holds is replaced. `None`: a temporary one,
+                which is removed when the process ends.
 
         Returns:
             The container itself, locked; see `memmap`.
@@ -84,14 +86,15 @@ class MemoryMaps(AbstractContainer):
         return lock(self, LOCKED_BY_ARENA)
 
     @explains_parameters
-    def memmap_like(self, path: PathLike) -> Self:
+    def memmap_like(self, path: PathLike | None = None) -> Self:
         """Create an arena for a container of this structure, whose leaves are zeros.
 
         Leaves are not read and their bytes are not written, so an expanded container describes a
         large arena. Non-tensor data is copied.
 
         Args:
-            path: the directory; what a store there holds is replaced.
+            path: the directory; what a store there holds is replaced. `None`: a temporary one,
+                which is removed when the process ends.
 
         Returns:
             A container that is locked; see `memmap`.
@@ -150,7 +153,7 @@ class MemoryMaps(AbstractContainer):
         return cast("Self", self.update_(load_arena(path)))  # type: ignore[attr-defined]  # of a concern
 
     def is_memmap(self) -> bool:
-        """Return whether all leaves are in one arena; `False` if there are none.
+        """Return whether all leaves are in one arena; `False` if none has elements.
 
         Example:
             >>> from kd_core import TensorDict
@@ -168,7 +171,7 @@ class MemoryMaps(AbstractContainer):
         """
         from kd_core._store.places import root_of
 
-        found = _path_of_leaves(self) if leaves_of(self) else root_of(self)
+        found = _path_of_leaves(self) if any(map(Tensor.numel, leaves_of(self))) else root_of(self)
         return None if found is None else Path(found)
 
     @explains_parameters
@@ -268,10 +271,10 @@ class MemoryMaps(AbstractContainer):
 
 
 def _path_of_leaves(td: AbstractContainer) -> str | None:
-    """Return the directory of the one arena in which all leaves are."""
+    """Return the directory of the one arena in which all leaves are that have elements."""
     from kd_core._store.places import place_of
 
-    found = map(place_of, leaves_of(td))
+    found = map(place_of, filter(Tensor.numel, leaves_of(td)))
     places = {None if place is None else place.path for place in found}
     return places.pop() if len(places) == 1 else None
 
