@@ -124,9 +124,19 @@ class Floor:
 
     # access
 
-    def get(self, key: object, default: object = None) -> object:
+    def get(
+        self,
+        key: object,
+        default: object = None,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+    ) -> object:
+        # containers.md, "Containers": how `get` reads an entry of a lazy stack.
         if type(key) is str:
             return self.entries.get(key, default)
+        if as_list or as_padded_tensor or as_nested_tensor:
+            raise TypeError
         found: object = self
         for part in key:
             if not isinstance(found, Floor) or part not in found.entries:
