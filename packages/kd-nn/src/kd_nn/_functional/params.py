@@ -54,7 +54,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     Floating-point tensors become parameters, others buffers. `float`, `double`, `half`, `bfloat16`,
     `to`, `requires_grad_`, `state_dict` and similar methods are those of a module: they work in
-    place.
+    place. An `UnbatchedTensor` is refused: a state dict holds tensors, and would not say which one
+    has no batch dimensions. A container without batch dimensions holds tensors of any shape.
 
     Args:
         parameters: A container or (nested) mapping of tensors.
