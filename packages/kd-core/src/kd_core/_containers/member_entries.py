@@ -18,11 +18,11 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._nodes.entry import is_unbatched, tensor_of
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Data, Entry, Node, TensorData
-    from kd_core._protocol.composite import Composite
 
 
 class StackedEntries(Mapping[str, "Entry"]):
@@ -91,7 +91,7 @@ class StackedEntries(Mapping[str, "Entry"]):
 
     def _ragged(self, key: str) -> str:
         """Describe an entry whose shapes differ among the members."""
-        if any(is_unbatched(member._entries[key]) for member in self._stack._members):
+        if holds_unbatched(self._stack, key):
             return "differs among the members"
         return f"ragged, of shapes {', '.join(dict.fromkeys(_shapes(self._stack, key)))}"
 
@@ -100,6 +100,13 @@ class StackedEntries(Mapping[str, "Entry"]):
 
     def __contains__(self, key: object) -> bool:
         return all(key in member._entries for member in self._stack._members)
+
+
+def holds_unbatched(level: AbstractContainer, key: str) -> bool:
+    """Return whether an entry has no batch dimensions in a member, those of stacks included."""
+    if isinstance(level, Composite):
+        return any(holds_unbatched(member, key) for member in level._members)
+    return is_unbatched(level._entries.get(key))
 
 
 def _shapes(stack: Composite, key: str) -> Iterator[str]:

@@ -13,12 +13,12 @@ from torch import Tensor
 from kd_core._base import TensorDictBase
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int
+from kd_core._containers.member_entries import holds_unbatched
 from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mapping, wrong_type
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._naming import explains_parameters
-from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.shape.description import shapes_of
 from kd_core._protocol.composite import reading
 from kd_core._protocol.validation import refuse_cycle
@@ -118,7 +118,7 @@ class Members(MemberStorage):
         try:
             return super()._dense_entry(key, layout)
         except ShapeMismatch:
-            if any(is_unbatched(member._entries[key]) for member in self._members):
+            if holds_unbatched(self, key):
                 raise
             from kd_core._containers.member_rows import nested_rows
 
