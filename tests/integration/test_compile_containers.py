@@ -352,6 +352,34 @@ def test_a_named_dimension_may_have_another_size(operation: Operation) -> None:
             same(run(named(rows, name)), operation(named(rows, name)))
 
 
+def with_own_batch_size(td: TensorDict) -> TensorDict:
+    td = td.copy()
+    td.batch_size = td.batch_size
+    return td
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: TensorDict({"a": td["a"] + 1}, td.batch_size, names=td.names),
+        lambda td: TensorDict({"a": td["a"] + 1}, td["a"].shape, names=["z"]),
+        lambda td: td.expand(2, *td.batch_size),
+        lambda td: td[1:],
+        lambda td: torch.stack([td, td[:]]),
+        lambda td: torch.cat([td, td[1:]]),
+        with_own_batch_size,
+    ],
+)
+def test_a_name_stays_where_a_size_has_changed(operation: Operation) -> None:
+    run = compiled(operation)
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for rows in (3, 5, 6):
+            td = TensorDict({"a": torch.arange(float(rows))}, [rows], names=["x"])
+            found, expected = run(td), operation(td)
+            same(found, expected)
+            assert found.names == expected.names  # type: ignore[attr-defined]  # a container
+
+
 def test_a_dimension_of_dynamic_size_has_no_name() -> None:
     run = compiled(lambda td: [*td.names, td["a"] + 1], dynamic=True)
     for rows in (3, 5):

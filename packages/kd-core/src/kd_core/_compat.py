@@ -83,6 +83,16 @@ def is_possible(condition: bool) -> bool:
     return guard_or_true(condition)
 
 
+def is_known_size(size: int) -> bool:
+    """Return whether a size is a number, or a symbol whose number dynamo may make a constant.
+
+    Of a size that depends on data, dynamo knows nothing: neither that it is not 0, nor not 1.
+    """
+    if not is_dynamo_compiling():
+        return is_constant_size(size)
+    return not (is_possible(size == 0) and is_possible(size == 1))
+
+
 def larger(one: int, other: int) -> int:
     """Return the larger of two numbers, as a symbol if a traced program does not know which."""
     if not is_possible(one < other):

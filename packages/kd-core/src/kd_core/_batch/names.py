@@ -19,6 +19,7 @@ from kd_core._compat import (
     TRACES_SUBCLASSED_INT,
     assume_constant_result,
     is_constant_size,
+    is_known_size,
 )
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed
 from kd_core._keys import nearest_key
@@ -87,8 +88,8 @@ def resized(old: int, new: int) -> int:
 
 
 def as_named(size: int, name: str | None) -> int:
-    """Return a size with a name, if there is one; a symbolic size has no name."""
-    if name is None or not is_constant_size(size):
+    """Return a size with a name, if there is one; a size that depends on data has no name."""
+    if name is None or not is_known_size(size):
         return size
     return _named(operator.index(size), name)  # to dynamo a known symbol is not a constant
 
@@ -147,7 +148,7 @@ def has_names(batch: Batch) -> bool:
 def with_names(batch: Batch, names: Names) -> Batch:
     """Return a batch size whose first dimensions have these names; the others keep theirs."""
     pairs = zip(without_names(batch), names, strict=False)
-    named = [size if name is None else _named(size, name) for size, name in pairs]
+    named = [size if name is None else _named(operator.index(size), name) for size, name in pairs]
     return (*named, *batch[len(named) :])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.names import resized
+from kd_core._batch.names import plain_size, resized, without_names
 from kd_core._batch.shapes import new_dim, wrap_dim
 from kd_core._combine.joining import Join, first_of
 from kd_core._naming import explains_parameters
@@ -62,8 +62,9 @@ class _Stacking(Join):
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
         first = shapes[0]
+        plain = without_names(first)  # see `check_batches`
         for shape in shapes:
-            if shape is not first and shape != first:
+            if shape is not first and without_names(shape) != plain:
                 return None
         return self.even(first, len(shapes))
 
@@ -110,13 +111,15 @@ class _Concatenating(Join):
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
         first, dim = shapes[0], self.dim
         before, behind = first[:dim], first[dim + 1 :]
+        plain = without_names((*before, *behind))  # see `check_batches`
         rows = 0
         for shape in shapes:
             if shape is not first and (
-                len(shape) != len(first) or shape[:dim] != before or shape[dim + 1 :] != behind
+                len(shape) != len(first)
+                or without_names((*shape[:dim], *shape[dim + 1 :])) != plain
             ):
                 return None
-            rows = shape[dim] + rows  # dynamo does not trace `rows +=` with a named size
+            rows += plain_size(shape[dim])
         return (*before, resized(first[dim], rows), *behind)
 
     def even(self, shape: Batch, count: int) -> Batch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
-from kd_core._batch.names import has_names
+from kd_core._batch.names import has_names, plain_size
 from kd_core._batch.shapes import batch_of, numel, wrap_dim
+from kd_core._compat import is_possible
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, kinds_of
@@ -204,9 +204,12 @@ def _with_same_names(batch: Batch, old: Batch) -> Batch:
     """Return a batch size whose first sizes are the old ones, with their names, while equal."""
     if not has_names(old):
         return batch
-    pairs = zip(old, batch, strict=False)
-    same = list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return (*(size for size, _ in same), *batch[len(same) :])
+    same: list[int] = []
+    for before, size in zip(old, batch, strict=False):
+        if is_possible(plain_size(before) != size):  # to dynamo no symbol is equal to a named size
+            break
+        same.append(before)
+    return (*same, *batch[len(same) :])
 
 
 def shapes_of(level: AbstractContainer) -> Iterator[tuple[int, ...]]:
