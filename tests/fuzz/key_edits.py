@@ -46,6 +46,22 @@ class Own(TensorDictModule):
     """A class of the user, without keys of its own."""
 
 
+class Reading(TensorDictModuleBase):
+    """A class of the user that says the public keys of a sequence deep inside."""
+
+    def __init__(self, inner: TensorDictSequential) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList([inner])
+
+    @property
+    def in_keys(self) -> list[NestedKey]:  # type: ignore[override]  # computed, not assigned
+        return cast(TensorDictSequential, self.nets[0]).in_keys
+
+    @property
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override]  # computed, not assigned
+        return cast(TensorDictSequential, self.nets[0]).out_keys
+
+
 class OwnSequence(TensorDictSequential):
     """A sequence of the user that reads one key more, which an attribute of its class names."""
 
@@ -60,6 +76,8 @@ def expected(module: nn.Module) -> Both:
     """Return the keys of a module, from what it and those inside are at this moment."""
     if isinstance(module, TensorDictModuleWrapper):
         return expected(module.td_module)
+    if isinstance(module, Reading):
+        return expected(module.nets[0])
     if not isinstance(module, TensorDictSequential):
         return list(cast(Any, module).in_keys), list(cast(Any, module).out_keys)
     reads: list[NestedKey] = []
@@ -95,6 +113,7 @@ class World:
         self.rng = rng
         self.roots: list[nn.Module] = []
         self.history: list[str] = []
+        self.doubtful: set[nn.Module] = set()
         for _ in range(2):
             self.roots.append(self.a_sequence(2))
 
@@ -118,7 +137,8 @@ class World:
             if known:
                 return rng.choice(known)
         if depth and rng.random() < 0.4:
-            return self.a_sequence(depth, apart_from)
+            inner = self.a_sequence(depth, apart_from)
+            return Reading(inner) if rng.random() < 0.2 else inner
         step = a_leaf(rng)
         return TensorDictModuleWrapper(step) if rng.random() < 0.15 else step
 
@@ -136,7 +156,11 @@ class World:
         return list(dict.fromkeys(model.module for model in self.every(TensorDictSequential)))
 
     def readable(self) -> list[Any]:
-        return self.every((TensorDictSequential, TensorDictModuleWrapper))
+        return self.every((TensorDictSequential, TensorDictModuleWrapper, Reading))
+
+    def doubt(self) -> None:
+        """Note that a list of steps is written without an announcement."""
+        self.doubtful.update(self.readable())
 
 
 def rekey(world: World) -> None:
@@ -210,26 +234,42 @@ def edit_holder(world: World) -> None:
     rng, model = world.rng, world.one(TensorDictSequential)
     step, holder = world.a_step(1, model.module), model.module
     names = list(holder._modules)
-    kind = rng.randrange(6)
-    if kind == 0:
-        holder.add_module(f"m{rng.randrange(99)}", step)
-    elif isinstance(holder, nn.ModuleDict):
-        holder[rng.choice([*names, "new"])] = step
-    elif kind == 1 and names == [str(idx) for idx in range(len(names))]:
-        holder.insert(rng.randint(0, len(names)), step)
-    elif kind == 2:
-        holder.append(step)
-    elif names == [str(idx) for idx in range(len(names))] and names:
-        if kind == 3:
-            holder[rng.randrange(len(names))] = step
-        elif kind == 4:
-            del holder[rng.randrange(len(names))]
-        else:
-            holder.pop(rng.randrange(len(names)))
+    name = rng.choice([*names, f"m{rng.randrange(99)}"])
+    edits: list[Callable[[], object]] = [
+        lambda: holder.add_module(name, step),
+        lambda: holder.register_module(name, step),
+        lambda: setattr(holder, name, step),
+        lambda: delattr(holder, rng.choice(names)) if names else None,
+    ]
+    if isinstance(holder, nn.ModuleDict):
+        edits += [
+            lambda: holder.__setitem__(name, step),
+            lambda: holder.update({name: step, "last": step}),
+            lambda: holder.pop(rng.choice(names)) if names else None,
+            lambda: holder.__delitem__(rng.choice(names)) if names else None,
+            lambda: holder.clear() if rng.random() < 0.2 else None,
+        ]
+    elif names == [str(idx) for idx in range(len(names))]:
+        place = rng.randint(0, len(names))
+        edits += [
+            lambda: holder.insert(place, step),
+            lambda: holder.append(step),
+            lambda: holder.extend([step, a_leaf(rng)]),
+            lambda: holder.__iadd__([step]),
+        ]
+        if place < len(names):
+            edits += [
+                lambda: holder.__setitem__(place, step),
+                lambda: holder.__delitem__(place),
+                lambda: holder.__delitem__(slice(place, place + 2)),
+                lambda: holder.pop(place),
+            ]
+    rng.choice(edits)()
 
 
 def write_members(world: World) -> None:
     """Write `_modules` of the list, as torch does when it swaps modules."""
+    world.doubt()
     rng, model = world.rng, world.one(TensorDictSequential)
     held, step = model.module._modules, world.a_step(1, model.module)
     name = rng.choice([*held, "new"])
@@ -250,7 +290,7 @@ def write_members(world: World) -> None:
 def replace_tables(world: World) -> None:
     """Replace the list, or an attribute of it."""
     rng, model = world.rng, world.one(TensorDictSequential)
-    steps, holder, kind = list(model.module._modules.values()), model.module, rng.randrange(5)
+    steps, holder, kind = list(model.module._modules.values()), model.module, rng.randrange(7)
     if kind == 0:
         holder._modules = OrderedDict((str(i), step) for i, step in enumerate(reversed(steps)))
     elif kind == 1:
@@ -260,6 +300,10 @@ def replace_tables(world: World) -> None:
         model.module = nn.ModuleList(reversed(steps))
     elif kind == 3:
         model.module = nn.ModuleDict({f"k{idx}": step for idx, step in enumerate(steps)})
+    elif kind == 4:
+        model.module = rng.choice([copy.copy, copy.deepcopy])(holder)
+    elif kind == 5:
+        holder.__class__ = type("Sharded", (type(holder),), {})  # as `fully_shard` does
     else:
         other = rng.choice(world.holders())
         if not any(inside is model for inside in other.modules()):
@@ -268,6 +312,7 @@ def replace_tables(world: World) -> None:
 
 def swap_everywhere(world: World) -> None:
     """Swap modules of one kind in all lists, as quantisation does."""
+    world.doubt()
     for holder in world.holders():
         for name, child in list(holder._modules.items()):
             if type(child) is TensorDictModule and world.rng.random() < 0.3:
@@ -282,7 +327,8 @@ def copied(world: World) -> None:
         copy.deepcopy,
         lambda root: cast(nn.Module, cast(Any, root)._replicate_for_data_parallel()),
     ]
-    if not any(hasattr(module, "parametrizations") for module in root.modules()):
+    made_here = ("Parametrized", "Sharded")  # classes that no pickle can name
+    if not any(type(module).__name__.startswith(made_here) for module in root.modules()):
         makers.append(lambda root: cast(nn.Module, pickle.loads(pickle.dumps(root))))
     made = rng.choice(makers)(root)
     if len(world.roots) < 4:

@@ -9,7 +9,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
-from kd_nn import TensorDictSequential
+from kd_nn import TensorDictModuleBase, TensorDictSequential
 from kd_probabilistic._components import only_key
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._interaction import InteractionType
@@ -254,6 +254,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _visit(self, walk: Walk, whole: bool) -> None:
         """Run the steps before the last probabilistic module, or the whole sequence."""
+        if self.partial_tolerant:  # the keys of a step say whether it is skipped
+            self._refresh_keys()
         index, _ = self._last_probabilistic()
         for place, (_, step) in enumerate(self.named_steps()):
             if place > index and not whole:
@@ -341,6 +343,9 @@ def _scored(steps: list[T]) -> list[T | ScoringModule]:
     if not isinstance(last, ProbabilisticTensorDictModule):
         return [*steps]
     before = steps[: places[-1]]
+    for step in before:
+        if isinstance(step, TensorDictModuleBase):
+            step._refresh_keys()
     produced = {key for step in before for key in getattr(step, "out_keys", ())}
     if not produced.issuperset(last.dist_sample_keys):
         return [*steps]

@@ -129,7 +129,8 @@ def _refuse_lazy(module: nn.Module) -> None:
 
 
 def _keys(module: nn.Module, name: str) -> list[Key]:
-    return [as_key(key) for key in getattr(module, name) if key != "_"]
+    # A copy keeps nothing of the keys: steps that were written into `_modules` directly count.
+    return [as_key(key) for key in getattr(copy.copy(module), name) if key != "_"]
 
 
 def _holding(asked: Sequence[object] | None, known: list[Key]) -> list[Key]:

@@ -308,6 +308,8 @@ def keys_of(module: nn.Module, source: str | Keys) -> Keys:
     """
     if not isinstance(source, str):
         return source
+    if not is_dynamo_compiling() and hasattr(type(module), "_refresh_keys"):
+        module._refresh_keys()  # type: ignore[operator]  # a method
     # A default where the class has the attribute would leave a guard, for which dynamo reads it.
     on_class = hasattr(type(module), source)
     declared = getattr(module, source) if on_class else getattr(module, source, None)

@@ -27,7 +27,7 @@ from kd_core import (
     format_key,
 )
 from kd_core.extending import public_in
-from kd_nn._dispatch.dispatch import describe, dispatch
+from kd_nn._dispatch.dispatch import describe, dispatch, keys_of
 from kd_nn._dispatch.entries import read_entries, write_entries
 from kd_nn._dispatch.skip_existing import skip_existing
 from kd_nn._functional.at_once import is_unchanged, run_at_once, runs_at_once
@@ -93,8 +93,8 @@ class EnsembleModule(TensorDictModuleBase):
                 "it once, or give the sizes of its lazy modules."
             )
         keyed = module if hasattr(module, "in_keys") else _with_keys(module)
-        self.in_keys = list(keyed.in_keys)  # type: ignore[arg-type]  # a module types it loosely
-        self.out_keys = list(keyed.out_keys)  # type: ignore[arg-type]  # likewise
+        self.in_keys = list(keys_of(keyed, "in_keys"))
+        self.out_keys = list(keys_of(keyed, "out_keys"))
         self.expand_input = expand_input
         _warn_of_equal_parts(keyed)
         self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])

@@ -34,6 +34,7 @@ from kd_nn._modules.hiding import call_as_selected
 from kd_nn._modules.nodes import described, key_node
 from kd_nn._modules.settings import ModuleFacts, reset_members
 from kd_nn._modules.tensor_hooks import TensorHooks
+from kd_nn._plan.invalidation import lists_in, raise_if_written
 from kd_nn._plan.outcome import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan
 
 T = TypeVar("T", bound=TensorDictBase)
@@ -86,6 +87,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     changes_by_assignment = True
     _class_in_keys: ClassVar[Keys | None] = None
     _class_out_keys: ClassVar[Keys | None] = None
+    _computes_keys: ClassVar[bool] = False
     _has_value_form: ClassVar[bool] = False
     __signature__ = ForwardSignature()
 
@@ -127,6 +129,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
                 setattr(cls, f"_class_{name}", keys)
                 plain = TensorDictModuleBase.__dict__[name]
                 setattr(cls, name, DeclaredKeys(plain.fget, plain.fset))
+        cls._computes_keys = any(_is_computed(cls, name) for name in ("in_keys", "out_keys"))
         cls._has_value_form = _values_first(cls)
 
     @overload
@@ -223,7 +226,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
                 raise out_key_unknown(key, describe(self), [k for k in known if k != DISCARD])
         self.__dict__["_selected"] = unique(keys)
         self._flag_change()
-        self._refresh()
+        self._refresh_keys()
         return self
 
     def reset_out_keys(self) -> Self:
@@ -234,7 +237,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         """
         self.__dict__["_selected"] = None
         self._flag_change()
-        self._refresh()
+        self._refresh_keys()
         return self
 
     @property
@@ -376,8 +379,11 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         plan = self.__dict__["_plan"] = make_plan(self)
         return plan
 
-    def _refresh(self) -> None:
-        """Prepare now what a compiler could not prepare while it traces."""
+    def _refresh_keys(self) -> None:
+        """Refresh what is kept of the keys: a list of steps may be written directly."""
+        if self._computes_keys:
+            for holder in lists_in(self):
+                raise_if_written(holder)
 
 
 def is_special(name: str) -> bool:
@@ -386,6 +392,13 @@ def is_special(name: str) -> bool:
     A module never passes these on to what it wraps: they say how to treat the object itself.
     """
     return name.startswith("__") and name.endswith("__")
+
+
+def _is_computed(cls: type, name: str) -> bool:
+    """Return whether a class of the user says how keys are read."""
+    owner = next(base for base in cls.__mro__ if name in base.__dict__)
+    ours = getattr(owner, "changes_by_assignment", False)
+    return not ours and not isinstance(owner.__dict__[name], DeclaredKeys)
 
 
 def _values_first(cls: type) -> bool:

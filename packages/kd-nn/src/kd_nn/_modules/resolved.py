@@ -17,11 +17,12 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import Keys
 from kd_nn._modules.nodes import key_node
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.invalidation import Flag, depend_on
+from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
 from kd_nn._plan.outcome import Plan
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _is_traced = torch.compiler.is_dynamo_compiling
+_ALWAYS: Final[Flag] = [True]
 _TRIES: Final = 1000
 """How often an edit of another thread may come in between."""
 _TRIES_COMPUTED: Final = 10
@@ -39,6 +40,7 @@ class Resolved:
         live: The steps that the visible outputs need, and which of their keys.
         optional: Those of `in_keys` that no live step requires.
         traced: The functions that dynamo inlines, if every step can be called on values.
+        unsure: Empty while no edit was announced, and every edit is announced.
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Resolved:
         "optional",
         "out_keys",
         "traced",
+        "unsure",
         "visible",
     )
 
@@ -77,28 +80,33 @@ class Resolved:
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
         )
+        announced = all(_announces(holder) for holder, _ in self._members)
+        self.unsure = self._changed if announced and not self._computed else _ALWAYS
         self.traced: Plan | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether classes of the user compute some of the keys."""
+        return bool(self._computed)
 
     def is_current(self) -> bool:
         """Return whether nothing that it was made from has changed."""
+        if _is_traced():  # dynamo of torch 2.10 compares no modules; `unsure` has a guard already
+            return not (self.unsure and self._changed)
         if self._changed:
             return False
-        if _is_traced():  # dynamo of torch 2.10 compares no modules
-            return True
         for holder, members in self._members:  # loops: a generator costs more than what it tests
             if [*holder._modules.values()] != members:
                 return False
         return not self._computed or all(_asked(step) == was for step, was in self._computed)
 
-    def asks_classes(self) -> bool:
-        """Return whether a class of the user is asked for keys, not only known ones compared."""
-        return bool(self._computed)
-
     def _compare_steps(self, sequence: StepList) -> None:
-        holder = sequence.module
+        self._compare(self._compare_members(sequence.module))
+
+    def _compare_members(self, holder: nn.Module) -> list[nn.Module | None]:
         members: list[nn.Module | None] = [*holder._modules.values()]
         self._members.append((holder, members))
-        self._compare(members)
+        return members
 
     def _compare(self, steps: Iterable[nn.Module | None]) -> None:
         """Record what must be compared in steps: what may change without raising a flag."""
@@ -106,6 +114,8 @@ class Resolved:
             if step is None:
                 continue
             if not getattr(type(step), "changes_by_assignment", False):
+                for holder in lists_in(step):  # it may read the public keys of what is inside
+                    self._compare_members(holder)
                 self._computed.append((step, _asked(step)))
             if isinstance(step, StepList):
                 self._compare_steps(step)
@@ -141,9 +151,13 @@ def resolve_sequence(sequence: StepList) -> Resolved:
     """Return the graph of a sequence, all of one moment even if another thread changes steps."""
     for tries in range(_TRIES):
         resolved = Resolved(sequence)
-        if resolved.is_current() or (tries >= _TRIES_COMPUTED and resolved.asks_classes()):
+        if resolved.is_current() or (tries >= _TRIES_COMPUTED and resolved.is_computed):
             break
     return resolved
+
+
+def _announces(holder: nn.Module) -> bool:
+    return isinstance(holder, Flagged) and holder.announces_members
 
 
 def _asked(step: nn.Module) -> tuple[object, ...]:

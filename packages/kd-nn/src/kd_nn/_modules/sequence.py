@@ -112,9 +112,8 @@ class TensorDictSequential(StepList):
                 resolved = self._resolved
             except AttributeError:
                 resolved = self._resolve()
-            else:
-                if not resolved.is_current():
-                    resolved = self._resolve()
+            if resolved.unsure:
+                resolved = self._resolve()
             return [*resolved.in_keys]
 
         @TensorDictModuleBase.out_keys.getter
@@ -124,9 +123,8 @@ class TensorDictSequential(StepList):
                 resolved = self._resolved
             except AttributeError:
                 resolved = self._resolve()
-            else:
-                if not resolved.is_current():
-                    resolved = self._resolve()
+            if resolved.unsure:
+                resolved = self._resolve()
             return [*resolved.visible]
 
     @property
@@ -182,8 +180,8 @@ class TensorDictSequential(StepList):
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""
-        given = dict(zip(self.in_keys, values, strict=True))
         resolved = self._resolve()
+        given = dict(zip(resolved.in_keys, values, strict=True))
         every = resolved.out_keys
         live = resolved.graph.live_writes(every)
         made = run_steps(self, container_of(given), TensorDict(), live, every)
@@ -308,8 +306,9 @@ class TensorDictSequential(StepList):
                 self.__dict__["_prepare"] = _preparation(self)
         return resolved
 
-    def _refresh(self) -> None:
-        self._resolve()
+    def _refresh_keys(self) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            self._resolve()
 
     def _warn_of_waste(self) -> None:
         graph = self._resolve().graph

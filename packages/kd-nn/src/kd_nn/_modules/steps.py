@@ -17,6 +17,7 @@ from kd_nn._dispatch.dispatch import describe
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._errors import KeysNotDeclared, NotKeyed, list_keys, suggest
 from kd_nn._modules.base import TensorDictModuleBase
+from kd_nn._modules.holders import StepModuleDict, adopt, hold
 from kd_nn._modules.nodes import keys_as_parsed
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
@@ -37,6 +38,11 @@ class StepList(TensorDictModuleBase):
         # Not `self.module`, which torch looks up in Python, for 0.7 us.
         steps = [*self._modules["module"]._modules.items()]  # type: ignore[union-attr]  # it is there
         return [(plain_str(name), cast(nn.Module, step)) for name, step in steps]
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore the attributes of a copy or pickle, whose steps are in a list of torch."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # by torch
+        adopt(self._modules.get("module"))
 
     @property
     def may_skip(self) -> bool:
@@ -200,9 +206,9 @@ class StepList(TensorDictModuleBase):
         selected = self.__dict__.get("_selected")
         before = self.module
         if named or isinstance(before, nn.ModuleDict):
-            self.module = nn.ModuleDict(dict(steps))
+            self.module = StepModuleDict(dict(steps))
         else:
-            self.module = _hold([step for _, step in steps])
+            self.module = hold([step for _, step in steps])
         if selected is not None:
             try:
                 self.select_out_keys(*selected)
@@ -247,20 +253,11 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
         named = {check_name(name): step for name, step in first.items()}
         for name, step in named.items():
             check_keyed(name, step)
-        return nn.ModuleDict(named)
+        return StepModuleDict(named)
     steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
     for idx, each in enumerate(steps):
         check_keyed(str(idx), each)
-    return _hold(cast("Iterable[nn.Module]", steps))
-
-
-def _hold(steps: Iterable[nn.Module]) -> nn.ModuleList:
-    """Return a list of steps, which are known to be modules: torch would check each again."""
-    if nn.modules.module._global_module_registration_hooks:
-        return nn.ModuleList(steps)
-    held = nn.ModuleList()
-    held._modules.update({str(idx): step for idx, step in enumerate(steps)})
-    return held
+    return hold(cast("Iterable[nn.Module]", steps))
 
 
 def free_name(taken: Mapping[str, nn.Module]) -> str:

@@ -26,11 +26,12 @@ from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, plain_module
 from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, SECOND, Watch
-from kd_nn._plan.invalidation import Dependency, Flag, depend_on, running_classes
+from kd_nn._plan.invalidation import Dependency, Flag, depend_on, lists_in, running_classes
 from kd_nn._plan.outcome import BUSY, NO_PLAN, STALE, Plan, never
 from kd_nn._plan.program import (
     Program,
     inplace_of,
+    is_sequence,
     keyed,
     resolve,
     runs_on_values,
@@ -212,6 +213,9 @@ class FastCalls(Calls):
         keys = keyed(module)
         if module is not self.root:
             self.text.name(name, module)
+        if not is_sequence(module):  # it may read the public keys of what is inside
+            for place, holder in enumerate(lists_in(module)):
+                self.watch.holds(holder, f"{name}_list{place}")
         for what in ("in_keys", "out_keys", "out_keys_source"):
             now = self.text.name(f"{name}_{what}", list(getattr(keys, what)))
             self.checks.append(f"{name}.{what} != {now}")

@@ -14,8 +14,10 @@ attribute, except
 
 What a class of the user computes (`in_keys` as a property, say) may change without an assignment,
 so whoever depends on it compares it. Functions assigned on a class are compared with those that it
-defined. The steps of a sequence are compared, too, since torch writes `_modules` directly. A dict
-that raises flags cannot stand there: dynamo would give parameters other names in exported graphs.
+defined. A list of steps raises its flags whenever it is edited, but for a direct write into its
+`_modules`, as in some tools of torch. Whoever runs a module compares the steps, too, and
+`raise_if_written` then raises the flags. A dict that raises flags cannot stand there: dynamo would
+give parameters other names in exported graphs.
 Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`.
 
 A cache hands a list, its flag, to all that it depends on. What changes appends to the flags that it
@@ -27,7 +29,7 @@ without a lock, because dynamo traces assignments.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Self, TypeAlias, cast
 
 from torch import nn
@@ -81,7 +83,9 @@ def raise_flags(state: dict[str, object]) -> None:
             flag.append(True)
 
 
-_NEVER_COPIED = (FLAGS, "_plan", "_plans_made", "_prepare", "_resolved")
+_SEEN: Final = "_seen"
+"""The attribute of a list of steps that holds its members, as they were when last looked at."""
+_NEVER_COPIED = (FLAGS, _SEEN, "_plan", "_plans_made", "_prepare", "_resolved")
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
 HARMLESS: Final = frozenset({"_is_torch_compile"})
@@ -106,12 +110,32 @@ def depend_on(module: nn.Module) -> Dependency:
     for member in rest:
         state = member.__dict__
         if isinstance(member, Flagged):
+            if member.announces_members:
+                raise_if_written(member)
             found.add(state)
         for inside in [*state["_modules"].values()]:  # another thread may write it
             if inside is not None and id(inside) not in seen:
                 seen.add(id(inside))
                 rest.append(inside)
     return found
+
+
+def raise_if_written(holder: nn.Module) -> None:
+    """Raise the flags of a list of steps if its `_modules` was written directly."""
+    state = holder.__dict__
+    members = [*holder._modules.values()]
+    seen = state.get(_SEEN)
+    if seen != members:
+        state[_SEEN] = members
+        if seen is not None:  # None after an announced edit, which raised them
+            raise_flags(state)
+
+
+def lists_in(module: nn.Module) -> Iterator["Flagged"]:
+    """Yield the lists of steps in a module that announce their edits."""
+    for member in module.modules():
+        if isinstance(member, Flagged) and member.announces_members:
+            yield member
 
 
 class Flagged(nn.Module):
@@ -123,6 +147,9 @@ class Flagged(nn.Module):
     True for the classes of this library. A class of the user may compute them from anything, so
     what depends on it compares them.
     """
+
+    announces_members: ClassVar[bool] = False
+    """Whether it is a list of steps that raises its flags whenever a member is another one."""
 
     defined: ClassVar[Mapping[str, object]] = {}
     """The functions among `RUNNING` that the class defined when it was made."""
@@ -190,6 +217,7 @@ def is_patched(kind: type) -> bool:
 
 
 def _invalidate(state: dict[str, object]) -> None:
+    state.pop(_SEEN, None)
     raise_flags(state)
     state.pop("_plan", None)
     state.pop("_resolved", None)
