@@ -5,13 +5,11 @@ a container, which changes once all of them have run and all outputs fit, they r
 with tensors, by position or by name, they return the outputs. Wrapped modules are called as torch
 calls them, hooks included. They have no nested keys deeper than two parts, no optional inputs, no
 lists of outputs by name, and their errors say nothing. The keys that a sequence says follow its
-members and their keys, direct writes to `_modules` included; its calls do not. Knows torch and
+members and their keys, but for direct writes to `_modules`; its calls do not. Knows torch and
 `Floor`; must not know kd.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from floor import Floor
 from torch import Tensor, nn
@@ -25,7 +23,6 @@ class Keyed(nn.Module):
     reads: list[object]
     writes: list[object]
     partial_tolerant = False
-    holders: Iterable[object] = ()
 
     @property
     def in_keys(self) -> list[object]:
@@ -95,23 +92,41 @@ class Module(Keyed):
         return dict(zip(self.writes, outputs, strict=True))
 
 
+class Steps(nn.ModuleList):
+    """The members of a sequence, which say that they change."""
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        super().add_module(name, module)
+        Keyed.changes += 1
+
+    def insert(self, index: int, module: nn.Module) -> None:
+        super().insert(index, module)
+        Keyed.changes += 1
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        Keyed.changes += 1
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        Keyed.changes += 1
+
+
 class Sequence(Keyed):
     """Modules one after the other; those whose outputs nobody needs are left out."""
 
     def __init__(self, *steps: Keyed, partial_tolerant: bool = False) -> None:
         super().__init__()
-        self.steps, self.partial_tolerant = nn.ModuleList(steps), partial_tolerant
+        self.steps, self.partial_tolerant = Steps(steps), partial_tolerant
         self.selected: tuple[object, ...] = ()
         self.follow()
 
     def follow(self) -> None:
         self.live, self.reads, self.writes = [*self.steps], [], []
-        self.holders = [(self.steps, [*self.live])]
         for step in self.live:
             reads, writes = step.in_keys, step.out_keys
             self.reads += [k for k in reads if k not in self.writes and k not in self.reads]
             self.writes += [key for key in writes if key not in self.writes]
-            self.holders += step.holders
         if self.selected:
             self.select_out_keys(*self.selected)
         self.at = Keyed.changes
@@ -120,10 +135,6 @@ class Sequence(Keyed):
     def in_keys(self) -> list[object]:
         if self.at != Keyed.changes:
             self.follow()
-        for holder, steps in self.holders:
-            if [*holder._modules.values()] != steps:
-                self.follow()
-                break
         return [*self.reads]
 
     def __iter__(self) -> object:

@@ -14,7 +14,7 @@ Where *floor/peer* is above 1, the shortest correct code is slower than the peer
 """
 
 CHECKED = "all leaves are checked before the first write: an error changes nothing"
-READ_AGAIN = "what a sequence reads is compared with its modules, which may have changed"
+ASKED = "it is asked first whether a step changed, and each call returns a list of its own"
 RESOLVED = "keys are resolved and checked at once: calls and compiled code need not do it"
 
 REASONS: Final = {
@@ -22,8 +22,8 @@ REASONS: Final = {
     ("math", "update_, 16"): CHECKED,
     ("math", "copy_, 16"): CHECKED,
     ("nn", "in_keys of a module"): "each call returns a list of its own, which users may change",
-    ("nn", "in_keys of 3 layers"): READ_AGAIN,
-    ("nn", "in_keys of 10 layers"): READ_AGAIN,
+    ("nn", "in_keys of 3 layers"): ASKED,
+    ("nn", "in_keys of 10 layers"): ASKED,
     ("nn", "build 3 layers"): RESOLVED,
     ("nn", "build 10 layers"): RESOLVED,
     ("export", "saved size"): "torch saves the source line of each frame: it is not the program",
