@@ -76,10 +76,10 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def _at_once() -> Iterator[None]:
-    """Fail a test that takes more than a second of the processor; it guards against years.
+    """Fail a test that takes more than ten seconds of the processor; it guards against years.
 
     The clock on the wall would measure the machine.
     """
     start = time.process_time()
     yield
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 10
