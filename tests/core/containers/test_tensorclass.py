@@ -22,6 +22,7 @@ from kd_core import (
     TypedTensorDict,
     UnknownField,
     is_tensorclass,
+    lazy_stack,
 )
 
 
@@ -248,3 +249,56 @@ def test_a_field_is_not_deleted() -> None:
 
     with pytest.raises(InvalidArgument, match="field `x` of `Deleted` cannot be removed"):
         del Deleted(x=torch.zeros(2)).x
+
+
+class Inner(TensorClass):
+    x: Tensor
+
+
+class Outer(TensorClass):
+    inner: Inner
+    y: Tensor
+    maybe: Inner | None = None
+
+
+def test_nested_classes_are_rebuilt_from_containers_and_mappings() -> None:
+    x, y = torch.arange(3.0), torch.ones(3)
+    whole = Outer(inner=Inner(x=x, batch_size=[3]), y=y, batch_size=[3])
+    plain = TensorDict({"inner": {"x": x}, "y": y}, [3])
+    for made in (
+        Outer.from_tensordict(whole.to_tensordict()),
+        Outer.from_tensordict(plain),
+        Outer.from_tensordict(TensorDict({"y": y}, [3]), {"inner": {"x": x}}),
+        Outer.from_dict(plain),
+        Outer.from_dict({"inner": {"x": x}, "y": y}, [3]),
+        Outer.from_dict({"inner": {"x": x}, "y": y}, auto_batch_size=True),
+        Outer.from_dict(whole.to_dict(), [3]),
+    ):
+        assert type(made.inner) is Inner
+        assert made.inner.batch_size == (3,)
+        assert made.inner.x.tolist() == x.tolist()
+        assert made.maybe is None
+    more = Outer.from_dict({"inner": {"x": x}, "y": y, "maybe": {"x": -x}}, [3])
+    assert type(more.maybe) is Inner
+
+
+def test_keys_that_a_nested_class_lacks_are_refused_or_left_out() -> None:
+    y = torch.ones(3)
+    source = TensorDict({"inner": {"x": y, "z": y}, "y": y}, [3])
+    with pytest.raises(UnknownField, match="`z` is not a field of `Inner`"):
+        Outer.from_tensordict(source)
+    assert list(Outer.from_tensordict(source, check=False).inner.keys()) == ["x"]
+    with pytest.raises(InvalidArgument, match="`Inner` expected a value for `x`"):
+        Outer.from_dict({"inner": {}, "y": y})
+
+
+def test_what_is_stacked_of_a_lazy_stack_keeps_the_class_of_all_members() -> None:
+    members = [Inner(x=torch.full((3,), float(n)), batch_size=[3]) for n in range(2)]
+    stack = lazy_stack(members)
+    twice = lazy_stack([stack, stack])
+    for kept in (stack.contiguous(), stack.densify(), stack.reshape(6), twice.contiguous()):
+        assert type(kept) is Inner
+        assert kept.x.reshape(-1)[:6].tolist() == [0, 0, 0, 1, 1, 1]
+    mixed = lazy_stack([members[0], members[1].to_tensordict()])
+    kinds: list[type] = [type(each.contiguous()) for each in (mixed, stack.select())]
+    assert kinds == [TensorDict, TensorDict]

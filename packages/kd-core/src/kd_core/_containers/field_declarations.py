@@ -152,14 +152,14 @@ def converted(
         return value if _is_stored(value) else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
-    return _cast(cls, key, value, _hint_of(cls, key), desc) if "autocast" in options else value
+    return _cast(cls, key, value, hint_of(cls, key), desc) if "autocast" in options else value
 
 
 def _is_stored(value: object) -> bool:
     return isinstance(value, (Tensor, Mapping)) or hasattr(value, "_collect_pair")
 
 
-def _hint_of(cls: type, key: str) -> object:
+def hint_of(cls: type, key: str) -> object:
     """Return the declared type of a field without `None`; `object` if it cannot be resolved."""
     rest = [arg for arg in _hints_of(cls, key) if arg is not type(None)]
     return rest[0] if len(rest) == 1 else object

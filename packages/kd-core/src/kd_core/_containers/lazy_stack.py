@@ -171,7 +171,7 @@ class LazyStackedTensorDict(Members):
         return self[list(indices)]
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """Stack all entries and return a `TensorDict`.
+        """Stack all entries and return a dense container, of the class that all members have.
 
         Raises:
             ShapeMismatch: if the shapes of an entry differ among the members.

@@ -98,7 +98,10 @@ class MemberStorage(TensorDictBase, Composite):
         return new
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        # The annotated kind, not the actual class: a result of stacked entries is dense.
+        # A result of stacked entries is dense, and of the class that all members have.
+        members = self._members
+        if members and all(each.__class__ is members[0].__class__ for each in members):
+            return cast("Self", members[0]._like(entries, desc))
         return cast("Self", registry.make_dense(entries, desc))
 
     def _check_unlocked(self, action: str) -> None:

@@ -28,6 +28,7 @@ from kd_core._containers.field_declarations import (
     converted,
     converts,
     declared,
+    hint_of,
     inherited,
 )
 from kd_core._containers.tensordict import fill
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry
     from kd_core._types import BatchSize, DeviceLike
+
+    _Nested = Mapping[str, object] | TensorDictBase
 
     class _BatchSize:
         def __get__(self, owner: object, kind: object = None) -> torch.Size: ...
@@ -244,6 +247,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     ) -> Self:
         """Build an instance from a mapping or container that has its fields as keys.
 
+        A mapping or container in a field that is declared as a tensor class becomes one.
+
         Args:
             input_dict: a mapping from field names to values; fields with a default may be missing.
             batch_size: the leading dimensions of every field.
@@ -259,7 +264,12 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         if isinstance(input_dict, TensorDictBase):
             batch_size = input_dict.batch_size if batch_size is None else batch_size
             input_dict = input_dict._entries
-        return cls(**input_dict, batch_size=batch_size, device=device)
+
+        def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
+            own = isinstance(value, TensorDictBase)
+            return kind.from_dict(value, None if own else batch_size, device)
+
+        return cls(**_as_classes(cls, input_dict, nested), batch_size=batch_size, device=device)
 
     @classmethod
     @explains_parameters
@@ -271,6 +281,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         check: bool = True,
     ) -> Self:
         """Build an instance of a container that has its fields as keys; tensors are shared.
+
+        A container in a field that is declared as a tensor class becomes one.
 
         Args:
             tensordict: the container; its batch size and device are kept.
@@ -292,7 +304,13 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         given: dict[str, object] = {**tensordict._entries, **(non_tensordict or {})}
         if not (check or cls._more_keys):
             given = {key: value for key, value in given.items() if key in cls._fields}
-        return _built(cls, given, tensordict._desc)
+
+        def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
+            if isinstance(value, TensorDictBase):
+                return kind.from_tensordict(value, check=check)
+            return kind.from_dict(value, tensordict.batch_size)
+
+        return _built(cls, _as_classes(cls, given, nested), tensordict._desc)
 
     @classmethod
     def fields(cls) -> tuple[Field[object], ...]:
@@ -366,6 +384,21 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         ):
             return super()._like(entries, desc)
         return cast("Self", registry.make_dense(entries, desc))  # fewer fields: another kind
+
+
+def _as_classes(
+    cls: type[TensorClass],
+    given: Mapping[str, object],
+    build: Callable[[type[TensorClass], _Nested], TensorClass],
+) -> dict[str, object]:
+    """Return values of fields, nested ones as instances of the tensor classes that are declared."""
+    values = dict(given)
+    for key, value in given.items():
+        if isinstance(value, (Mapping, Dense)) and not isinstance(value, TensorClass):
+            kind = hint_of(cls, key)
+            if isinstance(kind, type) and issubclass(kind, TensorClass):
+                values[key] = build(kind, value)
+    return values
 
 
 def _built(cls: type[D], given: dict[str, object], desc: Descriptor) -> D:

@@ -118,7 +118,7 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
 def densified(container: Ragged, layout: torch.layout) -> Node:
     """Return a dense container in which entries that cannot be stacked are nested tensors."""
     entries = {key: container._dense_entry(key, layout) for key in container._entries}
-    return registry.make_dense(entries, container._desc.unlocked())
+    return cast("Node", container._like(entries, container._desc.unlocked()))
 
 
 def as_stack(container: AbstractContainer, dim: int | str) -> Node:
