@@ -64,7 +64,7 @@ class _Stacking(Join):
         first = shapes[0]
         plain = without_names(first)  # see `check_batches`
         for shape in shapes:
-            if shape is not first and without_names(shape) != plain:
+            if without_names(shape) != plain:
                 return None
         return self.even(first, len(shapes))
 
@@ -114,10 +114,8 @@ class _Concatenating(Join):
         plain = without_names((*before, *behind))  # see `check_batches`
         rows = 0
         for shape in shapes:
-            if shape is not first and (
-                len(shape) != len(first)
-                or without_names((*shape[:dim], *shape[dim + 1 :])) != plain
-            ):
+            others = (*shape[:dim], *shape[dim + 1 :])
+            if len(shape) != len(first) or without_names(others) != plain:
                 return None
             rows += plain_size(shape[dim])
         return (*before, resized(first[dim], rows), *behind)
