@@ -52,11 +52,11 @@ stack: Callable[..., Node]
 """Stack containers along a new dimension; set by `_combine.stacking`."""
 
 cat: Callable[..., Node]
-"""Concatenate containers along a dimension; set by `_combine.concatenating`."""
+"""Concatenate containers along a dimension; set by `_combine.stacking`."""
 
 cat_rows: Callable[..., Node]
 """Concatenate containers along the first dimension; a tensor under several keys of all stays one;
-set by `_combine.concatenating`."""
+set by `_combine.stacking`."""
 
 lazy_stack: Callable[..., Node]
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""
