@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import Fresh, Reduced
+from kd_core._batch.plans import Fresh, Reduced
 from kd_core._batch.shapes import numel
 from kd_core._nodes import registry
 

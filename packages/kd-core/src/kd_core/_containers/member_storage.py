@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.caching import Padded, Reduced
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
+from kd_core._batch.plans import Padded, Reduced
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.caching import Fresh, Reduced
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
+from kd_core._batch.plans import Fresh, Reduced
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, shape_text
 from kd_core._keys import format_key

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.caching import Fresh, Padded, Reduced
 from kd_core._batch.descriptor import describe, describe_on
+from kd_core._batch.plans import Fresh, Padded, Reduced
 from kd_core._batch.shapes import batch_of, wrap_dim
 from kd_core._containers.non_tensor import (
     NonTensorData,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.caching import Fresh, Reduced
 from kd_core._batch.descriptor import describe, describe_on
+from kd_core._batch.plans import Fresh, Reduced
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, KeySetMismatch, a_type, shape_text, wrong_type
 from kd_core._keys import format_key

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 
-from kd_core._batch.caching import Padded, Reduced
+from kd_core._batch.plans import Padded, Reduced
 from kd_core._errors import (
     KeyNotFound,
     KeySetMismatch,

@@ -54,8 +54,8 @@ from kd_core._protocol.validation import as_entry, refuse_cycle
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._batch.caching import Plan
     from kd_core._batch.descriptor import Descriptor
+    from kd_core._batch.plans import Plan
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn

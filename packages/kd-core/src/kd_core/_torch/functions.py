@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kd_core._base import is_tensor_collection
-from kd_core._batch.caching import EVERYTHING, SAME_SHAPE
+from kd_core._batch.plans import EVERYTHING, SAME_SHAPE
 from kd_core._batch.shapes import broadcasts_to
 from kd_core._combine.stacking import cat, stack
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.caching import EVERYTHING, SAME_SHAPE, Reduced
+from kd_core._batch.plans import EVERYTHING, SAME_SHAPE, Reduced
 from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._leaves.foreach import is_ragged

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._batch.caching import SAME_SHAPE, Reduced
+from kd_core._batch.plans import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._leaves.foreach import is_ragged
 from kd_core._naming import explains_parameters

@@ -24,7 +24,7 @@ from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlo
 if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
-    from kd_core._batch.caching import Plan
+    from kd_core._batch.plans import Plan
     from kd_core._nodes.entry import Entry
     from kd_core._types import Batch
 

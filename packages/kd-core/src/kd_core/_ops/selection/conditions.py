@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.caching import SAME_SHAPE
+from kd_core._batch.plans import SAME_SHAPE
 from kd_core._batch.shapes import check_lines_up
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.foreach import is_ragged

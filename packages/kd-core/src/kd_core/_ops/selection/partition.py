@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.caching import SAME_SHAPE, Plan, cached, plan
 from kd_core._batch.names import plain_size, resized
+from kd_core._batch.plans import SAME_SHAPE, Plan, cached, plan
 from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._keys import path_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.names import names_of
+from kd_core._batch.plans import Plan, cached, plan
 from kd_core._batch.shapes import as_int
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange
 from kd_core._ops.scopes.undoing import moved

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.caching import Padded, cached
 from kd_core._batch.names import resized
+from kd_core._batch.plans import Padded, cached
 from kd_core._batch.shapes import as_ints, wrap_dim
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.caching import Plan, cached, plan
 from kd_core._batch.names import resized, without_names
+from kd_core._batch.plans import Plan, cached, plan
 from kd_core._batch.shapes import (
     as_int,
     expanded,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.caching import Fresh
 from kd_core._batch.descriptor import describe_on
+from kd_core._batch.plans import Fresh
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of

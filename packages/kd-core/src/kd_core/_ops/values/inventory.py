@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.caching import EVERYTHING
+from kd_core._batch.plans import EVERYTHING
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_by_key, kinds_of
