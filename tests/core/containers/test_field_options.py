@@ -14,6 +14,7 @@ from kd_core import (
     Locked,
     TensorClass,
     TensorDict,
+    TypedTensorDict,
     UnknownField,
     stack,
 )
@@ -174,3 +175,19 @@ def test_every_declared_type_is_checked_and_none_only_where_it_is_declared() -> 
     ):
         with pytest.raises(InvalidValue, match=text):
             build(**{"x": x, **given})
+
+
+def test_each_declared_type_is_resolved_alone() -> None:
+    class Late(TensorClass, autocast=True):
+        n: "int"
+        inner: "Inner"
+        unknown: "Elsewhere"  # type: ignore[name-defined]  # noqa: F821  # wrong on purpose
+
+    class More(TypedTensorDict):
+        inner: "Inner"
+
+    data = Late(torch.tensor(3), {"x": torch.ones(1)}, 1)  # type: ignore[arg-type]  # they are cast
+    assert (data.n, data.inner.x.item(), data.unknown) == (3, 1.0, 1)
+    more = More.from_dict({"inner": {"x": torch.ones(2)}, "free": {"x": torch.zeros(2)}}, [2])
+    assert type(more.inner) is Inner
+    assert not isinstance(more.get("free"), TensorClass)

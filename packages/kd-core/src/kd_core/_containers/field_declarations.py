@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
@@ -166,12 +167,16 @@ def hint_of(cls: type, key: str) -> object:
 
 
 def _hints_of(cls: type, key: str) -> tuple[object, ...]:
-    """Return the types that a field is declared to have."""
+    """Return the types that a field is declared to have; `object` for a key that is no field."""
+    owner = next((base for base in cls.__mro__ if key in inspect.get_annotations(base)), None)
+    fields: Mapping[str, Field[object]] = getattr(cls, "_fields")  # noqa: B009  # it has them
+    if owner is None or key not in fields:
+        return (object,)
+    alone = type(key, (), {"__annotations__": {key: fields[key].type}})  # whatever others name
+    module = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
     try:
-        hint = get_type_hints(cls).get(key, object)
+        hint = get_type_hints(alone, dict(vars(owner)), module)[key]
     except NameError:  # of a name that is local to a function
-        hint = getattr(cls, "_fields")[key].type  # noqa: B009  # every tensor class has it
-    if isinstance(hint, str):
         return (object,)
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
