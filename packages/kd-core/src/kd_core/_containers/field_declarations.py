@@ -167,7 +167,7 @@ def hint_of(cls: type, key: str) -> object:
 
 
 def _hints_of(cls: type, key: str) -> tuple[object, ...]:
-    """Return the types that a field is declared to have; `object` for a key that is no field."""
+    """Return the types that a field is declared to have; `object` for a key that is not a field."""
     owner = next((base for base in cls.__mro__ if key in inspect.get_annotations(base)), None)
     fields: Mapping[str, Field[object]] = getattr(cls, "_fields")  # noqa: B009  # it has them
     if owner is None or key not in fields:
