@@ -75,6 +75,22 @@ def test_the_argument_of_the_distribution_decides_unless_the_call_says_otherwise
     assert ("n", "h") in dist.entropy_composite(include_sum=True).keys(True)
 
 
+def test_the_sum_does_not_replace_the_value_of_a_component() -> None:
+    dist = CompositeDistribution(TensorDict(sample=params()["move"]), {"sample": d.Normal})
+    with pytest.raises(InvalidArgument, match="`sample_log_prob`, which holds the value of"):
+        dist.log_prob_composite(dist.sample(), include_sum=True)
+
+
+def independent(loc: Tensor, scale: Tensor) -> Distribution:
+    return d.Independent(d.Normal(loc, scale), 1)
+
+
+def test_components_may_have_no_rows() -> None:
+    dist = CompositeDistribution(params()[:0], {"move": independent, GRIP: d.Categorical})
+    for found in (dist.log_prob(dist.sample((2,)), aggregate=True), dist.entropy(aggregate=True)):
+        assert found.shape[-1] == 0
+
+
 def test_a_batch_of_no_dimension_sums_over_all_of_them() -> None:
     dist = CompositeDistribution(params().auto_batch_size_(0), MAP)
     sample = dist.sample((5,))

@@ -452,6 +452,15 @@ def test_field_that_is_not_set_is_a_missing_parameter() -> None:
     assert policy.action is not None
 
 
+@pytest.mark.parametrize("kind", [distributions.Categorical, distributions.OneHotCategorical])
+def test_no_rows_are_not_checked(kind: Callable[..., distributions.Distribution]) -> None:
+    module = ProbabilisticTensorDictModule(
+        ["logits"], ["a"], distribution_class=kind, return_log_prob=True
+    )
+    td = module(TensorDict({"logits": torch.zeros(0, 3)}, [0]))
+    assert td["a_log_prob"].shape == (0,)
+
+
 def test_log_prob_of_no_rows_has_none() -> None:
     def normal(loc: Tensor, scale: Tensor) -> distributions.Distribution:
         return distributions.Independent(distributions.Normal(loc, scale), 1)

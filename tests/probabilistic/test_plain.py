@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch.distributions import (
 )
 
 from kd_core import TensorDict
+from kd_nn.distributions import values_unchecked
 from kd_probabilistic import ProbabilisticTensorDictModule
 
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e30, 1e-30)
@@ -65,7 +67,8 @@ def seen(call: Callable[[], object]) -> object:
 def by_torch(
     kind: Callable[..., Distribution], count: int | None, *values: Tensor, names: list[str]
 ) -> object:
-    dist = kind(**dict(zip(names, values, strict=True)))
+    with values_unchecked() if any(not value.numel() for value in values) else nullcontext():
+        dist = kind(**dict(zip(names, values, strict=True)))
     shape = torch.Size(() if count is None else (count,))
     value = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
     return value, dist.log_prob(value)

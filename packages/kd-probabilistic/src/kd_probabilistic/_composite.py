@@ -25,7 +25,7 @@ from kd_probabilistic._components import Components, check_apart, key_not_found,
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._entropy import entropy_of
 from kd_probabilistic._estimators import EstimateNotOffered
-from kd_probabilistic._log_prob import with_suffix
+from kd_probabilistic._log_prob import log_prob_of, with_suffix
 
 Builders = Mapping[NestedKey, Callable[..., Distribution]]
 Names = Mapping[NestedKey, NestedKey]
@@ -269,10 +269,13 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         Args:
             sample: Holds the value of each component.
             include_sum: Whether to write the sum as well, at `log_prob_key`.
+
+        Raises:
+            InvalidArgument: If the log-probability of a component has that key.
         """
         parts = self._log_probs(sample)
         made = self._named(parts, "_log_prob")
-        return made.set(self.log_prob_key, self.summed(parts)) if include_sum else made
+        return self._with_sum(made, parts, self.log_prob_key) if include_sum else made
 
     @overload  # type: ignore[override]  # one value per component
     def entropy(self, samples_mc: int | None = ..., *, aggregate: Literal[True]) -> Tensor: ...
@@ -313,7 +316,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         """
         parts = self._entropies(samples_mc)
         made = self._named(parts, "_entropy")
-        return made.set(self.entropy_key, self.summed(parts)) if include_sum else made
+        return self._with_sum(made, parts, self.entropy_key) if include_sum else made
 
     @explains_parameters
     def cdf(self, value: TensorDictBase) -> TensorDict:  # type: ignore[override]  # values are containers
@@ -335,12 +338,22 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
 
         return self._named(self._each("inverse cdf", found), "", events=True)
 
+    def _with_sum(
+        self, made: TensorDict, parts: dict[NestedKey, Tensor], key: NestedKey
+    ) -> TensorDict:
+        if key in made.keys(True):
+            raise InvalidArgument(
+                f"the sum cannot be written to {format_key(key)}, which holds the value of a "
+                "component. Choose another `log_prob_key` or `entropy_key`."
+            )
+        return made.set(key, self.summed(parts))
+
     def __repr__(self) -> str:
         parts = ", ".join(f"{key!r}: {part}" for key, part in self.items())
         return f"{type(self).__name__}({{{parts}}})"
 
     def _log_probs(self, value: TensorDictBase) -> dict[NestedKey, Tensor]:
-        return self._each("log_prob", lambda key, part: part.log_prob(value_at(value, key)))
+        return self._each("log_prob", lambda key, part: log_prob_of(part, value_at(value, key)))
 
     def _entropies(self, samples_mc: int | None) -> dict[NestedKey, Tensor]:
         made: dict[NestedKey, Tensor] = {}

@@ -36,6 +36,7 @@ from torch.distributions import (
 
 from kd_core import InvalidArgument, nearest_key
 from kd_core.extending import assume_constant_result, public_in
+from kd_nn.distributions import values_unchecked
 from kd_probabilistic._log_prob import log_prob_of
 from kd_probabilistic._reading import functorch_level, must_not_look
 
@@ -92,11 +93,17 @@ class Construction:
             quick = self._quick(values)
             if quick is not None:
                 return quick
+        if _are_empty(values):
+            with values_unchecked():
+                return self._built(values, {**self.settings, **self._unchecked})
         settings = self.settings
         if torch.compiler.is_dynamo_compiling():
             settings = {**settings, **self._unchecked}
         elif "validate_args" in settings and must_not_look(values):
             settings = {name: value for name, value in settings.items() if name != "validate_args"}
+        return self._built(values, settings)
+
+    def _built(self, values: Sequence[object], settings: Mapping[str, object]) -> Distribution:
         found = self.distribution(**dict(zip(self.names, values, strict=True)), **settings)
         if not isinstance(found, Distribution):
             raise InvalidArgument(
@@ -104,6 +111,13 @@ class Construction:
                 f"got {type(found).__name__}."
             )
         return found
+
+
+def _are_empty(values: Sequence[object]) -> bool:
+    """Return whether there is no value to check: some checks of torch fail on no rows."""
+    return not torch.compiler.is_compiling() and any(
+        isinstance(value, Tensor) and not value.numel() for value in values
+    )
 
 
 def name_of(distribution: Callable[..., object]) -> str:

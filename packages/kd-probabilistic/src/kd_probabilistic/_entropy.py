@@ -4,9 +4,10 @@ import warnings
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent
 
 from kd_core import InvalidValue
+from kd_probabilistic._log_prob import log_prob_of, sum_last
 
 DRAWS = 100
 """How many draws an entropy is estimated from if nobody says."""
@@ -34,8 +35,7 @@ def entropy_of(distribution: Distribution, name: str, draws: int | None) -> Tens
     if draws is not None and (isinstance(draws, bool) or draws < 1):
         raise InvalidValue(f"`samples_mc` must be a positive int or None, got {draws!r}.")
     try:
-        found: Tensor = distribution.entropy()
-        return found
+        return _formula(distribution)
     except NotImplementedError:
         pass
     if draws is None:
@@ -47,6 +47,13 @@ def entropy_of(distribution: Distribution, name: str, draws: int | None) -> Tens
                 EntropyEstimateWarning,
                 stacklevel=4,
             )
-    score: Tensor = distribution.log_prob(distribution.sample(Size((draws,))))
+    score = log_prob_of(distribution, distribution.sample(Size((draws,))))
     value = score.detach()
     return -(value + value * (score - value)).mean(0)
+
+
+def _formula(distribution: Distribution) -> Tensor:
+    if isinstance(distribution, Independent) and not torch.compiler.is_compiling():
+        return sum_last(_formula(distribution.base_dist), distribution.reinterpreted_batch_ndims)
+    found: Tensor = distribution.entropy()
+    return found

@@ -37,9 +37,11 @@ def with_suffix(key: NestedKey, suffix: str) -> NestedKey:
 def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
     """Return the log-probability of a value, as a tensor."""
     if isinstance(dist, Independent) and not torch.compiler.is_compiling() and not value.numel():
-        # `Independent` fails on a batch of 0 rows.
-        parts = log_prob_of(dist.base_dist, value)
-        dims = dist.reinterpreted_batch_ndims
-        return parts.sum(tuple(range(-dims, 0))) if dims else parts
+        return sum_last(log_prob_of(dist.base_dist, value), dist.reinterpreted_batch_ndims)
     found: Tensor = dist.log_prob(value)
     return found
+
+
+def sum_last(parts: Tensor, dims: int) -> Tensor:
+    """Return the sum over the last dimensions, also of no rows, which `Independent` refuses."""
+    return parts.sum(tuple(range(-dims, 0))) if dims else parts
