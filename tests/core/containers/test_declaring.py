@@ -82,6 +82,21 @@ def test_a_dataclass_becomes_a_tensor_class() -> None:
         from_dataclass(3)
 
 
+def test_fields_of_a_dataclass_keep_their_options() -> None:
+    @dataclasses.dataclass
+    class Both:
+        x: Tensor = field(kw_only=True)
+        y: Tensor
+        z: Tensor = field(init=False)
+
+        def __post_init__(self) -> None:
+            self.z = self.x + self.y
+
+    for cls in cast("list[type[Both]]", [from_dataclass(Both), tensorclass(Both)]):
+        assert cls(torch.ones(2), x=torch.zeros(2)).z.tolist() == [1, 1]
+        assert cls.__match_args__ == ("y",)
+
+
 def test_a_given_class_is_filled() -> None:
     class Target(TensorClass):
         y: Tensor

@@ -34,6 +34,24 @@ class Both(Left, Right):
     c: Tensor
 
 
+class Summed(TensorClass, checked=True):
+    a: Tensor
+    total: Tensor = field(init=False)
+    b: Tensor = field(default_factory=lambda: X + 1)
+
+    def __post_init__(self) -> None:
+        self.total = self.a + self.b
+
+
+def test_a_field_may_be_set_after_construction() -> None:
+    made = Summed(X, X + 2, batch_size=[2])
+    assert made.total.tolist() == [2, 2]
+    assert Summed.__match_args__ == ("a", "b")
+    assert Summed.from_dict({"a": X}, [2]).total.tolist() == [1, 1]
+    assert Summed.from_tensordict(made.to_tensordict()).total.tolist() == [2, 2]
+    assert made[0].total == 2
+
+
 def test_a_generic_class_takes_types() -> None:
     class Numbered(Box[int]):
         more: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
@@ -102,25 +103,15 @@ def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
         hidden |= generated
     namespace = {key: value for key, value in vars(plain).items() if key not in hidden}
     if dataclasses.is_dataclass(plain):
-        namespace |= _defaults_of(plain)
-        namespace["__annotations__"] = {each.name: each.type for each in dataclasses.fields(plain)}
+        fields = dataclasses.fields(plain)
+        namespace |= {each.name: copy.copy(each) for each in fields}  # with defaults and options
+        namespace["__annotations__"] = {each.name: each.type for each in fields}
     bases = tuple(base for base in plain.__bases__ if base is not object)
     if dataclasses.is_dataclass(plain):
         bases = ()
     made = TensorClassMeta(plain.__name__, (*bases, TensorClass), namespace, **options)
     made.__qualname__ = plain.__qualname__
     return cast("type[TensorClass]", made)
-
-
-def _defaults_of(plain: type) -> dict[str, object]:
-    """Return the defaults of the fields of a dataclass, inherited ones too."""
-    defaults: dict[str, object] = {}
-    for each in dataclasses.fields(plain):
-        if each.default is not dataclasses.MISSING:
-            defaults[each.name] = each.default
-        elif each.default_factory is not dataclasses.MISSING:
-            defaults[each.name] = field(default_factory=each.default_factory)
-    return defaults
 
 
 _MADE: dict[tuple[type, frozenset[str]], type[TensorClass]] = {}

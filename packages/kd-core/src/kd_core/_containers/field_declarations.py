@@ -106,6 +106,16 @@ def _default_of(cls: type, name: str, default: object) -> Field[object]:
     return cast("Field[object]", field() if default is MISSING else field(default=default))
 
 
+def left_out(spec: Field[object]) -> object:
+    """Return the value of a field that the constructor is not given; `MISSING` if it needs one.
+
+    A field with `init=False` and no default is None until `__post_init__` sets it.
+    """
+    if spec.default_factory is not MISSING:
+        return spec.default_factory()
+    return None if spec.default is MISSING and not spec.init else spec.default
+
+
 OPTIONS: Final = frozenset(
     {"autocast", "nocast", "frozen", "shadow", "tensor_only", "kw_only", "checked"}
 )

@@ -30,6 +30,7 @@ from kd_core._containers.field_declarations import (
     declared,
     hint_of,
     inherited,
+    left_out,
 )
 from kd_core._containers.tensordict import fill
 from kd_core._errors import FROZEN, InvalidArgument, Locked, UnknownField, listed
@@ -155,7 +156,7 @@ def _positional(cls: type[TensorClass], fields: Mapping[str, Field[object]]) -> 
     """Return the names of the fields that the constructor takes by position."""
     if "kw_only" in cls._options:
         return ()
-    return tuple(name for name, spec in fields.items() if spec.kw_only is not True)
+    return tuple(n for n, spec in fields.items() if spec.init and spec.kw_only is not True)
 
 
 class TensorClass(Dense, metaclass=TensorClassMeta):
@@ -332,7 +333,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     def _as_declared(self, key: str, value: object) -> object:
         cls = type(self)
-        if key not in cls._fields:
+        if key not in cls._fields or (value is None and not cls._fields[key].init):
             return value
         return converted(cls, cls._options, key, value, self._desc.unlocked())
 
@@ -430,16 +431,8 @@ def _bind(
         if name in given:
             raise InvalidArgument(f"field {format_key(name)} is given twice. Pass each field once.")
         given[name] = value
-    missing = []
-    for name, spec in fields.items():
-        if name in given:
-            continue
-        if spec.default is not MISSING:
-            given[name] = spec.default
-        elif spec.default_factory is not MISSING:
-            given[name] = spec.default_factory()
-        else:
-            missing.append(name)
+    given |= {name: left_out(spec) for name, spec in fields.items() if name not in given}
+    missing = [name for name in fields if given[name] is MISSING]
     if missing:
         raise InvalidArgument(
             f"`{cls.__name__}` expected a value for {listed(missing)}, got none. Pass a value for "
