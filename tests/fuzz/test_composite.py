@@ -233,18 +233,24 @@ def check_draws(made: Program, rng: Random) -> None:
     again, score = getattr(dist, f"{draw}_and_log_prob")(shape)
     assert (again == sample).all()
     assert isinstance(score, Tensor) is made.aggregate
-    if "sample" in parts:
-        with pytest.raises(InvalidArgument, match="cannot be written to `sample_log_prob`"):
-            dist.log_prob_composite(sample, include_sum=True)
-    else:
-        with_sum = dist.log_prob_composite(sample, include_sum=True)
-        torch.testing.assert_close(with_sum["sample_log_prob"], total)
+    check_sum(made, sample, total)
     probs = compare(
         lambda: dist.cdf(sample), lambda key: parts[key].cdf(value[key]), made, "_cdf", shape
     )
     if probs is not None:
         found = dist.cdf(sample)
         compare(lambda: dist.icdf(found), lambda key: parts[key].icdf(probs[key]), made, "", shape)
+
+
+def check_sum(made: Program, sample: TensorDict, total: Tensor) -> None:
+    """Compare the sum beside the parts; where it would replace one, it is refused."""
+    dist = made.dist
+    if "sample" in made.parts:
+        with pytest.raises(InvalidArgument, match="cannot be written to `sample_log_prob`"):
+            dist.log_prob_composite(sample, include_sum=True)
+    else:
+        with_sum = dist.log_prob_composite(sample, include_sum=True)
+        torch.testing.assert_close(with_sum["sample_log_prob"], total)
 
 
 def scored(part: Distribution, value: Tensor) -> Tensor:
