@@ -214,3 +214,13 @@ def test_a_wrapper_is_known_and_spread_over_rows() -> None:
 def test_a_wrapper_given_to_set_non_tensor_is_not_wrapped_again() -> None:
     td = TensorDict(batch_size=[2]).set_non_tensor("s", NonTensorStack("a", "b"))
     assert td[1].get_non_tensor("s") == "b"
+
+
+@pytest.mark.parametrize("form", [lambda nan: nan, lambda nan: {"loss": [nan, (nan, 1)]}])
+def test_nan_is_the_same_value(form: Callable[[float], object]) -> None:
+    mine, theirs = (TensorDict(x=NonTensorData(form(float("nan")), [2])) for _ in range(2))
+    mine.batch_size = theirs.batch_size = [2]
+    mine.update_(theirs)
+    assert cat([mine, theirs])["x"] is mine["x"]
+    with pytest.raises(InvalidArgument, match="one value for the whole batch"):
+        mine.update_({"x": form(1.0)})

@@ -281,16 +281,33 @@ def unwrapped(entry: object) -> object:
 
 
 def same_data(one: object, other: object) -> bool:
-    """Return whether two non-tensor values are equal; arrays are if all elements are."""
+    """Return whether two non-tensor values are equal; arrays are if all elements are.
+
+    NaN is equal to NaN here, also inside lists, tuples and dicts: it is the same value.
+    """
     if one is other:
         return True
     try:
         if getattr(one, "shape", None) != getattr(other, "shape", None):
             return False
         equal = one == other
-        return bool(equal.all() if hasattr(equal, "all") else equal)
+        equal = bool(equal.all() if hasattr(equal, "all") else equal)
+        return equal or _same_but_for_nan(one, other)
     except (TypeError, ValueError, RuntimeError):  # they cannot be compared
         return False
+
+
+def _same_but_for_nan(one: object, other: object) -> bool:
+    """Return whether two values that differ do so only because NaN is not equal to itself."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one != one and other != other
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_data, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_data(one[key], other[key]) for key in one)
+    return False
 
 
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
