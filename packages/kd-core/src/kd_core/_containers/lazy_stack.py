@@ -8,7 +8,7 @@ Operations that rearrange the batch stack the entries and return a `TensorDict` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import Members, check_member
 from kd_core._containers.member_storage import MemberStorage, describe_stack
+from kd_core._containers.stack_classes import plain_class, stack_class
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
     from kd_core._nodes.entry import AnyKey, Entry, Source
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
+
+    S = TypeVar("S", bound="LazyStackedTensorDict")
 
 
 @leaves_out("hook_in", "hook_out", "valid_keys")
@@ -79,6 +82,10 @@ class LazyStackedTensorDict(Members):
     """
 
     __slots__ = ()
+
+    def __new__(cls, *members: TensorDictBase, **options: object) -> Self:
+        """Create a stack of the class that its members ask for."""
+        return object.__new__(_class_for(cls, members))
 
     @explains_parameters
     def __init__(
@@ -293,9 +300,16 @@ class LazyStackedTensorDict(Members):
 
     def __reduce__(self) -> tuple[object, ...]:
         lock = self._desc.lock
-        given = self.__class__, self._members, self._dim, lock is not None
+        given = plain_class(self.__class__), self._members, self._dim, lock is not None
         name = names_of(self._desc.batch)[self._dim]
         return restore_stack, given if name is None else (*given, name)
+
+
+def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
+    """Return the class of a stack that is created."""
+    if members and getattr(members[0], "_tensor_class", None) is not None:
+        return stack_class(kind, cast("Sequence[TensorDictBase]", members))
+    return kind
 
 
 def _check_stackable(stack: LazyStackedTensorDict) -> None:
@@ -390,8 +404,9 @@ def lazy_stack(
         >>> [row["a"].shape[0] for row in stacked.unbind(0)]
         [2, 3]
     """
-    stack = LazyStackedTensorDict.__new__(LazyStackedTensorDict)
-    stack._assemble(tuple(members), dim, device, stack_dim_name, strict_shape)
+    rows = tuple(members)
+    stack = object.__new__(_class_for(LazyStackedTensorDict, rows))
+    stack._assemble(rows, dim, device, stack_dim_name, strict_shape)
     return stack if out is None else cast("LazyStackedTensorDict", written_to(out, stack))
 
 
@@ -420,7 +435,7 @@ def maybe_dense_stack(
     if any(keys != first for keys in others):
         return stack
     try:
-        return cast("TensorDictBase", registry.stack(members, stack.stack_dim))
+        return cast("TensorDictBase", registry.stack(members, stack._dim))
     except KdError:
         return stack
 

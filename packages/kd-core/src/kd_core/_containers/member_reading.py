@@ -204,10 +204,23 @@ class Members(MemberStorage):
             super()._check_unlocked("add members")
         for position, member in enumerate(members):
             check_member(member, position, self._members[0], self)
+            _check_class(member, position, self._tensor_class)
         grown = self._members.copy()
         grown[index:index] = members
         size = resized(self._desc.batch[self._dim], len(grown))
         self._desc, self._members = describe_stack(grown, self._dim, size), grown
+
+
+def _check_class(member: TensorDictBase, position: int, cls: type | None) -> None:
+    """Refuse a member without the fields of a stack."""
+    if cls is not None and not isinstance(member, cls):
+        name = cls.__name__
+        raise wrong_type(
+            f"member {position} that is added to a lazy stack of `{name}`",
+            f"an instance of `{name}`",
+            member,
+            "Make another stack: `lazy_stack([*stack.tensordicts, member])`.",
+        )
 
 
 def check_member(

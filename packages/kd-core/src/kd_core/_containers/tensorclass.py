@@ -103,6 +103,7 @@ class TensorClassMeta(type):
             for base in bases:
                 chosen |= getattr(base, "_options", frozenset())
             own._options = checked_options(name, dict.fromkeys(chosen, True))
+            own._tensor_class = own
             _declare(own, namespace)
         return made
 
@@ -110,6 +111,19 @@ class TensorClassMeta(type):
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
     ) -> None:
         super().__init__(name, bases, namespace)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        """Return whether an object is an instance, or a lazy stack of instances."""
+        if super().__instancecheck__(instance):
+            return True
+        found = getattr(type(instance), "_tensor_class", None)
+        return found is not None and issubclass(found, cls)
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        """Set a class variable or method, for lazy stacks of instances, too."""
+        super().__setattr__(name, value)
+        for stacked in vars(cls).get("_stack_classes", {}).values():
+            setattr(stacked, name, value)
 
     if not TYPE_CHECKING:  # checkers read brackets as the types of a generic class
 

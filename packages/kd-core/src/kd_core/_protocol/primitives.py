@@ -71,6 +71,9 @@ class AbstractContainer:
     _scope: object
     """How the operation that made the container is undone; see `kd_core._ops.scopes.undoing`."""
 
+    _tensor_class: ClassVar[type | None] = None
+    """The class whose fields are attributes: of an instance, or of the members of a lazy stack."""
+
     _owns_leaves: ClassVar[bool] = True
     """Whether the container stores the tensors of `_entries` itself; a `Composite` does not."""
 

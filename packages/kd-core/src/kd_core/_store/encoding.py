@@ -77,7 +77,7 @@ class Encoder:
             InvalidValue: if a value cannot be saved.
         """
         kind = type(td)
-        if isinstance(td, Composite) and kind is lazy_kind():
+        if isinstance(td, Composite) and (kind is lazy_kind() or kind._tensor_class is not None):
             return {"lazy": self._stack(td, path)}
         if kind is dense_kind():
             return {"td": self._level(td, path)}

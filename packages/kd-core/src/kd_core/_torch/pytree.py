@@ -370,6 +370,8 @@ def _kind_of(
     cls: type[AbstractContainer], entries: dict[str, Entry], desc: Descriptor, nested: bool
 ) -> Node:
     if not issubclass(cls, Dense):
+        if cls._tensor_class is not None:  # a lazy stack of its instances becomes one of them
+            return cast("Node", object.__new__(cls._tensor_class)._like(entries, desc))
         return registry.make_dense(entries, desc)
     new = object.__new__(cls)
     new._nested = nested

@@ -1,0 +1,239 @@
+"""Lazy stacks of tensor classes: their fields, methods and classes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+import kd_core
+from kd_core import (
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorDict,
+    TypedTensorDict,
+    lazy_stack,
+    maybe_dense_stack,
+)
+from kd_core.store import register_class
+
+
+class Pair(TensorClass):
+    left: Tensor
+    right: Tensor
+
+
+class Base(TensorClass):
+    x: Tensor
+    scale = 3
+
+    def loss(self) -> Tensor:
+        return self.x.sum()
+
+    @property
+    def doubled(self) -> Tensor:
+        return self.x * 2
+
+
+class Sample(Base):
+    pair: Pair
+    name: str = "a"
+
+    def loss(self) -> Tensor:
+        return super().loss() * 2
+
+    def bump(self) -> Any:
+        return type(self)(x=self.x + 1, pair=self.pair, batch_size=self.batch_size)
+
+
+class Frozen(TensorClass, frozen=True):
+    x: Tensor
+
+
+class Typed(TypedTensorDict):
+    x: Tensor
+
+
+register_class(Frozen, "tests.stack_classes.Frozen")
+
+
+def sample(value: float = 1.0, rows: int = 2) -> Sample:
+    pair = Pair(torch.zeros(rows), torch.ones(rows), batch_size=[rows])
+    return Sample(torch.full((rows,), value), pair, batch_size=[rows])
+
+
+def stack_of_two() -> Any:
+    return lazy_stack([sample(1.0), sample(2.0)])
+
+
+def test_fields_methods_and_properties_of_the_members_are_those_of_the_stack() -> None:
+    stack = stack_of_two()
+    dense = kd_core.stack([sample(1.0), sample(2.0)])
+    assert torch.equal(stack.x, dense.x)
+    assert torch.equal(stack.pair.right, dense.pair.right)
+    assert torch.equal(stack.loss(), dense.loss())
+    assert torch.equal(stack.doubled, dense.doubled)
+    assert stack.name == "a"
+    assert stack.scale == 3
+    assert [each.name for each in stack.fields()] == ["x", "pair", "name"]
+
+
+def test_isinstance_answers_for_the_class_of_the_members_and_its_bases() -> None:
+    stack = stack_of_two()
+    assert all(isinstance(stack, cls) for cls in (Sample, Base, LazyStackedTensorDict))
+    assert isinstance(stack.pair, Pair)
+    assert not isinstance(stack, Pair)
+    assert not isinstance(lazy_stack([TensorDict(x=1.0)]), TensorClass)
+
+
+def test_a_field_of_a_stack_is_written_to_the_members() -> None:
+    stack = stack_of_two()
+    stack.x = torch.zeros(2, 2)
+    stack.name = "b"
+    assert torch.equal(stack[1].x, torch.zeros(2))
+    assert stack[0].name == "b"
+    with pytest.raises(AttributeError, match="lable"):
+        stack.lable = 1
+    with pytest.raises(AttributeError, match="`lable` is not a field of `LazyStackedSample`"):
+        stack.lable  # noqa: B018  # it raises
+
+
+def test_a_ragged_field_names_how_it_is_read() -> None:
+    stack: Any = lazy_stack([Base(torch.ones(1)), Base(torch.ones(2))])
+    with pytest.raises(ValueError, match=r"ragged.*as_list=True"):
+        stack.x  # noqa: B018  # it raises
+
+
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "slice": lambda td: td[:1],
+    "indices": lambda td: td[torch.tensor([1, 0])],
+    "inner": lambda td: td[:, 0],
+    "add": lambda td: td + 1,
+    "clone": lambda td: td.clone(),
+    "apply": lambda td: td.apply(lambda leaf: leaf * 2),
+    "to": lambda td: td.to(torch.float64),
+    "reshape": lambda td: td.reshape(-1),
+    "contiguous": lambda td: td.contiguous(),
+    "stack": lambda td: torch.stack([td, td]),
+    "cat": lambda td: torch.cat([td, td]),
+    "tree": lambda td: tree_map(lambda leaf: leaf + 1, td),
+    "vmap": lambda td: torch.vmap(lambda row: row + 1)(td),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "replace": lambda td: td.__replace__(x=torch.zeros(2, 2)),
+    "bump": lambda td: td.bump(),
+    "row": lambda td: td[1],
+    "unsqueeze": lambda td: td.unsqueeze(0),
+    "split": lambda td: td.split(1)[1],
+    "consolidate": lambda td: td.consolidate(),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_an_operation_returns_has_the_fields_and_values_of_the_dense_one(name: str) -> None:
+    operation = KEPT[name]
+    got, expected = operation(stack_of_two()), operation(kd_core.stack([sample(1.0), sample(2.0)]))
+    assert isinstance(got, Sample)
+    assert got.batch_size == expected.batch_size
+    assert torch.equal(got.x, expected.x)
+    assert torch.equal(got.pair.right, expected.pair.right)
+    assert torch.equal(got.loss(), expected.loss())
+
+
+def test_fewer_fields_are_a_plain_stack() -> None:
+    assert type(stack_of_two().select("x")) is LazyStackedTensorDict
+    assert type(stack_of_two().flatten_keys()) is LazyStackedTensorDict
+
+
+def test_members_of_several_classes_share_the_fields_of_their_base_class() -> None:
+    mixed: Any = lazy_stack([sample(), Base(torch.zeros(2), batch_size=[2])])
+    assert isinstance(mixed, Base)
+    assert not isinstance(mixed, Sample)
+    assert mixed.loss() == 2
+    assert type(mixed.contiguous()) is Base
+    plain = TensorDict({"x": torch.zeros(2)}, [2])
+    assert type(lazy_stack([sample(), plain])) is LazyStackedTensorDict
+    assert type(lazy_stack([sample(), Frozen(torch.zeros(2), batch_size=[2])])) is (
+        LazyStackedTensorDict
+    )
+
+
+def test_only_instances_are_added() -> None:
+    stack = stack_of_two()
+    stack.append(sample(5.0))
+    assert stack.x.shape == (3, 2)
+    with pytest.raises(TypeError, match=r"must be an instance of `Sample`, got a `TensorDict`"):
+        stack.append(TensorDict({"x": torch.zeros(2)}, [2]))
+    assert len(stack) == 3
+
+
+def test_a_frozen_class_refuses_to_set_and_can_replace() -> None:
+    stack: Any = lazy_stack([Frozen(torch.zeros(2)), Frozen(torch.ones(2))])
+    with pytest.raises(RuntimeError, match="frozen"):
+        stack.x = torch.ones(2, 2)
+    assert torch.equal(stack.__replace__(x=torch.ones(2, 2)).x, torch.ones(2, 2))
+
+
+def test_a_typed_dict_has_fields_and_further_keys() -> None:
+    stack: Any = lazy_stack([Typed(x=torch.zeros(2)) for _ in range(2)])
+    stack["more"] = torch.ones(2, 2)
+    assert stack.x.shape == (2, 2)
+    assert stack["more"].shape == (2, 2)
+    assert isinstance(stack.contiguous(), Typed)
+
+
+def test_stacks_of_stacks_have_the_fields() -> None:
+    outer: Any = lazy_stack([stack_of_two(), stack_of_two()])
+    assert isinstance(outer, Sample)
+    assert outer.x.shape == (2, 2, 2)
+    assert isinstance(outer[0], Sample)
+
+
+def test_a_method_that_is_set_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = stack_of_two()
+    monkeypatch.setattr(Base, "scale", 7)
+    assert stack.scale == 7
+
+
+def test_a_stack_is_loaded_with_weights_only() -> None:
+    file = io.BytesIO()
+    torch.save(stack_of_two(), file)
+    file.seek(0)
+    assert isinstance(torch.load(file, weights_only=True), Sample)
+
+
+def test_a_stack_of_a_registered_class_is_mapped_and_saved(tmp_path: Path) -> None:
+    stack: Any = lazy_stack([Frozen(torch.zeros(2)), Frozen(torch.ones(2))])
+    assert torch.equal(stack.memmap().x, stack.x)
+    stack.save(tmp_path / "stack")
+    loaded: Any = TensorDict.load(tmp_path / "stack")
+    assert torch.equal(loaded.x, stack.x)
+
+
+def test_maybe_dense_stack_is_lazy_where_rows_differ() -> None:
+    ragged: Any = maybe_dense_stack([Base(torch.ones(1)), Base(torch.ones(2))])
+    assert all(isinstance(ragged, cls) for cls in (Base, LazyStackedTensorDict))
+    assert type(maybe_dense_stack([sample(), sample()])) is Sample
+
+
+def test_compiled_code_reads_fields_and_makes_stacks() -> None:
+    class Local(TensorClass):  # no stack of it was made before
+        x: Tensor
+
+    def run(one: Any, other: Any) -> Tensor:
+        stack: Any = lazy_stack([one, other])
+        assert isinstance(stack, Local)
+        return (stack + 1)[:1].x
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    assert torch.equal(
+        compiled(Local(torch.ones(2)), Local(torch.ones(2))), torch.full((1, 2), 2.0)
+    )
