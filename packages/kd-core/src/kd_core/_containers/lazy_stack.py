@@ -19,7 +19,6 @@ from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import Members, check_member
 from kd_core._containers.member_storage import MemberStorage, describe_stack
-from kd_core._containers.stack_classes import plain_class, stack_class
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -300,7 +299,12 @@ class LazyStackedTensorDict(Members):
 
     def __reduce__(self) -> tuple[object, ...]:
         lock = self._desc.lock
-        given = plain_class(self.__class__), self._members, self._dim, lock is not None
+        kind = self.__class__
+        if self._tensor_class is not None:
+            from kd_core._containers.stack_classes import plain_class
+
+            kind = plain_class(kind)
+        given = kind, self._members, self._dim, lock is not None
         name = names_of(self._desc.batch)[self._dim]
         return restore_stack, given if name is None else (*given, name)
 
@@ -308,6 +312,8 @@ class LazyStackedTensorDict(Members):
 def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
     """Return the class of a stack that is created."""
     if members and getattr(members[0], "_tensor_class", None) is not None:
+        from kd_core._containers.stack_classes import stack_class
+
         return stack_class(kind, cast("Sequence[TensorDictBase]", members))
     return kind
 

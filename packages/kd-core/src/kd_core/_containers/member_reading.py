@@ -5,7 +5,7 @@ Knows the ways to read ragged entries; must not know how members are written or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int
 from kd_core._containers.member_entries import holds_unbatched
 from kd_core._containers.member_storage import MemberStorage, describe_stack
+from kd_core._containers.member_writes import rows_of_list
 from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mapping, wrong_type
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
@@ -24,7 +25,7 @@ from kd_core._protocol.composite import reading
 from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Self
 
     from kd_core._nodes.entry import Entry
@@ -198,6 +199,19 @@ class Members(MemberStorage):
             tensor([0, 1, 2])
         """
         self._grow(as_int(index), [member])
+
+    def _replaced(self, **changes: object) -> Self:
+        """Return a stack of new members with some fields changed; for stacks of tensor classes."""
+        columns: dict[str, Sequence[object]] = {}
+        for key, value in changes.items():
+            rows = rows_of_list(self, value)
+            entry = super()._as_entry(key, value) if rows is None else None
+            columns[key] = rows or self._rows(cast("Entry", entry))
+        members = []
+        for position, member in enumerate(self._members):
+            replace = cast("Callable[..., TensorDictBase]", getattr(member, "__replace__"))  # noqa: B009  # hidden
+            members.append(replace(**{key: rows[position] for key, rows in columns.items()}))
+        return self._of(members)
 
     def _grow(self, index: int, members: list[TensorDictBase]) -> None:
         if self._desc.frozen:

@@ -29,7 +29,6 @@ from kd_core._containers.member_writes import (
     stage_rows,
     writes_of_member,
 )
-from kd_core._containers.stack_classes import stack_class
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection, kinds_by_key
@@ -93,6 +92,8 @@ class MemberStorage(TensorDictBase, Composite):
     def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
         kind = self.__class__
         if members[0]._tensor_class is not None or kind._tensor_class is not None:
+            from kd_core._containers.stack_classes import stack_class
+
             kind = stack_class(kind, members)
         new = object.__new__(kind)
         new._members = list(cast("Sequence[TensorDictBase]", members))
@@ -135,19 +136,6 @@ class MemberStorage(TensorDictBase, Composite):
         pairs = zip(self._members, rows, strict=True)
         entries = [member._as_entry(key, row, path) for member, row in pairs]
         return cast("Entry", MemberRows(entries))
-
-    def _replaced(self, **changes: object) -> Self:
-        """Return a stack of new members with some fields changed; for stacks of tensor classes."""
-        columns: dict[str, Sequence[object]] = {}
-        for key, value in changes.items():
-            rows = rows_of_list(self, value)
-            entry = super()._as_entry(key, value) if rows is None else None
-            columns[key] = rows or self._rows(cast("Entry", entry))
-        members = []
-        for position, member in enumerate(self._members):
-            replace = cast("Callable[..., TensorDictBase]", getattr(member, "__replace__"))  # noqa: B009  # hidden
-            members.append(replace(**{key: rows[position] for key, rows in columns.items()}))
-        return self._of(members)
 
     def _rows(self, value: Entry) -> Sequence[Entry]:
         """Return the part of an entry that belongs to each member."""

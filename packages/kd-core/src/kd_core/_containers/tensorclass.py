@@ -107,17 +107,13 @@ class TensorClassMeta(type):
             _declare(own, namespace)
         return made
 
-    def __init__(
-        cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
-    ) -> None:
-        super().__init__(name, bases, namespace)
+    def __init__(cls, name: str, bases: tuple[type, ...], body: object, **options: object) -> None:
+        super().__init__(name, bases, cast("dict[str, object]", body))
 
     def __instancecheck__(cls, instance: object) -> bool:
         """Return whether an object is an instance, or a lazy stack of instances."""
-        if super().__instancecheck__(instance):
-            return True
-        found = getattr(type(instance), "_tensor_class", None)
-        return found is not None and issubclass(found, cls)
+        of = getattr(type(instance), "_tensor_class", None) or object
+        return super().__instancecheck__(instance) or issubclass(of, cls)
 
     def __setattr__(cls, name: str, value: object) -> None:
         """Set a class variable or method, for lazy stacks of instances, too."""
