@@ -58,6 +58,11 @@ class Frozen(TensorClass, frozen=True):
     x: Tensor
 
 
+class Casting(TensorClass, autocast=True):
+    x: Tensor
+    weight: float = 1.0
+
+
 class Typed(TypedTensorDict):
     x: Tensor
 
@@ -180,6 +185,16 @@ def test_a_frozen_class_refuses_to_set_and_can_replace() -> None:
     with pytest.raises(RuntimeError, match="frozen"):
         stack.x = torch.ones(2, 2)
     assert torch.equal(stack.__replace__(x=torch.ones(2, 2)).x, torch.ones(2, 2))
+
+
+def test_options_of_the_class_convert_what_a_field_of_a_stack_is_set_to() -> None:
+    stack: Any = lazy_stack([Casting(torch.zeros(2)), Casting(torch.ones(2))])
+    stack.x = [[5.0, 6.0], [7.0, 8.0]]
+    stack.weight = 2
+    assert torch.equal(stack[1].x, torch.tensor([7.0, 8.0]))
+    assert [row.weight for row in stack.unbind(0)] == [2.0, 2.0]
+    with pytest.raises(ValueError, match="field `weight` of `Casting` must be of type `float`"):
+        stack.weight = "heavy"
 
 
 def test_a_typed_dict_has_fields_and_further_keys() -> None:

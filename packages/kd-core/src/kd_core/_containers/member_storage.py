@@ -17,6 +17,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._batch.plans import Padded, Reduced
+from kd_core._containers.field_declarations import converted, converts
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import (
@@ -132,6 +133,10 @@ class MemberStorage(TensorDictBase, Composite):
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         rows = rows_of_list(self, value)  # which cannot be stacked if they are ragged
         if rows is None:
+            options: frozenset[str] = getattr(self._tensor_class, "_options", frozenset())
+            if converts(options):
+                cls = cast("type", self._tensor_class)
+                value = converted(cls, options, key, value, self._desc.unlocked())
             return super()._as_entry(key, value, path)
         pairs = zip(self._members, rows, strict=True)
         entries = [member._as_entry(key, row, path) for member, row in pairs]
