@@ -97,13 +97,13 @@ CHOICES = (
 
 CHECKS = (
     Check(
-        "x.shape != y.shape or not y.data_ptr() or x.requires_grad or y.requires_grad "
-        "or not x.is_contiguous() or x._version < 0",
+        "x.dtype not in dtypes or y.dtype not in dtypes or x.shape != y.shape or not y.data_ptr() "
+        "or x.requires_grad or y.requires_grad or not x.is_contiguous() or x._version < 0",
         "pair of leaves",
         "math: `update_`, `copy_`; index: `td[0] = row`",
         "a write of some leaves only: torch writes the first pairs before it refuses one whose "
-        "shapes differ, whose source is sparse or holds no data, or whose target is expanded, an "
-        "inference tensor or a parameter",
+        "shapes differ, whose source is sparse, quantized or holds no data, or whose target is "
+        "expanded, an inference tensor or a parameter",
     ),
     Check(
         "x.dtype is not dtype or x.requires_grad or not x.is_contiguous() or x._version < 0",
@@ -199,6 +199,7 @@ def names() -> dict[str, object]:
         "y": torch.randn(10, 4),
         "Tensor": torch.Tensor,
         "dtype": torch.float32,
+        "dtypes": frozenset({torch.bool, torch.float32, torch.int64}),
         "one_size": 10,
         "ref": weakref.ref,
         "source": Plain(),

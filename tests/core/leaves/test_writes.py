@@ -1,5 +1,7 @@
 """Writes into leaves: all of them or none, and overlapping memory."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -145,3 +147,71 @@ def test_nothing_is_written_where_torch_refuses_a_quantized_value() -> None:
     with pytest.raises(InvalidValue, match=r"entry `b` cannot be written in place: .*quantized"):
         td.update_({"a": torch.ones(3), "b": quantized})
     assert not td["a"].any()
+
+
+def quantized(dtype: torch.dtype = torch.quint8) -> Tensor:
+    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, dtype)
+
+
+FLOAT4 = torch.float4_e2m1fn_x2
+INT4 = torch.int4  # type: ignore[attr-defined]  # the stubs of torch lack it
+
+REFUSED = {
+    "quantized value": lambda: (torch.zeros(3), quantized()),
+    "quantized leaf": lambda: (quantized(), torch.ones(3, dtype=torch.float64)),
+    "another quantized dtype": lambda: (quantized(), quantized(torch.qint8)),
+    "float4 value": lambda: (torch.zeros(3, dtype=torch.uint8), torch.empty(3, dtype=FLOAT4)),
+    "float4 leaf": lambda: (torch.empty(3, dtype=FLOAT4), torch.ones(3)),
+    "bits": lambda: (torch.empty(3, dtype=INT4), torch.empty(3, dtype=INT4)),
+    "sparse value": lambda: (torch.zeros(3), torch.ones(3).to_sparse()),
+    "sparse leaf": lambda: (torch.zeros(3).to_sparse(), torch.ones(3)),
+    "no data": lambda: (torch.zeros(3), torch.ones(3, device="meta")),
+    "expanded": lambda: (torch.zeros(1).expand(3), torch.ones(3)),
+    "complex": lambda: (torch.zeros(3), torch.ones(3, dtype=torch.complex64)),  # a warning
+}
+OTHER_WRITES = {
+    "update_at_": lambda td, source: td.update_at_(source, slice(None)),
+    "set_at_": lambda td, source: td.set_at_("n", source["n"], slice(None)),
+    "load_state_dict": lambda td, source: td.load_state_dict(source.state_dict(), assign=False),
+    "copy_ later": lambda td, source: td.copy_(source, non_blocking=True),
+    "cat": lambda td, source: torch.cat([source], 0, out=td),
+    "stack": lambda td, source: torch.stack([source], 0, out=td[None]),
+}
+
+
+@pytest.fixture
+def always_warns() -> Iterator[None]:
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+def around(middle: Tensor, value: float) -> TensorDict:
+    ends = [torch.full((3,), value) for _ in range(4)]
+    names = TensorDict({"b": ends[1], "refused": middle, "c": ends[2]}, [3], names=["rows"])
+    return TensorDict({"a": ends[0], "n": names, "z": ends[3]}, [3], names=["rows"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:Sparse", "ignore:.*detach")
+@pytest.mark.usefixtures("always_warns")
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize(
+    "write", [*WRITES.values(), *OTHER_WRITES.values()], ids=[*WRITES, *OTHER_WRITES]
+)
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_a_write_that_fails_changes_nothing(refused: object, write: object, locked: bool) -> None:
+    leaf, value = refused()  # type: ignore[operator]  # parametrised as `object`
+    td, source = around(leaf, 0.0), around(value, 1.0)
+    if locked:
+        td.lock_()
+    items = [(key, each, each._version) for key, each in td.items(True, True)]
+    with pytest.raises((RuntimeError, UserWarning, InvalidArgument)):
+        write(td, source)  # type: ignore[operator]  # as above
+    now = [(key, each, each._version) for key, each in td.items(True, True)]
+    assert all(
+        mine[0] == was[0] and mine[1] is was[1] and mine[2] == was[2]
+        for mine, was in zip(now, items, strict=True)
+    )
+    assert td.is_locked is locked
+    assert td.names == ["rows"]

@@ -40,7 +40,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.shapeless import explain_shapeless
-from kd_core._leaves.writes import check_write, writable_source, write_all
+from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 
@@ -238,8 +238,9 @@ def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:
     for write in staged.copies:
         check_write(*write)
     if not is_compiling():
-        for _, target, path in staged.columns:
-            check_write(target, target, path)
+        for column, target, path in staged.columns:
+            plain = all(is_converted(target, cast("Tensor", leaf)) for leaf in column)
+            check_write(target, target if plain else how.call(column, how.dim), path)
     for column, target, _ in staged.columns:
         _join_into(how, column, target)
     write_all(staged.copies)

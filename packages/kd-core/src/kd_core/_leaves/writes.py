@@ -25,7 +25,14 @@ from kd_core._errors import (
     unknown_keys,
 )
 from kd_core._keys import format_key
-from kd_core._leaves.foreach import PLAIN, are_unwrapped, needs_grad, run_copies, shares_storage
+from kd_core._leaves.foreach import (
+    PLAIN,
+    are_unwrapped,
+    dtype_of,
+    needs_grad,
+    run_copies,
+    shares_storage,
+)
 from kd_core._leaves.loops import unwrapped
 from kd_core._leaves.shapeless import explain_shapeless, is_shapeless
 from kd_core._nodes.entry import is_row_data, is_unbatched
@@ -39,6 +46,18 @@ Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
 
 INCOMPLETE: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Dtypes that torch writes at some indices only."""
+
+_CONVERTED: Final = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *INCOMPLETE,
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    }
+)
+"""Dtypes that torch converts into each other without an error or a warning."""
 
 _SPARSE: Final = (
     torch.sparse_coo,
@@ -188,9 +207,18 @@ def _copy_refusal(target: Tensor, source: Tensor) -> str | None:
     if target.layout is not source.layout:
         return f"the value must have the layout {target.layout}, got {source.layout}."
     reason = refusal(target, source) or overlap_refusal(target)
-    if reason is None and (target.layout in _SPARSE or source.is_quantized):
+    if reason is None and not is_converted(target, source):
         return _tried_refusal(target, source)
     return reason
+
+
+def is_converted(target: Tensor, source: Tensor) -> bool:
+    """Return whether torch surely writes a source into a tensor as far as layout and dtype go."""
+    if target.layout is not source.layout or target.layout in _SPARSE:
+        return False
+    return (target.dtype in _CONVERTED and source.dtype in _CONVERTED) or (
+        target.dtype is source.dtype and target.dtype.is_complex
+    )
 
 
 def _tried_refusal(target: Tensor, source: Tensor) -> str | None:
@@ -212,9 +240,7 @@ def _name(where: Where) -> str:
 
 def _is_doubtful(target: Tensor, source: Tensor, recording: bool) -> bool:
     """Return whether torch might refuse the write: the fast check before `refusal`."""
-    if source.is_meta or target.is_inference() or source.layout is not torch.strided:
-        return True
-    if source.is_quantized:
+    if source.is_meta or target.is_inference() or not is_converted(target, source):
         return True
     if recording and (target.requires_grad or source.requires_grad):
         return True
@@ -310,10 +336,13 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
 def _are_common(targets: list[Tensor], sources: list[Tensor]) -> bool:
     """Return whether torch surely copies all: the usual tensors, each looked at once.
 
-    Each attribute that is read shows in the benchmarks, "update_": only inference tensors have no
-    version, and only tensors with data of their own, which are dense, have an address.
+    Each attribute that is read shows in the benchmarks, "update_": the dtypes in one loop
+    of C; only inference tensors have no version, and only tensors with data of their own, which
+    are dense, have an address.
     """
     if is_compiling() or has_torch_function(sources) or not PLAIN.issuperset(map(type, targets)):
+        return False
+    if not _CONVERTED.issuperset(map(dtype_of, [*targets, *sources])):
         return False
     recording = torch.is_grad_enabled()
     try:
