@@ -342,7 +342,8 @@ def _are_common(targets: list[Tensor], sources: list[Tensor]) -> bool:
     """
     if is_compiling() or has_torch_function(sources) or not PLAIN.issuperset(map(type, targets)):
         return False
-    if not _CONVERTED.issuperset(map(dtype_of, [*targets, *sources])):
+    known = _CONVERTED.issuperset(map(dtype_of, [*targets, *sources]))
+    if not known and not all(map(is_converted, targets, sources)):  # complex ones pass here
         return False
     recording = torch.is_grad_enabled()
     try:
