@@ -4,6 +4,7 @@
 on. Lanes install with pip, so the configuration of pip decides which build of torch they get.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,10 +16,24 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "typecheck", "tests", "docs"]
 
-TORCH = "2.13.0"
+# `KD_TORCH=2.15.0 nox -s LANE` runs a lane with another torch, in the environment that is there.
+TORCH = os.environ.get("KD_TORCH", "2.13.0")
 # Below 2.10 dynamo does not trace a `forward` that is a descriptor, as ours is: its signature comes
 # from the keys of each module.
 TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+# The suite in parts, the most telling about torch first: what traces and transforms, what exports,
+# what asks little of torch. Each has its share of the time in percent, and what pytest is given.
+# CI runs them one by one against the newest torch, as far as its time allows.
+COMPILED = (
+    *("tests/integration", "tests/nn", "tests/probabilistic", "tests/fuzz"),
+    *("tests/core/torch", "tests/core/ops", "tests/core/containers", "tests/core/distributed"),
+)
+EXPORTED = ("tests/export", "docs", "README.md")
+PARTS = {
+    "compiled": (50, COMPILED),
+    "exported": (30, EXPORTED),
+    "others": (20, tuple(f"--ignore={path}" for path in COMPILED + EXPORTED)),
+}
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}

@@ -102,3 +102,11 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert len(commands) == 2
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert [command for command in commands if f"bash -c '{command}'" not in script] == []
+
+
+@pytest.mark.parametrize("script", [".ci/run", "noxfile.py"])
+def test_every_folder_of_tests_that_is_named_exists(script: str) -> None:
+    text = (ROOT / script).read_text(encoding="utf-8")
+    named = set(re.findall(r"""\btests/\w[\w/.]*(?=["'\s])""", text))
+    assert len(named) > 1
+    assert {path for path in named if not (ROOT / path).exists()} == set()
