@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,13 @@ def nesting(node: ast.AST, depth: int = 0) -> int:
     return deepest
 
 
-def too_large(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def too_large(path: Path) -> list[tuple[str, str]]:
+    """Return the places of a module that are too large; two tests ask for each module."""
+    return list(oversized(path))
+
+
+def oversized(path: Path) -> Iterator[tuple[str, str]]:
     text = path.read_text(encoding="utf-8")
     if (lines := len(text.splitlines())) > MODULE_LINES:
         yield name(path), f"{lines} lines, at most {MODULE_LINES}"
@@ -112,4 +119,4 @@ def sizes_of(source: str, folder: Path) -> list[str]:
     path.write_text(source, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{__name__}.ROOT", folder)
-        return [what for _, what in too_large(path)]
+        return [what for _, what in oversized(path)]
