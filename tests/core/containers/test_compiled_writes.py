@@ -133,10 +133,10 @@ def test_a_copy_made_in_compiled_code_keeps_its_words() -> None:
     td = words()
     copied = torch.compile(lambda td: td.clone(), fullgraph=True, backend="eager")(td)
     part = td[1:]
-    for number in range(200):
+    for number in range(30):
         td.update_(TensorDict({"n": {"s": [f"{number}{each}" for each in "abc"]}}, [3]))
     assert copied["n", "s"] == ["0", "1", "2"]
-    assert part["n", "s"] == ["199b", "199c"]
+    assert part["n", "s"] == ["29b", "29c"]
 
 
 def test_a_compiled_write_of_all_rows_is_seen_by_views_and_not_by_copies() -> None:
