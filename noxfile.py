@@ -30,8 +30,8 @@ COMPILED = (
 )
 EXPORTED = ("tests/export", "docs", "README.md")
 PARTS = {
-    "compiled": (50, COMPILED),
-    "exported": (30, EXPORTED),
+    "compiled": (55, COMPILED),
+    "exported": (25, EXPORTED),
     "others": (20, tuple(f"--ignore={path}" for path in COMPILED + EXPORTED)),
 }
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
