@@ -288,7 +288,7 @@ class NonTensorStack(NonTensorDataBase):
             values, batch = [value if node is None else node._item()], ()
         else:
             values, batch = values_of_rows(value, rows, format_key(path)), rows
-        compact(self)
+        compact(self, len(values))
         if self._positions.ndim > self._desc.ndim:  # its values are lists
             self._pool = flat_values(self)
             self._positions = count_rows(len(self._pool)).reshape(self._desc.batch)

@@ -87,27 +87,39 @@ def own_pool(pool: list[object], positions: Tensor) -> tuple[list[object], Tenso
     return [pool[row] for row in rows], count_rows(len(rows)).reshape(positions.shape)
 
 
-def compact(node: Rows) -> None:
-    """Drop the values that no position refers to, if there are many."""
+def compact(node: Rows, more: int) -> None:
+    """Drop the values that no position refers to, if there are many.
+
+    To see whether others need them takes a search of all objects, so this is asked again only when
+    the pool has doubled: copies made in compiled code may keep it for good.
+
+    Args:
+        node: what holds the pool.
+        more: how many values will be added.
+    """
     if is_compiling():
         return
-    rows = node._positions.untyped_storage().nbytes() // 8
-    if len(node._pool) <= 3 * rows + _SPARE or _is_kept_by_copies(node):
-        return
     pool, storage = node._pool, node._positions.untyped_storage()
+    rows = storage.nbytes() // 8
+    limit = 3 * rows + _SPARE
+    if len(pool) <= limit:
+        return
+    holders = sys.getrefcount(pool) - 2  # without the variable and the argument
+    if holders > 1:
+        doublings = (len(pool) // limit).bit_length()
+        if doublings == ((len(pool) + more) // limit).bit_length():
+            return
+        if _is_kept_by_copies(node, holders):
+            return
     everywhere = torch.empty(0, dtype=torch.int64).set_(storage, 0, (rows,), (1,))
     used, positions = torch.unique(everywhere, return_inverse=True)
     pool[:] = [pool[position] for position in used.tolist()]
     everywhere.copy_(positions)
 
 
-def _is_kept_by_copies(node: Rows) -> bool:
+def _is_kept_by_copies(node: Rows, holders: int) -> bool:
     """Return whether copies may share the pool, as those made in compiled code do."""
-    pool = node._pool
-    holders = sys.getrefcount(pool) - 2  # without the variable and the argument
-    if holders == 1:
-        return False
-    kin = [each for each in gc.get_referrers(pool) if isinstance(each, type(node))]
+    kin = [each for each in gc.get_referrers(node._pool) if isinstance(each, type(node))]
     alike = sum(share_storage(each._positions, node._positions) for each in kin)
     return alike != holders
 
