@@ -20,6 +20,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TypedTensorDict,
+    is_tensorclass,
     lazy_stack,
     maybe_dense_stack,
 )
@@ -252,3 +253,11 @@ def test_compiled_code_reads_fields_and_makes_stacks() -> None:
     assert torch.equal(
         compiled(Local(torch.ones(2)), Local(torch.ones(2))), torch.full((1, 2), 2.0)
     )
+
+
+def test_the_class_of_a_stack_counts_as_a_tensor_class() -> None:
+    stack = stack_of_two()
+    assert is_tensorclass(stack)
+    assert is_tensorclass(type(stack))
+    assert not is_tensorclass(lazy_stack([TensorDict()]))
+    assert not is_tensorclass(LazyStackedTensorDict)

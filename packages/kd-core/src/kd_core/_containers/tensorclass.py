@@ -482,6 +482,8 @@ class TypedTensorDict(TensorClass):
 def is_tensorclass(obj: object) -> bool:
     """Return whether a class, or the class of an instance, is a tensor class.
 
+    That of a lazy stack of instances counts as one, as it has their fields.
+
     Example:
         >>> from torch import Tensor
         >>> from kd_core import TensorClass, TensorDict, is_tensorclass
@@ -490,4 +492,5 @@ def is_tensorclass(obj: object) -> bool:
         >>> is_tensorclass(Point), is_tensorclass(TensorDict())
         (True, False)
     """
-    return isinstance(obj if isinstance(obj, type) else type(obj), TensorClassMeta)
+    kind = obj if isinstance(obj, type) else type(obj)
+    return isinstance(kind, TensorClassMeta) or getattr(kind, "_tensor_class", None) is not None
