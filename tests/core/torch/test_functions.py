@@ -1,6 +1,7 @@
 """The torch functions that stand in the table reach the method of the same name."""
 
 from collections.abc import Callable
+from operator import floordiv
 from typing import Any
 
 import pytest
@@ -77,3 +78,10 @@ def test_a_comparison_names_what_compares_containers(
         function(td, td)
     assert (td == td.clone()).all()
     torch.testing.assert_close(td, td.clone())
+
+
+@pytest.mark.parametrize("operator", [pow, floordiv])
+def test_compiled_operators_with_a_tensor_on_the_left(operator: Callable[..., Any]) -> None:
+    tensor, td = torch.tensor([2.0, 3.0]), TensorDict({"a": torch.tensor([2.0, 0.5])}, [2])
+    made = torch.compile(lambda node: operator(tensor, node), fullgraph=True, backend="eager")(td)
+    assert torch.equal(made["a"], operator(tensor, td["a"]))

@@ -1,9 +1,11 @@
 """Dispatch of `__torch_function__`: what is called when a torch function gets a container.
 
-There are two tables. `FUNCTIONS` maps a torch function of several containers (`torch.stack`) to its
-implementation. `METHODS` maps a torch function to the *name* of a method, so that subclasses can
-override it; its second name is the method to call when the container is the second operand
-(`tensor - td` is `td.__rsub__(tensor)`). Knows tables; must not know a container.
+There are three tables. `METHODS` maps a torch function to the *name* of a method, so that
+subclasses can override it; its second name is the method to call when the container is the second
+operand (`tensor - td` is `td.__rsub__(tensor)`). `FUNCTIONS` maps a torch function of several
+containers (`torch.stack`) to its implementation, `ELEMENTWISE` one that treats each leaf, or each
+element, alone. While dynamo traces, names are constants, and a table of few functions adds few
+guards: "ops" in the benchmarks. Knows tables; must not know a container.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from kd_core._compat import assume_constant_result
 from kd_core._errors import UnsupportedFunction
 from kd_core._keys import nearest_key
 
 TorchFunction: TypeAlias = Callable[..., object]
 
 FUNCTIONS: Final[dict[TorchFunction, Callable[..., object]]] = {}
+ELEMENTWISE: Final[dict[TorchFunction, Callable[..., object]]] = {}
 METHODS: Final[dict[TorchFunction, tuple[str, str | None]]] = {}
 _INSTEAD: Final[dict[TorchFunction, str]] = {
     torch.equal: "Write `(a == b).all()`, which compares the leaves of equal keys.",
@@ -39,15 +43,17 @@ def call(
     """Call the implementation of a torch function for containers: their `__torch_function__`.
 
     Raises:
-        UnsupportedFunction: if the function is in neither table; the message names a similar one.
+        UnsupportedFunction: if the function is in no table; the message names a similar one.
     """
-    own = FUNCTIONS.get(func)
-    if own is not None:
+    names = _method_of(func)
+    if names is None:
+        own = FUNCTIONS.get(func)
+        if own is None:
+            own = ELEMENTWISE.get(func)
+        if own is None:
+            raise _unsupported(func)
         return own(*args, **kwargs) if kwargs else own(*args)
     named = {} if kwargs is None else dict(kwargs)
-    names = METHODS.get(func)
-    if names is None:
-        raise _unsupported(func)
     if not args and "input" in named:
         args = (named.pop("input"),)
     if not isinstance(args[0], Tensor) and hasattr(args[0], names[0]):
@@ -58,6 +64,16 @@ def call(
             f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
         )
     return getattr(args[1], names[1])(args[0], *args[2:], **named)
+
+
+@assume_constant_result
+def _method_of(func: TorchFunction) -> tuple[str, str | None] | None:
+    return METHODS.get(func)
+
+
+def functions() -> list[TorchFunction]:
+    """List the functions of all tables."""
+    return [*FUNCTIONS, *ELEMENTWISE, *METHODS]
 
 
 def name_of(func: TorchFunction) -> str:
@@ -77,7 +93,7 @@ def _alike(name: str, other: str) -> bool:
 
 def _unsupported(func: TorchFunction) -> UnsupportedFunction:
     name = name_of(func)
-    bare = {name_of(each).rpartition(".")[2]: name_of(each) for each in (*METHODS, *FUNCTIONS)}
+    bare = {name_of(each).rpartition(".")[2]: name_of(each) for each in functions()}
     last = name.rpartition(".")[2]
     near = nearest_key(last, bare)
     text = f"`{name}` is not supported for containers."

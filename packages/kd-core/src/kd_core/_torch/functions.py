@@ -1,7 +1,7 @@
 """The torch functions that accept containers: tables of implementations and of method names.
 
-An entry here makes `torch.f(td)` work. Functions of several containers are in `FUNCTIONS`, and
-those of `torch.nn.functional` that treat each element alone; all others are mapped to the name of a
+An entry here makes `torch.f(td)` work. Functions of several containers are in `FUNCTIONS`, those
+that treat each leaf or each element alone in `ELEMENTWISE`; all others are mapped to the name of a
 method, so that subclasses can override it. An activation maps each leaf. A loss combines leaves of
 the same key; without a reduction the result has the batch size of the operands, else each leaf is
 one number and the batch size is ().
@@ -81,7 +81,6 @@ def _where(condition: Tensor, input: object, other: object) -> object:
     return other.where(~condition, cast("Tensor | float", input))
 
 
-# First: each compiled call walks the table up to the function that it guards.
 overrides.FUNCTIONS.update(
     {
         torch.stack: inspect.unwrap(stack),  # torch knows its parameters
@@ -106,7 +105,7 @@ def torch_functions() -> list[str]:
         >>> "torch.clone" in torch_functions()
         True
     """
-    return sorted({overrides.name_of(func) for func in (*overrides.FUNCTIONS, *overrides.METHODS)})
+    return sorted({overrides.name_of(func) for func in overrides.functions()})
 
 
 ACTIVATIONS: Final = (
@@ -269,13 +268,12 @@ def softmax(name: str) -> Callable[..., object]:
 
 for _name in ACTIVATIONS.split():
     _function = getattr(functional, _name)
-    overrides.FUNCTIONS[_function] = activation(_function)
+    overrides.ELEMENTWISE[_function] = activation(_function)
 for _name in LOSSES.split():
     _function = getattr(functional, _name)
-    overrides.FUNCTIONS[_function] = loss(_function)
+    overrides.ELEMENTWISE[_function] = loss(_function)
 for _name in ("softmax", "log_softmax"):
-    overrides.FUNCTIONS[getattr(functional, _name)] = softmax(_name)
-overrides.FUNCTIONS[torch.relu] = activation(torch.relu)
+    overrides.ELEMENTWISE[getattr(functional, _name)] = softmax(_name)
 for _like in (
     torch.zeros_like,
     torch.ones_like,
@@ -285,4 +283,4 @@ for _like in (
     torch.randn_like,
     torch.randint_like,
 ):
-    overrides.FUNCTIONS[_like] = fill_like(_like)
+    overrides.ELEMENTWISE[_like] = fill_like(_like)
