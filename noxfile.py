@@ -22,17 +22,20 @@ TORCH = os.environ.get("KD_TORCH", "2.13.0")
 # from the keys of each module.
 TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 # The suite in parts, the most telling about torch first: what traces and transforms, what exports,
-# what asks little of torch. Each has its share of the time in percent, and what pytest is given.
-# CI runs them one by one against the newest torch, as far as its time allows.
-COMPILED = (
-    *("tests/integration", "tests/nn", "tests/probabilistic", "tests/fuzz"),
-    *("tests/core/torch", "tests/core/ops", "tests/core/containers", "tests/core/distributed"),
-)
+# random programs and operations, what asks little of torch. Each has its share of the time in
+# percent, and what pytest is given. CI runs them one by one against the newest torch, as far as its
+# time allows.
+COMPILED = ("tests/integration", "tests/nn", "tests/core/torch")
 EXPORTED = ("tests/export", "docs", "README.md")
+COMPARED = (
+    *("tests/fuzz", "tests/probabilistic"),
+    *("tests/core/ops", "tests/core/containers", "tests/core/distributed"),
+)
 PARTS = {
-    "compiled": (55, COMPILED),
+    "compiled": (29, COMPILED),
     "exported": (25, EXPORTED),
-    "others": (20, tuple(f"--ignore={path}" for path in COMPILED + EXPORTED)),
+    "compared": (26, COMPARED),
+    "others": (20, tuple(f"--ignore={path}" for path in COMPILED + EXPORTED + COMPARED)),
 }
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
