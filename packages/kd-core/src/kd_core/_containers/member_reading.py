@@ -15,7 +15,6 @@ from kd_core._batch.names import resized
 from kd_core._batch.shapes import as_int
 from kd_core._containers.member_entries import holds_unbatched
 from kd_core._containers.member_storage import MemberStorage, describe_stack
-from kd_core._containers.member_writes import rows_of_list
 from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mapping, wrong_type
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
@@ -25,7 +24,7 @@ from kd_core._protocol.composite import reading
 from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from typing import Self
 
     from kd_core._nodes.entry import Entry
@@ -202,11 +201,7 @@ class Members(MemberStorage):
 
     def _replaced(self, **changes: object) -> Self:
         """Return a stack of new members with some fields changed; for stacks of tensor classes."""
-        columns: dict[str, Sequence[object]] = {}
-        for key, value in changes.items():
-            rows = rows_of_list(self, value)
-            entry = super()._as_entry(key, value) if rows is None else None
-            columns[key] = rows or self._rows(cast("Entry", entry))
+        columns = {key: self._rows(self._as_entry(key, value)) for key, value in changes.items()}
         members = []
         for position, member in enumerate(self._members):
             replace = cast("Callable[..., TensorDictBase]", getattr(member, "__replace__"))  # noqa: B009  # hidden
