@@ -114,7 +114,7 @@ class Construction:
 
 
 def _are_empty(values: Sequence[object]) -> bool:
-    """Return whether there is no value to check: some checks of torch fail on no rows."""
+    """Return whether a value is empty, where some checks of torch fail."""
     return not torch.compiler.is_compiling() and any(
         isinstance(value, Tensor) and not value.numel() for value in values
     )
