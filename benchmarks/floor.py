@@ -2,8 +2,9 @@
 
 `Floor` is a container that keeps the promises that a row relies on, and no other: keys are strings,
 shapes start with the batch size, results have their batch size, a locked container keeps its keys,
-and a write in place changes all leaves or none. What it does not know, it refuses. It has no lazy
-stacks, no data but tensors, no names, no subclasses, no tracing, no `with`, and its errors say
+and a write in place changes all leaves or none. `with` takes a lock back: what can stand in `with`
+is traced in another way, so rows that compile rely on it. What it does not know, it refuses. It has
+no lazy stacks, no data but tensors, no names, no subclasses, no tracing, and its errors say
 nothing. `floor_store` adds what rows of io need.
 
 A row with a floor has the goal of 1.1 times its floor. Knows torch; must not know kd.
@@ -41,10 +42,10 @@ class Floor:
     """A dict of tensors and of other floors, all of one batch size.
 
     `locked` is twice the number of locked floors that enclose it, and one more if it is locked
-    itself: a floor inside a locked one cannot be unlocked alone.
+    itself: a floor inside a locked one cannot be unlocked alone. `was_locked` is what `with` restores.
     """
 
-    __slots__ = ("batch_size", "device", "entries", "locked")
+    __slots__ = ("batch_size", "device", "entries", "locked", "was_locked")
 
     def __init__(
         self,
@@ -396,6 +397,7 @@ class Floor:
     # lock
 
     def lock_(self) -> Floor:
+        self.was_locked = self.locked & 1
         if not self.locked & 1:
             self.locked += 1
             self._hold_below(2)
@@ -404,10 +406,20 @@ class Floor:
     def unlock_(self) -> Floor:
         if self.locked > 1:
             raise RuntimeError
+        self.was_locked = self.locked & 1
         if self.locked:
             self.locked = 0
             self._hold_below(-2)
         return self
+
+    def __enter__(self) -> Floor:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.was_locked:
+            self.lock_()
+        else:
+            self.unlock_()
 
     def _hold_below(self, count: int) -> None:
         for value in self.entries.values():
