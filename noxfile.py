@@ -200,7 +200,7 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/peer.py", "--json", peer)
     session.run("python", "benchmarks/costs.py", "--json", costs)
     session.run("python", "benchmarks/collectives.py")
-    session.run("python", "-m", "benchmarks.programs", "--rounds", "9", "--json", programs)
+    session.run("python", "-m", "benchmarks.programs", "--rounds", "13", "--json", programs)
     session.run("python", "-m", "benchmarks.render", peer, costs, programs)
 
 

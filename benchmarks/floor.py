@@ -42,7 +42,7 @@ class Floor:
     """A dict of tensors and of other floors, all of one batch size.
 
     `locked` is twice the number of locked floors that enclose it, and one more if it is locked
-    itself: a floor inside a locked one cannot be unlocked alone. `was_locked` is what `with` restores.
+    itself: a floor inside a locked one cannot be unlocked alone. `with` restores `was_locked`.
     """
 
     __slots__ = ("batch_size", "device", "entries", "locked", "was_locked")
