@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import KeyNotFound, TensorDict
+from kd_core import InvalidArgument, KeyNotFound, TensorDict
 
 
 class Shared(nn.Module):
@@ -395,3 +395,16 @@ def test_slots_that_were_tied_once_and_are_empty_now_take_their_own_entries() ->
     with params.to_module(module):
         assert module.a is params["a"]
         assert module.b is params["b"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_a_scripted_module_is_refused() -> None:
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    for module, td in (
+        (scripted, TensorDict.from_module(scripted)),
+        (nn.Sequential(scripted), TensorDict({"0": TensorDict.from_module(scripted)})),
+    ):
+        before = [id(tensor) for tensor in module.parameters()]
+        with pytest.raises(InvalidArgument, match="scripted"), td.to_module(module):
+            pass
+        assert [id(tensor) for tensor in module.parameters()] == before

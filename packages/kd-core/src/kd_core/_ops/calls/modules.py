@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.rnn import RNNBase
@@ -67,6 +68,7 @@ class Modules(AbstractContainer):
         that calls it sees the exchanged parameters.
 
         Raises:
+            InvalidArgument: on entry, if the module is a scripted one.
             KeyNotFound: on entry, if an entry matches nothing in the module.
             ModuleBusy: on entry, if another thread is in a context of the module.
 
@@ -211,6 +213,11 @@ class _Route:
         index = len(self.rows)
         rows = {"_parameters": index}
         self.rows.append((*level, "_parameters", []))
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidArgument(
+                f"`module` must be a plain module, got a scripted `{module.original_name}`, which "
+                "computes with its own tensors. Exchange them before `torch.jit.script`."
+            )
         names = _names_of(module)
         self.orders.append((index, names, set(entries)))
         if isinstance(module, RNNBase):
