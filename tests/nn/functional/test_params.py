@@ -169,7 +169,7 @@ def test_what_takes_the_place_of_a_parameter_is_one() -> None:
     for key in ("weight", "running_mean", "new"):
         params[key] = torch.zeros(2)
     params["num_batches_tracked"] = torch.tensor(7)
-    assert [name for name, _ in params.named_parameters()] == ["bias", "weight"]
+    assert [name for name, _ in params.named_parameters()] == ["weight", "bias"]
     params["bias"] = nn.Buffer(torch.zeros(2))
     assert [name for name, _ in params.named_parameters()] == ["weight"]
 

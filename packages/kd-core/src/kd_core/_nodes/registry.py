@@ -64,7 +64,7 @@ lazy_stack: Callable[..., Node]
 maybe_dense_stack: Callable[..., Node]
 """Stack containers densely if they fit, else lazily; set by `_containers.lazy_stack`."""
 
-params_of: Callable[[Node], Node]
+params_of: Callable[..., Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
 
 

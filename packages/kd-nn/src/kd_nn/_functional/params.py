@@ -10,8 +10,7 @@ container was made from. Results of operations on it (`params + 1`, `params.data
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, cast
 
 from torch import Tensor, nn
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from kd_core.extending import Descriptor, Entry
 
     H = TypeVar("H", bound=Callable[..., object])
+    Memo: TypeAlias = "dict[int, tuple[TensorDictBase, TensorDictParams]]"
+    """The modules made of containers, by the ids of these."""
 
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
 
@@ -104,14 +105,15 @@ class TensorDictParams(TensorDictBase, nn.Module):
         self._data: dict[str, Entry] = {}
         self._get_hooks: OrderedDict[int, GetHook] = OrderedDict()
         self.no_convert = no_convert
-        for key, value in source._entries.items():
-            self._set_entry(key, value)
+        self._fill(source, {})
         if lock:
             self.lock_()
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Self:
         """Build a container of the parameters and buffers of a module, which keep their kind.
+
+        Buffers that the module does not save are not in the state dict of the container either.
 
         Args:
             module: The module; its tensors are shared.
@@ -122,7 +124,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
             >>> [name for name, _ in params.named_buffers()]
             ['running_mean', 'running_var', 'num_batches_tracked']
         """
-        return cls(TensorDict.from_module(module), no_convert=True)
+        made = cls(TensorDict.from_module(module), no_convert=True)
+        made._leave_unsaved(module)
+        return made
 
     def register_get_post_hook(self, hook: GetHook) -> RemovableHandle:
         """Register a function that sees each tensor that is read by key: `get` or `params[key]`.
@@ -176,9 +180,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
             """Move towards another container, in place: a soft update of a target network.
 
             Integers, such as counts of batches, cannot lie between: they take the values of `end`.
+            A tensor with several names moves once, towards the value of its first name.
             """
-            whole = [key for key, leaf in self.items(True, True) if _is_whole(leaf)]
-            if not whole or not isinstance(end, TensorDictBase):
+            whole, again = _apart(self.items(True, True))
+            if not (whole or again) or not isinstance(end, TensorDictBase):
                 return super().lerp_(end, weight)
             counts, latest = self.select(*whole), end.select(*whole)
             for key, count in counts.items(True, True):
@@ -187,11 +192,19 @@ class TensorDictParams(TensorDictBase, nn.Module):
                         f"{format_key(key)} must have one shape in both containers, got "
                         f"{tuple(count.shape)} and {tuple(latest[key].shape)}."
                     )
+            apart = *whole, *again
             if isinstance(weight, TensorDictBase):
-                weight = weight.exclude(*whole)
-            self.exclude(*whole).lerp_(end.exclude(*whole), weight)
+                weight = weight.exclude(*apart)
+            self.exclude(*apart).lerp_(end.exclude(*apart), weight)
             counts.update_(latest)
             return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; a tensor with the name of one that is there becomes an entry."""
+        if name in _ATTRIBUTES and isinstance(value, Tensor):
+            self._set_entry(name, value)
+        else:
+            nn.Module.__setattr__(self, name, value)  # type: ignore[arg-type]  # any value
 
     def _hooked(self, found: object) -> object:
         if isinstance(found, Tensor):
@@ -222,9 +235,19 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     def _set_entry(self, key: str, value: Entry) -> None:
         store, entry = self._home_of(key, value)
-        if key in self._entries:
-            self._del_entry(key)
+        unsaved = store is self._buffers and (
+            not entry.persistent
+            if isinstance(entry, nn.Buffer)
+            else key in self._non_persistent_buffers_set
+        )
+        for other in (self._parameters, self._buffers, self._modules, self._data):
+            if other is not store and key in other:
+                del cast("dict[str, object]", other)[key]
         cast("dict[str, object]", store)[key] = entry
+        if unsaved:
+            self._non_persistent_buffers_set.add(key)
+        else:
+            self._non_persistent_buffers_set.discard(key)
 
     def _home_of(self, key: str, value: Entry) -> tuple[object, Entry]:
         """Return the dict that stores an entry, and the entry converted for it."""
@@ -248,7 +271,26 @@ class TensorDictParams(TensorDictBase, nn.Module):
             return self._buffers, value
         return self._parameters, nn.Parameter(value.detach())
 
+    def _fill(self, source: TensorDictBase, memo: Memo) -> None:
+        """Take the entries of a container; one that has several keys becomes one module."""
+        for key, value in source._entries.items():
+            if isinstance(value, TensorDictBase) and not isinstance(value, TensorDictParams):
+                self._set_entry(key, _level_of(value, self.no_convert, memo))
+            else:
+                self._set_entry(key, value)
+        if isinstance(source, TensorDictParams):
+            self._non_persistent_buffers_set |= source._non_persistent_buffers_set
+
+    def _leave_unsaved(self, module: nn.Module) -> None:
+        """Leave out of the state dict what a module of these entries leaves out of its own."""
+        self._non_persistent_buffers_set |= module._non_persistent_buffers_set & set(self._buffers)
+        for name, inner in self._modules.items():
+            member = module._modules.get(name)
+            if member is not None:
+                cast(TensorDictParams, inner)._leave_unsaved(member)
+
     def _del_entry(self, key: str) -> None:
+        self._non_persistent_buffers_set.discard(key)
         for store in (self._parameters, self._buffers, self._modules, self._data):
             if key in store:
                 del cast("dict[str, object]", store)[key]
@@ -281,11 +323,42 @@ class TensorDictParams(TensorDictBase, nn.Module):
     bfloat16 = explains_parameters(nn.Module.bfloat16)  # type: ignore[assignment]  # a module's: in place
 
 
+_ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "no_convert"})
+
+
 def _is_whole(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
 
 
-register("params_of", partial(TensorDictParams, no_convert=True))
+def _level_of(source: TensorDictBase, no_convert: bool, memo: Memo) -> TensorDictParams:
+    if id(source) not in memo:
+        made = TensorDictParams(no_convert=no_convert)
+        made._describe(describe(tuple(source.batch_size), source.device))
+        made._fill(source, memo)
+        memo[id(source)] = source, made  # with the source, whose id no other may have
+    return memo[id(source)][1]
+
+
+def _apart(leaves: Iterable[tuple[NestedKey, object]]) -> tuple[list[NestedKey], list[NestedKey]]:
+    """Return the keys of integers, and the further keys of tensors that have several."""
+    whole, again, seen = list[NestedKey](), list[NestedKey](), set[int]()
+    for key, leaf in leaves:
+        if _is_whole(leaf):
+            whole.append(key)
+        elif id(leaf) in seen:
+            again.append(key)
+        seen.add(id(leaf))
+    return whole, again
+
+
+def _params_of(container: TensorDictBase, module: nn.Module | None = None) -> TensorDictParams:
+    made = TensorDictParams(container, no_convert=True)
+    if module is not None:
+        made._leave_unsaved(module)
+    return made
+
+
+register("params_of", _params_of)
 
 
 _FIELDS: Final = ["no_convert", "parameters", "frozen"]
@@ -295,7 +368,9 @@ def state_of(params: TensorDictParams) -> dict[str, object]:
     """Return what a file keeps of one level beside its entries."""
     named = params._parameters
     frozen = [key for key, leaf in named.items() if leaf is not None and not leaf.requires_grad]
-    return dict(zip(_FIELDS, (params.no_convert, list(named), frozen), strict=True))
+    state = dict(zip(_FIELDS, (params.no_convert, list(named), frozen), strict=True))
+    unsaved = [key for key in params._buffers if key in params._non_persistent_buffers_set]
+    return state | ({"unsaved": unsaved} if unsaved else {})
 
 
 def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorDictParams:
@@ -306,12 +381,15 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
     """
     match state:
         case {"no_convert": bool(no_convert), "parameters": list(named), "frozen": list(frozen)}:
-            made = TensorDictParams(no_convert=no_convert)
+            # Left out where there is none.
+            unsaved = cast("Mapping[str, object]", state).get("unsaved", [])
         case _:
             _refuse(state)
-    leaves = {key for key, value in entries.items() if isinstance(value, Tensor)}
-    if not set(frozen) <= set(named) <= leaves:
+    leaves = [key for key, value in entries.items() if isinstance(value, Tensor)]
+    buffers = [key for key in leaves if key not in named]
+    if not (_are_in(frozen, named) and _are_in(named, leaves) and _are_in(unsaved, buffers)):
         _refuse(state)
+    made = TensorDictParams(no_convert=no_convert)
     for key, value in entries.items():
         if key in named and isinstance(value, Tensor):
             made._parameters[key] = nn.Parameter(value, requires_grad=key not in frozen)
@@ -319,8 +397,13 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
             made._buffers[key] = value
         else:
             made._set_entry(key, value)
+    made._non_persistent_buffers_set |= set(cast("list[str]", unsaved))
     made._describe(desc)
     return made
+
+
+def _are_in(names: object, known: list[str]) -> bool:
+    return isinstance(names, list) and all(name in known for name in names)
 
 
 def _refuse(state: object) -> NoReturn:

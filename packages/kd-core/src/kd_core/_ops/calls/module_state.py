@@ -76,16 +76,20 @@ def state_entries(module: nn.Module) -> dict[str, Entry]:
     return dict(cast("Entries", entries_of(registry.nest_mapping(tree, describe(()), ()))))
 
 
-def as_module(container: Node) -> Node:
+def as_module(container: Node, module: nn.Module | None) -> Node:
     """Return a container of parameters as a module.
+
+    Args:
+        container: the parameters and buffers.
+        module: the module whose buffers say whether they are saved; None: all are.
 
     Raises:
         MissingDependency: if the package that has the class of it is not imported.
     """
-    make: Callable[[Node], Node] | None = getattr(registry, "params_of", None)
+    make: Callable[..., Node] | None = getattr(registry, "params_of", None)
     if make is None:
         raise MissingDependency(
             "`as_module=True` requires kd-nn, whose `TensorDictParams` it returns. Install it with "
             "`pip install kd-nn`, and `import kd_nn` first."
         )
-    return make(container)
+    return make(container, module)

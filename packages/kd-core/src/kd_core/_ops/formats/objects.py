@@ -474,7 +474,8 @@ class Objects(AbstractContainer):
         if as_module:
             from kd_core._ops.calls.module_state import as_module as module_of
 
-            made = cast("Self", module_of(cast("Node", made)))
+            source = None if use_state_dict else modules[0]
+            made = cast("Self", module_of(cast("Node", made), source))
         return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
 
 
