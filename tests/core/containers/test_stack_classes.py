@@ -19,6 +19,7 @@ from kd_core import (
     LazyStackedTensorDict,
     TensorClass,
     TensorDict,
+    TensorDictBase,
     TypedTensorDict,
     is_tensorclass,
     lazy_stack,
@@ -261,3 +262,21 @@ def test_the_class_of_a_stack_counts_as_a_tensor_class() -> None:
     assert is_tensorclass(type(stack))
     assert not is_tensorclass(lazy_stack([TensorDict()]))
     assert not is_tensorclass(LazyStackedTensorDict)
+
+
+def test_nested_instances_keep_their_class_in_a_dense_copy() -> None:
+    class Outer(TensorClass):
+        inner: Pair
+
+    class Named(TensorDict):
+        pass
+
+    pair = Pair(torch.zeros(2), torch.ones(2))
+    ones: list[TensorDictBase] = [Outer(pair), TensorDict({"inner": pair})]
+    for one in ones:
+        assert lazy_stack([one, one.clone()]).contiguous().nested("inner", Pair).left.shape == (
+            2,
+            2,
+        )
+    named = TensorDict({"inner": Named({"x": torch.ones(2)})})
+    assert lazy_stack([named, named.clone()]).contiguous().nested("inner", Named).shape == (2,)

@@ -352,14 +352,16 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
             except (KdError, RuntimeError, TypeError):
                 return None
             continue
-        desc = value._desc if isinstance(value, TensorDictBase) else None
-        if desc is None or any(getattr(node, "_desc", None) is not desc for node in column):
+        if not isinstance(value, TensorDictBase):
+            return None
+        kind, desc = value.__class__, value._desc
+        if any(node.__class__ is not kind or node._desc is not desc for node in column):
             return None
         below = _join_alike(cast("list[TensorDictBase]", column), dim, size)
         if below is None:
             return None
         batch = (*desc.batch[:dim], size, *desc.batch[dim:])
-        joined[key] = cast("Entry", registry.make_dense(below, desc.with_batch(batch)))
+        joined[key] = value._like(below, desc.with_batch(batch))
     return joined
 
 
