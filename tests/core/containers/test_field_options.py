@@ -2,7 +2,8 @@
 
 import types
 from collections.abc import Callable, Mapping
-from typing import ClassVar, cast
+from dataclasses import field
+from typing import Any, ClassVar, Protocol, cast
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     Locked,
+    NonTensorData,
+    NonTensorStack,
     TensorClass,
     TensorDict,
     TypedTensorDict,
@@ -191,3 +194,70 @@ def test_each_declared_type_is_resolved_alone() -> None:
     more = More.from_dict({"inner": {"x": torch.ones(2)}, "free": {"x": torch.zeros(2)}}, [2])
     assert type(more.inner) is Inner
     assert not isinstance(more.get("free"), TensorClass)
+
+
+class Protocolled(Protocol):
+    def method(self) -> None: ...
+
+
+class Checks(TensorClass, checked=True):
+    n: int
+    words: list[str]
+    free: Any = None
+    some: Any | str = None
+    protocol: Protocolled | None = None
+    meta: dict[str, Tensor] | None = None
+
+
+def test_types_that_python_cannot_check_take_every_value() -> None:
+    data = Checks(1, ["a"], free=3, some=[], protocol=torch.zeros(1))  # type: ignore[arg-type]  # not checked
+    assert (data.free, data.some) == (3, [])
+
+
+def test_a_checked_instance_takes_what_it_holds() -> None:
+    data = Checks(1, ["a", "b"], meta={"x": torch.ones(1)})
+    both = stack([data, data])
+    for one in (data, both, both[0]):
+        for made in (one.__replace__(), one.clone().update(one), Checks.from_tensordict(one)):
+            assert made.to_dict() == one.to_dict()
+    with pytest.raises(InvalidValue, match="`n` of `Checks` must be of type `int`"):
+        data["n"] = NonTensorStack("a")
+    with pytest.raises(InvalidValue, match="`words` of `Checks` must be of type `list`"):
+        data["words"] = {"x": torch.ones(1)}
+
+
+def test_what_is_cast_is_checked() -> None:
+    class Both(TensorClass, autocast=True, checked=True):
+        n: int
+        inner: Inner | None = None
+
+    build: Callable[..., Both] = Both
+    assert build("3", {"x": torch.ones(1)}).n == 3
+    for wrong in ({"n": None}, {"n": 1, "inner": "a"}):
+        with pytest.raises(InvalidValue, match="of `Both` must be of type"):
+            build(**wrong)
+
+
+def test_wrapped_values_are_cast_as_others_are() -> None:
+    data = Cast.from_tensordict(TensorDict({"x": torch.zeros(2), "n": "7", "s": "a"}))
+    assert data.n == 7
+    data["maybe"] = NonTensorData("0.5")
+    assert data.maybe == 0.5
+    rows = stack([data, data])
+    rows["n"] = NonTensorStack("1", "2")
+    assert rows["n"] == [1, 2]
+    with pytest.raises(InvalidValue, match="`n` of `Cast` must be of type `int`"):
+        rows["n"] = NonTensorStack("1", "b")
+    assert rows["n"] == [1, 2]
+
+
+def test_tensor_only_converts_or_refuses_wrapped_values() -> None:
+    class Only(TensorClass, tensor_only=True):
+        x: Tensor
+        later: Tensor | None = field(init=False)
+
+    data = Only.from_tensordict(TensorDict({"x": NonTensorData(3)}))
+    assert data.x.item() == 3
+    assert data.__replace__().later is None
+    with pytest.raises(InvalidValue, match="`x` of `Only` must be a tensor"):
+        Only.from_tensordict(TensorDict({"x": "a"}))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Union, cast, get_args, get_or
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
@@ -24,6 +25,7 @@ from kd_core._nodes import registry
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Node
 
 KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})
 """Names that fields may not have: the constructor and conversions need them."""
@@ -120,6 +122,8 @@ OPTIONS: Final = frozenset(
     {"autocast", "nocast", "frozen", "shadow", "tensor_only", "kw_only", "checked"}
 )
 _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
+_NUMBERS: Final = frozenset({int, float, complex, bool, list, tuple})
+"""Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final = cast("tuple[Callable[[object], object], ...]", (int, float, complex, bool, str))
 
 
@@ -158,12 +162,25 @@ def converted(
     if isinstance(value, Tensor) and options <= {"tensor_only", "nocast", "frozen", "shadow"}:
         return value
     if "checked" in options and "autocast" not in options:
-        _check(cls, key, value)
+        _check(cls, options, key, value)
     if "nocast" in options:
         return value if _is_stored(value) else registry.wrap_data(value, desc)
     if "tensor_only" in options:
+        if hasattr(value, "_constant"):
+            value = cast("Node", value)._item()
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
-    return _cast(cls, key, value, hint_of(cls, key), desc) if "autocast" in options else value
+    if "autocast" in options:
+        value = _cast(cls, key, value, hint_of(cls, key), desc)
+        if "checked" in options:
+            _check(cls, options, key, value)
+    return value
+
+
+def is_none(value: object) -> bool:
+    """Return whether a value is None, as it is or wrapped as data."""
+    if value is None or hasattr(value, "_positions"):
+        return value is None
+    return hasattr(value, "_constant") and cast("Node", value)._item() is None
 
 
 def _is_stored(value: object) -> bool:
@@ -192,8 +209,10 @@ def _hints_of(cls: type, key: str) -> tuple[object, ...]:
 
 
 def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) -> object:
-    if value is None or hasattr(value, "_constant"):  # data that is wrapped already
+    if value is None:
         return value
+    if hasattr(value, "_constant"):
+        return _cast_data(cls, key, cast("Node", value), hint, desc)
     if hint is Tensor:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
     for kind in _PLAIN:
@@ -207,6 +226,30 @@ def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) ->
             else build(value, desc.batch)
         )
     return value
+
+
+def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor) -> object:
+    """Cast what is wrapped already: one value, or one for each row."""
+    kind = next((kind for kind in _PLAIN if kind is hint), None)
+    by_row = hasattr(value, "_positions")
+    if kind is None or (by_row and is_compiling()):  # compiled code reads no rows
+        return value
+    given = _rows_of(value) if by_row else [value._item()]
+    if all(each is None or type(each) is kind for each in given):
+        return value
+    made = [None if each is None else _plain(cls, key, each, kind) for each in given]
+    if not by_row:
+        return registry.wrap_data(made[0], desc)
+    positions = torch.arange(len(made)).reshape(value._desc.batch)
+    return registry.wrap_rows(made, positions, value._desc)
+
+
+def _rows_of(value: object) -> list[object]:
+    """Return the value of each row of data that has one for each."""
+    rows: list[object] = [value.tolist()]  # type: ignore[attr-defined]  # such data has it
+    for _ in value.batch_size:  # type: ignore[attr-defined]  # as above
+        rows = [row for level in rows for row in cast("list[object]", level)]
+    return rows
 
 
 def _plain(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
@@ -228,17 +271,43 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
         ) from None
 
 
-def _check(cls: type, key: str, value: object) -> None:
+def _check(cls: type, options: frozenset[str], key: str, value: object) -> None:
     plain = value._item() if hasattr(value, "_item") else value
     hints = [
         type(None) if hint is None else get_origin(hint) or hint for hint in _hints_of(cls, key)
     ]
     kinds = [kind for kind in hints if isinstance(kind, type)]
-    if len(kinds) < len(hints) or isinstance(plain, tuple(kinds)):
+    if len(kinds) < len(hints) or _is_one(plain, kinds):
         return  # a type that Python cannot check, or the right one
-    if float in kinds and isinstance(plain, int):
-        return  # as type checkers do
-    raise _not_a(cls, key, " | ".join(map(_name_of, kinds)), plain)
+    if not _is_form_of(value, kinds, "nocast" not in options):
+        raise _not_a(cls, key, " | ".join(map(_name_of, kinds)), plain)
+
+
+def _is_one(value: object, kinds: list[type]) -> bool:
+    """Return whether a value is of a type, or of one that Python cannot check."""
+    if float in kinds and isinstance(value, int):
+        return True  # as type checkers do
+    try:
+        return isinstance(value, tuple(kinds))
+    except TypeError:  # of `Any`, a protocol, a typed dict
+        return True
+
+
+def _is_form_of(value: object, kinds: list[type], numbers: bool) -> bool:
+    """Return whether a value is what a container stores of one of these types.
+
+    Args:
+        value: the value.
+        kinds: the types.
+        numbers: whether numbers become tensors.
+    """
+    if isinstance(value, Tensor):
+        return numbers and any(k in _NUMBERS or k.__module__ == "numpy" for k in kinds)
+    if isinstance(value, Mapping):
+        return dict in kinds
+    if not hasattr(value, "_positions"):
+        return False
+    return tuple in kinds or all(_is_one(row, kinds) for row in _rows_of(value))
 
 
 def _not_a(cls: type, key: str, name: str, value: object) -> InvalidValue:

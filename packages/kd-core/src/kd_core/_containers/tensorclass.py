@@ -30,6 +30,7 @@ from kd_core._containers.field_declarations import (
     declared,
     hint_of,
     inherited,
+    is_none,
     left_out,
 )
 from kd_core._containers.tensordict import fill
@@ -343,7 +344,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     def _as_declared(self, key: str, value: object) -> object:
         cls = type(self)
-        if key not in cls._fields or (value is None and not cls._fields[key].init):
+        if key not in cls._fields or (not cls._fields[key].init and is_none(value)):
             return value
         return converted(cls, cls._options, key, value, self._desc.unlocked())
 
