@@ -50,6 +50,49 @@ def test_steps_of_a_sequence_are_skipped_one_by_one() -> None:
     assert torch.equal(td["b"], OLD + 1)
 
 
+def test_sequence_inside_whose_outputs_exist_is_skipped_as_a_whole() -> None:
+    calls: list[Tensor] = []
+
+    def first(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x
+
+    inner = TensorDictSequential(
+        TensorDictModule(first, ["x"], ["hidden"]), TensorDictModule(torch.neg, ["hidden"], ["y"])
+    ).select_out_keys("y")
+    outer = TensorDictSequential(inner, TensorDictModule(torch.exp, ["y"], ["z"]))
+    with set_skip_existing(True):
+        td = outer(TensorDict(x=torch.ones(2), y=torch.zeros(2)))
+    assert calls == []
+    assert td["z"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_earlier_output_stays_where_the_later_writer_is_skipped(depth: int) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["a"], ["y"]), TensorDictModule(torch.exp, ["b"], ["y"])
+    )
+    for _ in range(depth):
+        model = TensorDictSequential(model)
+    with set_skip_existing(True):
+        td = model(TensorDict(a=torch.ones(2), b=torch.zeros(2)))
+    assert td["y"].tolist() == [-1.0, -1.0]
+    assert model(td)["y"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+def test_hidden_output_that_decides_what_is_skipped_is_computed() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["a"], ["hidden"]),
+        TensorDictModule(lambda b: (b, b), ["b"], ["hidden", "y"]),
+        TensorDictModule(torch.exp, ["b"], ["z"]),
+    ).select_out_keys("y", "z")
+    with set_skip_existing(True):
+        td = model(TensorDict(a=torch.ones(2), b=torch.ones(2), y=torch.zeros(2)))
+    assert td["y"].tolist() == [0.0, 0.0]
+
+
 def test_contexts_nest_and_end() -> None:
     with set_skip_existing(True):
         with set_skip_existing(False):

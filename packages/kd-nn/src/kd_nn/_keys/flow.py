@@ -75,14 +75,15 @@ class KeyNode(NamedTuple):
             return not self.writes
         return any(node.has_effects for node in self.inner.nodes)
 
-    def needs(self, out_keys: Keys) -> Needs:
+    def needs(self, out_keys: Keys, skips: bool = False) -> Needs:
         """Return what it reads when only some of its keys are needed.
 
         Args:
             out_keys: Those of its `writes`, or of their parts, that are needed.
+            skips: As for `KeyFlow.trace_back`.
         """
         if self.inner is not None:
-            found = self.inner.trace_back(out_keys)[1]
+            found = self.inner.trace_back(out_keys, skips)[1]
         else:
             found = dict.fromkeys(self.partly, False) if self.partly else {}
             for key in self.reads:
@@ -216,11 +217,14 @@ class KeyFlow:
         """
         return self.trace_back(out_keys)[0]
 
-    def trace_back(self, out_keys: Iterable[NestedKey]) -> tuple[dict[int, Keys], Needs]:
+    def trace_back(
+        self, out_keys: Iterable[NestedKey], skips: bool = False
+    ) -> tuple[dict[int, Keys], Needs]:
         """Return the steps that `out_keys` need, as `live_writes`, and what they need from outside.
 
         Args:
             out_keys: Keys that some steps write.
+            skips: Whether each step is skipped where all that it writes is there.
         """
         live = dict.fromkeys(out_keys, False)
         nested = any(type(key) is tuple for key in live)
@@ -230,9 +234,11 @@ class KeyFlow:
             written = _wanted_of(node.writes, live)
             if written or node.has_effects:
                 kept[idx] = written
-                if not node.may_skip:
+                if skips:  # the values before it may stay, and decide whether it runs
+                    live = {**dict.fromkeys(node.writes, False), **live}
+                elif not node.may_skip:
                     drop_covered(live, written, nested)
-                for key, must in node.needs(written).items():
+                for key, must in node.needs(written, skips).items():
                     live[key] = must or live.get(key, False)
                     nested = nested or type(key) is tuple
         return kept, live

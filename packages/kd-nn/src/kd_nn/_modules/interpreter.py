@@ -25,6 +25,7 @@ from kd_nn._dispatch.entries import (
     read_optional,
     write_entries,
 )
+from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._errors import not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.steps import StepList
@@ -163,7 +164,7 @@ def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
         return _run_recomputed(step, recomputed, work)
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
-    if not is_watched(step):
+    if not anyone_skips and not is_watched(step):
         return run_steps(step, work, work, step._graph().live_writes(live), live)
     before = _WANTED.call
     _WANTED.call = (step, live)

@@ -31,7 +31,7 @@ from kd_nn._dispatch.entries import (
     destination,
     entry,
 )
-from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
+from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist, skip_existing
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import InKeySpec, Keys, overlaps, parse_keys
@@ -172,11 +172,12 @@ class TensorDictSequential(StepList):
             return run_members(self, tensordict, tensordict_out, run)
         target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
-        if wanted is None:
-            live, wanted = resolved.live, resolved.graph.outputs
+        outputs = resolved.graph.outputs if wanted is None else wanted
+        if anyone_skips and skip_existing():
+            live = resolved.graph.trace_back(outputs, skips=True)[0]
         else:
-            live = resolved.graph.live_writes(wanted)
-        return run_steps(self, tensordict, target, live, wanted)
+            live = resolved.live if wanted is None else resolved.graph.live_writes(outputs)
+        return run_steps(self, tensordict, target, live, outputs)
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""
