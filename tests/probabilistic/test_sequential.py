@@ -3,10 +3,15 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, Normal
+from torch.distributions import Bernoulli, Distribution, Normal
 
 from kd_core import TensorDict
-from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from kd_nn import (
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+    set_skip_existing,
+)
 from kd_nn.fx import symbolic_trace
 from kd_probabilistic import (
     ProbabilisticTensorDictModule,
@@ -216,3 +221,25 @@ def test_module_that_is_appended_scores_what_is_there() -> None:
     assert torch.equal(td["action"], td["loc"].tanh())
     expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
     torch.testing.assert_close(td["action_log_prob"], expected)
+
+
+@pytest.mark.parametrize("first", ["draw", "step"])
+def test_a_discarded_value_is_not_scored_for_another_that_was_discarded(first: str) -> None:
+    def discarding(key: str) -> ProbabilisticTensorDictModule:
+        return ProbabilisticTensorDictModule(
+            ["loc", "scale"], distribution_class=Normal, return_log_prob=True, log_prob_key=key
+        )
+
+    before = discarding("p") if first == "draw" else TensorDictModule(torch.neg, ["loc"], ["_"])
+    model = ProbabilisticTensorDictSequential(before, discarding("q"))
+    assert isinstance(model[1], ProbabilisticTensorDictModule)
+    td = model(TensorDict({"loc": ONE, "scale": ONE}, [3]))
+    torch.testing.assert_close(td["q"], log_density(Normal(ONE, ONE), ONE))
+
+
+def test_scores_that_exist_are_skipped() -> None:
+    coin = ProbabilisticTensorDictModule(["probs"], ["toss"], distribution_class=Bernoulli)
+    td = TensorDict(toss=ONE, toss_log_prob=ONE)
+    with set_skip_existing(True):
+        assert ScoringModule(coin)(td) is td
+    assert torch.equal(td["toss_log_prob"], ONE)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
-from kd_core import TensorDict
+from kd_core import InvalidArgument, TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
 from kd_probabilistic import (
     CompositeDistribution,
@@ -210,3 +210,28 @@ def test_values_of_several_draws() -> None:
         ValueError, match=r"batch shape of `y` must start with .* \(3,\), got \(5, 3\)"
     ):
         whole.get_dist(data())
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+@pytest.mark.parametrize("name", ["get_dist", "log_prob"])
+def test_a_container_to_write_is_untouched_by_an_error(name: str) -> None:
+    twice = ProbabilisticTensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], ["m"]),
+        latent(),
+        ProbabilisticTensorDictSequential(latent(out_keys=["z"], log_prob_key="again")),
+        return_composite=True,
+    )
+    out = TensorDict(batch_size=[3])
+    with pytest.raises(InvalidArgument, match="must have different keys, got `z` twice"):
+        getattr(twice, name)(data(z=ONE), out)
+    assert list(out.keys()) == []
+
+
+def test_a_value_that_cannot_be_scored_leaves_the_container_to_write() -> None:
+    checked = outcome(distribution_kwargs={"validate_args": True})
+    out = TensorDict(batch_size=[3])
+    with pytest.raises(ValueError, match="to be within the support"):
+        ProbabilisticTensorDictSequential(*model()[:2], checked).log_prob(
+            data(z=ONE, y=ONE / 2), out
+        )
+    assert list(out.keys()) == []

@@ -137,7 +137,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             `tensordict_out`, with what the steps wrote.
         """
         walk = self._walked(tensordict, False, tensordict_out)
-        return walk.container if tensordict_out is None else tensordict_out
+        return walk.container if tensordict_out is None else walk.write(tensordict_out)
 
     def build_dist_from_params(self, tensordict: TensorDictBase) -> Distribution:
         """Build the last distribution from a container that holds its parameters.
@@ -169,7 +169,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensor(0.2500)
         """
         walk = self._walked(tensordict, False, tensordict_out)
-        return walk.composite(tensordict) if self._is_composite() else walk.found[-1][1]
+        dist = walk.composite(tensordict) if self._is_composite() else walk.found[-1][1]
+        if tensordict_out is not None:
+            walk.write(tensordict_out)
+        return dist
 
     @overload
     def log_prob(
@@ -218,9 +221,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return self._scored_by(dist, tensordict, aggregate)
         walk = self._walked(tensordict, True, tensordict_out)
         if self._is_composite():
-            return self._scored_by(walk.composite(tensordict), walk.container, aggregate)
-        last, found = walk.found[-1]
-        return last.log_prob(walk.container, found, aggregate=aggregate)
+            score = self._scored_by(walk.composite(tensordict), walk.container, aggregate)
+        else:
+            last, found = walk.found[-1]
+            score = last.log_prob(walk.container, found, aggregate=aggregate)
+        if tensordict_out is not None:
+            walk.write(tensordict_out)
+        return score
 
     def _scored_by(
         self, dist: Distribution, values: TensorDictBase, aggregate: bool | None
@@ -275,8 +282,6 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             )
         walk = Walk(tensordict.copy(), keeps, scores=keeps and self._is_composite())
         self._visit(walk, whole=False)
-        if out is not None:
-            walk.write(out)
         return walk
 
     def _asked(self) -> list[Leaf]:
@@ -346,7 +351,7 @@ def _scored(steps: list[T]) -> list[T | ScoringModule]:
     for step in before:
         if isinstance(step, TensorDictModuleBase):
             step._refresh_keys()
-    produced = {key for step in before for key in getattr(step, "out_keys", ())}
+    produced = {key for step in before for key in getattr(step, "out_keys", ())} - {DISCARD}
     if not produced.issuperset(last.dist_sample_keys):
         return [*steps]
     return [*before, ScoringModule(last), *steps[places[-1] + 1 :]]
