@@ -20,7 +20,7 @@ from kd_core import (
     nearest_key,
     unravel_key_to_tuple,
 )
-from kd_nn import Delta, InputMissing, dispatch, skip_existing
+from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_existing
 from kd_probabilistic._cache import CachedDistribution
 from kd_probabilistic._components import check_keys
 from kd_probabilistic._composite import CompositeDistribution
@@ -232,7 +232,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         Raises:
             InputMissing: If a parameter is missing.
         """
-        if skip_existing() and _is_done(self, tensordict):
+        if skip_existing() and is_done(self, tensordict):
             return tensordict
         values = self._read(tensordict)
         generator = self.generator
@@ -396,7 +396,8 @@ def _missing(
     )
 
 
-def _is_done(module: ProbabilisticTensorDictModule, tensordict: TensorDictBase) -> bool:
+def is_done(module: TensorDictModuleBase, tensordict: TensorDictBase) -> bool:
+    """Return whether a module would only write entries that exist, and reads none of them."""
     present = tensordict.keys(True)
     keys = [key for key in module.out_keys if key != DISCARD]
     reads = module.in_keys

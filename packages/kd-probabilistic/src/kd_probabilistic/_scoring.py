@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, unravel_key_to_tuple
-from kd_nn import TensorDictModuleBase, dispatch
-from kd_probabilistic._module import LogProb, ProbabilisticTensorDictModule
+from kd_nn import TensorDictModuleBase, dispatch, skip_existing
+from kd_probabilistic._module import LogProb, ProbabilisticTensorDictModule, is_done
 from kd_probabilistic._reading import must_not_look, unchecked
 
 
@@ -73,6 +73,8 @@ class ScoringModule(TensorDictModuleBase):
         Raises:
             InputMissing: If the value or a parameter is missing.
         """
+        if skip_existing() and is_done(self, tensordict):
+            return tensordict
         found = self.module.log_prob(tensordict)
         made = dict(zip(self._own_out_keys(), self._outputs(found), strict=True))
         return tensordict.update({key: made[key] for key in self.out_keys})
