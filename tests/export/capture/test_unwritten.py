@@ -4,16 +4,22 @@ What else a module changes in a call is named.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from tests.export.models import Keyed
 from torch import Tensor, nn
+from torch._functorch._aot_autograd.utils import register_buffer_assignment_hook
+from torch.nn.modules.module import (
+    _global_buffer_registration_hooks,
+    register_module_buffer_registration_hook,
+)
 
 import kd_export
 from kd_export import NotExportable
-from kd_export._capture.unwritten import Unwritten
+from kd_export._capture.unwritten import Unwritten, hooks_of_torch_removed
 
 
 class Decaying(nn.Module):
@@ -98,3 +104,34 @@ def test_a_buffer_that_a_call_replaces_is_named(tmp_path: Path) -> None:
     with pytest.raises(kd_export.VerifyError, match="note: the call replaces the buffer"):
         program.save(tmp_path / "replacing.pt2")
     assert torch.equal(module.get_buffer("net.count"), torch.zeros(3))
+
+
+class Deciding(nn.Module):
+    """Cannot be exported: it branches on a value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def leave_alone(module: nn.Module, name: str, buffer: Tensor) -> None:
+    """Do nothing, as a hook of the user's."""
+
+
+def test_a_refused_export_leaves_no_hook_of_torch() -> None:
+    before = dict(_global_buffer_registration_hooks)
+    with pytest.raises(NotExportable, match="decides by the values of a tensor"):
+        kd_export.export(Keyed(Deciding(), ["x"], ["y"]), {"x": torch.randn(2, 3)})
+    assert _global_buffer_registration_hooks == before
+    run = torch.compile(Replacing(), backend="eager", fullgraph=True)
+    assert run(torch.randn(2, 3)).shape == (2, 3)
+
+
+def test_only_hooks_of_torch_are_removed() -> None:
+    with hooks_of_torch_removed():
+        handle = register_module_buffer_registration_hook(partial(leave_alone))
+        left = register_buffer_assignment_hook(nn.Module(), {})
+    try:
+        assert handle.id in _global_buffer_registration_hooks
+        assert left.id not in _global_buffer_registration_hooks
+    finally:
+        handle.remove()

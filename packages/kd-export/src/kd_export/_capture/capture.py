@@ -37,7 +37,7 @@ from kd_export._capture.reference import Reference, checked_mode, frozen_modes
 from kd_export._capture.relations import doubts, settle
 from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._capture.steps import steps_of
-from kd_export._capture.unwritten import Unwritten, replaced_buffers
+from kd_export._capture.unwritten import Unwritten, hooks_of_torch_removed, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import mended_layers
 from kd_export._running.silence import silenced
@@ -190,7 +190,7 @@ def _captured(
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
     dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
-    with _quiet(), mended_layers():
+    with _quiet(), mended_layers(), hooks_of_torch_removed():
         if strict:  # dynamo cannot follow what a module caches on its first call
             with Unwritten(flat.module) if shared else contextlib.nullcontext():
                 flat.run([tensor.clone() for tensor in tensors.values()])

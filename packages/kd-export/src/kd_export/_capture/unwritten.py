@@ -1,4 +1,4 @@
-"""Parameters that a call must not change, and buffers that it replaces.
+"""Parameters that a call must not change, buffers that it replaces, and hooks at buffers.
 
 Parameters are the user's own. Knows which memory they have; must not know programs or keys.
 """
@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.nn.modules.module import (
+    _global_buffer_registration_hooks,
+    register_module_buffer_registration_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kd_export._errors import NotExportable
@@ -69,6 +72,23 @@ def replaced_buffers(module: nn.Module) -> Iterator[list[str]]:
         yield found
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def hooks_of_torch_removed() -> Iterator[None]:
+    """Remove the hooks of torch that a failed export in the block leaves at buffers.
+
+    Up to 2.12, torch removes its own only after an export that succeeds. A hook that stays sees
+    every module of the process: it keeps the exported one alive, and breaks compiled graphs.
+    """
+    before = set(_global_buffer_registration_hooks)
+    try:
+        yield
+    finally:
+        for number in _global_buffer_registration_hooks.keys() - before:
+            hook = _global_buffer_registration_hooks[number]
+            if getattr(hook, "__qualname__", "").startswith("register_buffer_assignment_hook."):
+                del _global_buffer_registration_hooks[number]
 
 
 def changed(name: str, where: str) -> NotExportable:
