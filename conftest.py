@@ -66,10 +66,22 @@ def _written_in(finder: doctest.DocTestFinder, module: ModuleType, thing: object
 doctest.DocTestFinder._from_module = _written_in  # type: ignore[attr-defined]  # not in typeshed
 
 
+def _remove_hooks_of_exports() -> None:
+    """Remove the hooks at buffers that torch, up to 2.12, leaves where `torch.export` fails.
+
+    They see every module, and break the graphs of modules that are compiled later.
+    """
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    for number, hook in list(hooks.items()):
+        if getattr(hook, "__qualname__", "").startswith("register_buffer_assignment_hook."):
+            del hooks[number]
+
+
 @pytest.fixture(autouse=True)
 def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the seed of every test, and give every docstring a folder of its own."""
     torch.manual_seed(0)
+    _remove_hooks_of_exports()
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
 
