@@ -272,7 +272,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         return self._parameters, nn.Parameter(value.detach())
 
     def _fill(self, source: TensorDictBase, memo: Memo) -> None:
-        """Take the entries of a container; one that has several keys becomes one module."""
+        """Store the entries of a container; one that has several keys becomes one module."""
         for key, value in source._entries.items():
             if isinstance(value, TensorDictBase) and not isinstance(value, TensorDictParams):
                 self._set_entry(key, _level_of(value, self.no_convert, memo))
@@ -282,7 +282,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             self._non_persistent_buffers_set |= source._non_persistent_buffers_set
 
     def _leave_unsaved(self, module: nn.Module) -> None:
-        """Leave out of the state dict what a module of these entries leaves out of its own."""
+        """Exclude from the state dict what a module of these entries excludes from its own."""
         self._non_persistent_buffers_set |= module._non_persistent_buffers_set & set(self._buffers)
         for name, inner in self._modules.items():
             member = module._modules.get(name)
