@@ -212,7 +212,7 @@ def random_kind(rng: Random, number: int) -> Kind | None:
     lines = [each.line(rng) for each in fields.values()]
     cut = rng.randint(1, len(lines)) if rng.random() < 0.3 else len(lines)
     opens, future = rng.random() < 0.15, rng.random() < 0.5
-    keywords = [f"{option}=True" for option in options]
+    keywords = [f"{option}=True" for option in sorted(options)]
     rng.shuffle(keywords)
     split = rng.randint(0, len(keywords)) if cut < len(lines) else len(keywords)
     if "shadow" in options or "kw_only" in options:
@@ -233,20 +233,22 @@ def random_kind(rng: Random, number: int) -> Kind | None:
         tail = f"class C(C{''.join(', ' + each for each in second)}):"
         plain_tail = plain.replace("C:", "C(C):")
     inner = rng.choice(["", ", autocast=True", ", checked=True"])
-    sources = []
-    for top, bottom in ((plain, plain_tail), (head, tail)):
-        body = [top, *lines[:cut], *([bottom, *lines[cut:]] if bottom else [])]
-        source = HEAD.format(future="from __future__ import annotations" * future, inner=inner)
-        sources.append(source + "\n".join(body))
+    start = HEAD.format(future="from __future__ import annotations" * future, inner=inner)
     try:
-        theirs = module_of(sources[0], f"kd_options_theirs_{number}")
+        theirs = module_of(start + body(plain, plain_tail, lines, cut), f"theirs_{number}")
     except TypeError:  # a field without a default follows one with; a tensor class takes it
         return None
-    module = module_of(sources[1], f"kd_options_ours_{number}")
+    module = module_of(start + body(head, tail, lines, cut), f"ours_{number}")
     return Kind(module.C, theirs.C, module.Inner, fields, options, opens)
 
 
+def body(top: str, bottom: str, lines: list[str], cut: int) -> str:
+    """Return the source of a class, or of two of which the second has the lines from `cut` on."""
+    return "\n".join([top, *lines[:cut], *([bottom, *lines[cut:]] if bottom else [])])
+
+
 def module_of(source: str, name: str) -> ModuleType:
+    name = f"kd_options_{name}"
     module = sys.modules[name] = ModuleType(name)
     exec(compile(source, name, "exec"), vars(module))  # the program is ours
     return module
