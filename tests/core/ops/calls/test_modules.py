@@ -408,3 +408,8 @@ def test_a_scripted_module_is_refused() -> None:
         with pytest.raises(InvalidArgument, match="scripted"), td.to_module(module):
             pass
         assert [id(tensor) for tensor in module.parameters()] == before
+
+
+def test_a_lazy_module_that_has_not_run_is_collected_and_printed() -> None:
+    td = TensorDict.from_module(nn.Sequential(nn.LazyLinear(3)))
+    assert "weight: UninitializedParameter()" in repr(td)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from kd_core._batch.names import names_of
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, a_type, listed, wrong_type
@@ -114,6 +115,8 @@ class set_printoptions:  # noqa: N801  # called like the function of torch
 def describe_leaf(value: Tensor) -> str:
     """Return a leaf as text: class, shape, device, dtype, and whether processes share it."""
     kind = "Parameter" if isinstance(value, torch.nn.Parameter) else type(value).__name__
+    if is_lazy(value):  # it has no shape yet
+        return f"{type(value).__name__}()"
     parts: list[str] = []
     if _options["show_shape"]:
         shape = "ragged" if is_shapeless(value) else torch.Size(value.shape)
@@ -133,7 +136,8 @@ def describe_leaf(value: Tensor) -> str:
 def _is_shared(value: Tensor) -> bool:
     try:
         return bool(value.is_shared())  # type: ignore[no-untyped-call]  # torch does not type it
-    except (RuntimeError, NotImplementedError):  # fake and functional tensors have no storage
+    except (RuntimeError, NotImplementedError, ValueError):
+        # Fake, functional and uninitialised tensors have no storage.
         return False
 
 
