@@ -243,3 +243,15 @@ def test_scores_that_exist_are_skipped() -> None:
     with set_skip_existing(True):
         assert ScoringModule(coin)(td) is td
     assert torch.equal(td["toss_log_prob"], ONE)
+
+
+def test_scores_of_checked_distributions_export_by_container() -> None:
+    coin = ProbabilisticTensorDictModule(["probs"], ["toss"], distribution_class=Bernoulli)
+    td = TensorDict({"probs": ONE / 4, "toss": ONE}, [3])
+    checked = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    try:
+        program = torch.export.export(ScoringModule(coin), (td,))
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checked)
+    torch.testing.assert_close(program.module()(td)["toss_log_prob"].exp(), ONE / 4)
