@@ -154,9 +154,11 @@ class Needs:
 
     Attributes:
         parts: Whether a reader of a container needs also the parts that were replaced since.
+        skips: Whether a step is skipped where all that it writes is there.
     """
 
     parts: bool = False
+    skips: bool = False
     needs: dict[Place, frozenset[Place]] = field(default_factory=dict)
     effects: set[Place] = field(default_factory=set)
 
@@ -167,6 +169,8 @@ class Needs:
             always = base
             if graph.tolerant:  # whether it runs depends on all that it reads
                 always = base.union(*(sources(scope, key) for key in step.in_keys()))
+            if self.skips:
+                always = always.union(*(sources(scope, key) for key in step.visible()))
             if isinstance(step, Graph):
                 inner = dict(scope)
                 self.walk(step, inner, place, always)
@@ -177,7 +181,7 @@ class Needs:
                     self.effects.add(place)
                 made = {key: {key: frozenset([place])} for key in step.visible()}
             for key, entries in made.items():
-                if graph.tolerant:  # the old value stays if the step does not run
+                if graph.tolerant or self.skips:  # the old value stays if the step does not run
                     inside = [old for old in scope if holds(key, old)]
                     both = {k: own(scope, k) | own(entries, k) for k in (key, *inside, *entries)}
                     scope.update(both)
@@ -220,9 +224,9 @@ def sources(scope: Scope, key: Key) -> frozenset[Place]:
     return frozenset[Place]().union(*part(scope, key).values())
 
 
-def needed_calls(graph: Graph, parts: bool = False) -> set[Place]:
-    """Return the places of the steps that must run; see `Needs.parts`."""
-    found, scope = Needs(parts), Scope()
+def needed_calls(graph: Graph, parts: bool = False, skips: bool = False) -> set[Place]:
+    """Return the places of the steps that must run; see `Needs`."""
+    found, scope = Needs(parts, skips), Scope()
     found.walk(graph, scope, (), frozenset())
     return found.closure(
         frozenset[Place]().union(*(sources(scope, key) for key in graph.visible()))

@@ -1,0 +1,309 @@
+"""Random chains of probabilistic steps as plain data, run on nested dicts of tensors.
+
+Each distribution is one of torch, built anew at each call. Nothing of kd is asked for a value: a
+chain looks up tensors, draws or computes, adds up log-probabilities and stores what is visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+import torch
+from tests.fuzz.laws import Law, log_prob
+from tests.fuzz.plain_models import (
+    DISCARD,
+    Graph,
+    Key,
+    Leaf,
+    Misfit,
+    Missing,
+    Runner,
+    State,
+    flat,
+    has,
+    look_up,
+    needed_calls,
+    put,
+)
+from torch import Tensor
+from torch.distributions import Distribution
+
+Values: TypeAlias = dict[Key, Tensor]
+Laws: TypeAlias = dict[Key, Distribution]
+
+
+@dataclass
+class Draw(Leaf):
+    """A probabilistic step: a distribution of one value, or of several values.
+
+    Attributes:
+        laws: The law of each value, by the key of the value.
+        params: The key of each parameter of each value, by its argument.
+        log_probs: The keys of the log-probabilities; one for several values is their sum.
+        several: Whether the values are those of a composite distribution.
+        kind: Which value is taken outside a scope: "random", "mean", ...
+        seed: The seed of its own generator.
+        source: The key of the entry that holds a seed.
+        summed: Whether the log-probabilities of several values are added up.
+        scores: Whether it scores values that are there.
+        samples: The sizes in front of its values.
+    """
+
+    laws: dict[Key, Law] = field(default_factory=dict)
+    params: dict[Key, dict[str, Key]] = field(default_factory=dict)
+    log_probs: list[Key] = field(default_factory=list)
+    returns: bool = False
+    several: bool = False
+    kind: str = "random"
+    seed: int | None = None
+    source: Key | None = None
+    scores: bool = False
+    samples: tuple[int, ...] = ()
+    caches: bool = False
+    generator: torch.Generator | None = None
+    summed: bool = False
+
+    def settle(self) -> None:
+        """Set what is read and written from the settings."""
+        held = [key for params in self.params.values() for key in params.values()]
+        if self.several:
+            held = [key[:1] for key in held]
+        self.reads = list(dict.fromkeys(held))
+        if self.scores:
+            self.reads = list(dict.fromkeys([*self.reads, *self.laws]))
+            self.writes = [*self.log_probs]
+            return
+        self.reads += [] if self.source is None else [self.source]
+        self.writes = [*self.laws, *(self.log_probs if self.returns else [])]
+
+    def dists(self, state: State) -> Laws:
+        """Build the distributions of the parameters that are there."""
+        found = {}
+        for key, law in self.laws.items():
+            given = {name: look_up(state, at) for name, at in self.params[key].items()}
+            if not all(isinstance(value, Tensor) for value in given.values()):
+                raise Missing(key)
+            found[key] = law.make(cast("dict[str, Tensor]", given))
+        return found
+
+    def take(self, dists: Laws, state: State, asked: str | None) -> Values:
+        """Draw or estimate each value."""
+        kind = asked or self.kind
+        if kind != "random":
+            made = {key: self.laws[key].estimate(dist, kind) for key, dist in dists.items()}
+            return {k: v.expand(torch.Size((*self.samples, *v.shape))) for k, v in made.items()}
+        with self.drawing(state):
+            size = torch.Size(self.samples)
+            return {
+                key: dist.rsample(size) if dist.has_rsample else dist.sample(size)
+                for key, dist in dists.items()
+            }
+
+    def scored(
+        self, dists: Laws, values: Values, batch: int, aggregate: bool | None = None
+    ) -> Values | Tensor:
+        """Return log-probabilities by key, or their sum."""
+        parts = {key: log_prob(dist, values[key]) for key, dist in dists.items()}
+        if not self.several:
+            return {self.log_probs[0]: parts[next(iter(parts))]}
+        if self.summed if aggregate is None else aggregate:
+            return added(parts, dists, batch)
+        keys = [suffixed(key) for key in parts] if self.summed else self.log_probs
+        return dict(zip(keys, parts.values(), strict=True))
+
+    @contextmanager
+    def drawing(self, state: State) -> Iterator[None]:
+        """Draw from the generator of the step."""
+        if self.source is not None:
+            generator = torch.Generator().manual_seed(int(cast(int, look_up(state, self.source))))
+        elif self.seed is None:
+            yield
+            return
+        else:
+            if self.generator is None:
+                self.generator = torch.Generator().manual_seed(self.seed)
+            generator = self.generator
+        before = torch.get_rng_state()
+        torch.set_rng_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+
+
+def suffixed(key: Key) -> Key:
+    """Return where the log-probability of a value stands."""
+    last = "sample" if key[-1] == "_" else key[-1]
+    return (*key[:-1], f"{last}_log_prob")
+
+
+def added(parts: Values, dists: Laws, batch: int) -> Tensor:
+    """Add up log-probabilities, each over the dimensions that are not those of the batch."""
+    total = torch.zeros(())
+    for key, value in parts.items():
+        for _ in range(len(dists[key].batch_shape) - batch):
+            value = value.sum(-1)
+        total = total + value
+    return total
+
+
+@dataclass
+class Chain(Graph):
+    """Steps in order; `probabilistic` ones offer the distribution of their last values."""
+
+    probabilistic: bool = True
+    composite: bool | None = None
+
+    def draws(self) -> list[Draw]:
+        """Return the probabilistic steps that the distribution may be about."""
+        found: list[Draw] = []
+        for step in self.steps:
+            if isinstance(step, Chain) and step.probabilistic:
+                found += step.draws()
+            elif isinstance(step, Draw):
+                found.append(step)
+        return found
+
+    def is_composite(self) -> bool:
+        """Return whether `get_dist` is about all values."""
+        if self.composite is not None:
+            return self.composite
+        keys = [key for draw in self.draws() for key in draw.laws]
+        return len(self.draws()) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
+
+    def last(self) -> int:
+        """Return the place of the last probabilistic step."""
+        found = [
+            idx
+            for idx, step in enumerate(self.steps)
+            if isinstance(step, Draw) or (isinstance(step, Chain) and step.probabilistic)
+        ]
+        return found[-1] if found else -1
+
+    def settle(self) -> None:
+        """Let the last probabilistic step score, if what it would draw is made before it."""
+        if not self.probabilistic:
+            return
+        last = self.steps[self.last()]
+        made = {key for step in self.steps[: self.last()] for key in step.visible()}
+        if isinstance(last, Draw) and made.issuperset(last.laws):
+            last.scores, last.selected = True, None
+            last.settle()
+
+
+@dataclass
+class ChainRunner(Runner):
+    """Runs a chain on a nested dict of tensors.
+
+    Attributes:
+        asked: Which value is taken of each distribution; None leaves it to the steps.
+        skips: Whether steps are skipped whose outputs are all there.
+    """
+
+    asked: str | None = None
+    skips: bool = False
+
+    def is_done(self, step: Leaf | Graph, state: State) -> bool:
+        """Return whether a step is skipped, since all that it writes is there."""
+        made = [key for key in step.visible() if key != DISCARD]
+        reads = step.in_keys()
+        return self.skips and bool(made) and all(has(state, k) and k not in reads for k in made)
+
+    def run(self, graph: Graph, state: State, head: tuple[int, ...] = ()) -> None:
+        """Run the steps, unless all is there."""
+        if not self.is_done(graph, state):
+            super().run(graph, state, head)
+
+    def call(self, leaf: Leaf, state: State) -> None:
+        """Run one step, unless all that it writes is there."""
+        if self.is_done(leaf, state):
+            return
+        if not isinstance(leaf, Draw):
+            super().call(leaf, state)
+            return
+        values = self.written(leaf, state)
+        for key in leaf.visible():
+            self.fits(values[key])
+        for key in leaf.visible():
+            put(state, key, values[key])
+
+    def fits(self, value: object) -> None:
+        """Raise unless a value has the batch."""
+        for inner in flat(value).values():
+            if tuple(cast(Tensor, inner).shape[: len(self.batch)]) != self.batch:
+                raise Misfit
+
+    def written(self, draw: Draw, state: State) -> Values:
+        """Return all that a probabilistic step makes, by key."""
+        dists = draw.dists(state)
+        if draw.scores:
+            values = {key: cast(Tensor, look_up(state, key)) for key in draw.laws}
+        else:
+            values = draw.take(dists, state, self.asked)
+        if not draw.writes[len(draw.laws) :] and not draw.scores:
+            return values
+        if draw.selected is not None and not set(draw.selected) & set(draw.log_probs):
+            return values
+        found = draw.scored(dists, values, len(self.batch))
+        if isinstance(found, Tensor):
+            found = {draw.log_probs[0]: found}
+        return found if draw.scores else {**values, **found}
+
+
+@dataclass
+class Walked:
+    """A walk to the last distribution: the state, the distributions, and what was written."""
+
+    runner: ChainRunner
+    state: State
+    keeps: bool = False
+    found: list[tuple[Draw, Laws]] = field(default_factory=list)
+    written: list[Key] = field(default_factory=list)
+
+    def visit(self, chain: Chain, whole: bool, scores: bool) -> None:
+        """Run the steps before the last distribution."""
+        for idx, step in enumerate(chain.steps):
+            if idx > chain.last() and not whole:
+                return
+            draws = whole or idx < chain.last()
+            if isinstance(step, Chain) and step.probabilistic:
+                self.visit(step, draws, scores)
+            elif isinstance(step, Draw):
+                self.take(step, draws, scores)
+            else:
+                self.step(step)
+
+    def take(self, draw: Draw, draws: bool, scores: bool) -> None:
+        """Build a distribution, and draw its values if later steps need them."""
+        self.found.append((draw, draw.dists(self.state)))
+        lacks = [key for key in draw.laws if not has(self.state, key)]
+        if lacks and scores and draws:
+            raise Missing(lacks[0])
+        if draws and (lacks or not self.keeps):
+            self.step(draw)
+
+    def step(self, step: Leaf | Graph) -> None:
+        """Run a step."""
+        if isinstance(step, Graph):
+            self.runner.needed = needed_calls(step)
+            self.runner.run(step, self.state)
+        else:
+            self.runner.call(step, self.state)
+        self.written += [key for key in step.visible() if key != DISCARD]
+
+    def all_laws(self) -> Laws:
+        """Return the distributions of all values."""
+        made: Laws = {}
+        for _, dists in self.found:
+            for key, dist in dists.items():
+                if key == DISCARD or key in made:
+                    raise Misfit
+                made[key] = dist
+        for dist in made.values():
+            if tuple(dist.batch_shape[: len(self.runner.batch)]) != self.runner.batch:
+                raise Misfit
+        return made
