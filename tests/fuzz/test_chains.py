@@ -320,10 +320,9 @@ def check_log_prob(case: Case) -> bool:
     restart(case.world)
     for draw in case.draws():
         for at in draw.laws:
-            if at != DISCARD and has(state, at) and case.rng.random() < 0.9:
-                value = look_up(state, at)
-                if isinstance(value, Tensor):
-                    case.given[at] = value
+            there = at != DISCARD and has(state, at) and case.rng.random() < 0.9
+            if there and isinstance(value := look_up(state, at), Tensor):
+                case.given[at] = value
     td, out = case.container(), case.target()
 
     def plain() -> tuple[Walked, State | Tensor]:
