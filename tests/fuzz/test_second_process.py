@@ -137,7 +137,9 @@ class Life:
             "arena": ["write", "write", "write", "grow", "part", "seal", "kill_grow", "kill_seal"],
             "shared": ["write", "write", "part"],
         }
-        getattr(self, self.rng.choice(names[self.form]))()
+        name = self.rng.choice(names[self.form])
+        for _ in range(4 if name == "kill" else 1):
+            getattr(self, name)()
 
     def write(self) -> None:
         found = leaves(self.held)
@@ -201,7 +203,7 @@ class Life:
 
     def killed(self, name: str, *arguments: object) -> bool:
         """Kill a process while it does something; return whether it was done before."""
-        delay = self.rng.random() ** 2 * 0.01
+        delay = self.rng.random() * 0.006
         return bool(self.other("killed", delay, name, self.path, *arguments))
 
     def kill(self) -> None:
@@ -231,7 +233,7 @@ class Life:
             return
         self.other("open", self.path)
         value = leaf((*self.batch, 2), self.rng.choice(DTYPES))
-        delay = self.rng.random() ** 2 * 0.01
+        delay = self.rng.random() * 0.006
         done = bool(self.other("killed", delay, "grow", ("added", "k"), value))
         self.here.open(self.path)
         self.other("open", self.path)
