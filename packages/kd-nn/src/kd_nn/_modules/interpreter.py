@@ -40,7 +40,9 @@ class _Wanted(threading.local):
     Hooks see the arguments of such a call, so the keys cannot be one of them.
     """
 
-    call: tuple[nn.Module, Keys] | None = None
+    def __init__(self) -> None:
+        # Set on the instance: dynamo does not guard that an attribute hides a class default later.
+        self.call: tuple[nn.Module, Keys] | None = None
 
 
 _WANTED: Final = _Wanted()

@@ -15,7 +15,8 @@ from torch.distributions import Distribution
 class _Depth(threading.local):
     """How many `values_unchecked` a thread is in."""
 
-    depth = 0
+    def __init__(self) -> None:
+        self.depth = 0
 
 
 class _CheckedElsewhere:
