@@ -1,4 +1,7 @@
+import contextlib
 import threading
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from kd_nn import (
     set_skip_existing,
     skip_existing,
 )
+
+Step: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 
 X, OLD = torch.ones(2), torch.zeros(2)
 
@@ -150,6 +155,55 @@ def test_decorated_with_none_follows_the_switch() -> None:
 def test_decorated_with_none_compiles_in_one_graph() -> None:
     module = torch.compile(decorated(None), backend="eager", fullgraph=True)
     assert torch.equal(module(TensorDict(x=X, y=OLD))["y"], X + 1)
+
+
+@pytest.fixture
+def _compiled_anew() -> Iterator[None]:
+    """All modules of a class share the frames that torch compiles at most eight times."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled_and_plain() -> list[tuple[Step, Step]]:
+    first = TensorDictModule(torch.neg, ["x"], ["y"])
+    outer = TensorDictSequential(
+        TensorDictSequential(first), TensorDictModule(torch.exp, ["y"], ["z"])
+    )
+
+    def scoped(tensordict: TensorDictBase) -> TensorDictBase:
+        with set_skip_existing(True):
+            tensordict = outer(tensordict)
+        return tensordict.set("later", first(tensordict.copy())["y"])
+
+    steps: list[Step] = [first, outer, decorated(True), decorated(False), decorated(None), scoped]
+    return [(torch.compile(step, backend="eager", fullgraph=True), step) for step in steps]
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.usefixtures("_compiled_anew")
+def test_compiled_code_follows_the_switch(number: int) -> None:
+    compiled, step = compiled_and_plain()[number]
+    for mode in (False, True, False, None, True):
+        with contextlib.nullcontext() if mode is None else set_skip_existing(mode):
+            for given in ({"x": X, "y": OLD}, {"x": X}):
+                result, expected = (run(TensorDict(given)) for run in (compiled, step))
+                assert list(result.keys()) == list(expected.keys())
+                assert (result == expected).all()
+    assert not skip_existing()
+
+
+@pytest.mark.usefixtures("_compiled_anew")
+def test_compiled_code_of_another_thread_does_not_see_the_switch() -> None:
+    compiled, _ = compiled_and_plain()[1]
+    seen: list[Tensor] = []
+    with set_skip_existing(True):
+        assert torch.equal(compiled(TensorDict(x=X, y=OLD))["y"], OLD)
+        worker = threading.Thread(target=lambda: seen.append(compiled(TensorDict(x=X, y=OLD))["y"]))
+        worker.start()
+        worker.join()
+        assert torch.equal(compiled(TensorDict(x=X, y=OLD))["y"], OLD)
+    assert torch.equal(seen[0], -X)
 
 
 def test_modes_that_mean_nothing_are_refused() -> None:

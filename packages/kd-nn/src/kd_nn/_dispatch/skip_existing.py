@@ -1,16 +1,19 @@
 """The switch that skips modules whose outputs already exist.
 
-The switch is a context variable, so it holds for the current thread or task only. `anyone_skips` is
-a cheap test for the fast path: not empty while the switch is on in any context.
+The switch is a context variable, so it holds for the current thread or task only. dynamo cannot
+read one; compiled code reads what its thread entered last, from a `threading.local`. `anyone_skips`
+is a cheap test for the fast path: not empty while the switch is on in any context.
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, cast
 
 from torch import nn
+from torch.compiler import is_compiling
 
 from kd_core import InvalidArgument, TensorDictBase, is_tensor_collection
 from kd_core.extending import explains_parameters
@@ -21,7 +24,17 @@ from kd_nn._keys.specs import DISCARD
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class _Mirror(threading.local):
+    """The switch of this thread, for compiled code."""
+
+    def __init__(self) -> None:
+        # Set on the instance: dynamo does not guard that an attribute hides a class default later.
+        self.on = False
+
+
 _SWITCH: ContextVar[bool] = ContextVar("skip_existing", default=False)
+_MIRROR = _Mirror()
 
 anyone_skips: list[object] = []
 """Holds one element per active `set_skip_existing`; empty means that no module is skipped."""
@@ -37,7 +50,7 @@ def skip_existing() -> bool:
         ...     skip_existing()
         True
     """
-    return bool(anyone_skips) and _SWITCH.get()  # dynamo traces the first alone
+    return bool(anyone_skips) and (_MIRROR.on if is_compiling() else _SWITCH.get())
 
 
 class set_skip_existing:  # noqa: N801  # used like a function, as a context manager and a decorator
@@ -46,7 +59,8 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
     As a context manager it switches skipping on (or off) for every keyed module that is called
     inside. As a decorator of a module's `forward(self, tensordict)` it does so for each call of
     that module, which skips itself, too. `set_skip_existing(None)` decorates a module that skips
-    itself where the caller has switched it on.
+    itself where the caller has switched it on. Compiled code follows the switch that its thread
+    entered last, of whatever task.
 
     Args:
         mode: Whether to skip; None, for a decorator alone, leaves the switch as it is.
@@ -83,7 +97,7 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
             )
         self.mode = mode
         self.in_key_attr, self.out_key_attr = in_key_attr, out_key_attr
-        self._tokens: list[Token[bool]] = []
+        self._outer: list[tuple[Token[bool] | None, bool]] = []
 
     def __enter__(self) -> Self:
         if self.mode is None:
@@ -91,7 +105,9 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
                 "`set_skip_existing(None)` decorates a method. In a `with` statement `mode` must "
                 "be True or False."
             )
-        self._tokens.append(_SWITCH.set(self.mode))
+        token = None if is_compiling() else _SWITCH.set(self.mode)
+        self._outer.append((token, _MIRROR.on))
+        _MIRROR.on = self.mode
         anyone_skips.append(self)
         return self
 
@@ -102,7 +118,12 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
         traceback: TracebackType | None,
     ) -> None:
         anyone_skips.remove(self)
-        _SWITCH.reset(self._tokens.pop())
+        token, outer = self._outer.pop()
+        if token is None:
+            _MIRROR.on = outer
+        else:
+            _SWITCH.reset(token)
+            _MIRROR.on = _SWITCH.get()  # another task may have left since
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate the `forward` of a module."""
@@ -134,7 +155,7 @@ def outputs_exist(
     out_key_attr: str = "out_keys",
 ) -> bool:
     """Return whether skipping is on and `module` would only write entries that exist."""
-    if not anyone_skips or not _SWITCH.get():
+    if not skip_existing():
         return False
     writes = [key for key in keys_of(module, out_key_attr) if key != DISCARD]
     reads = keys_of(module, in_key_attr)
