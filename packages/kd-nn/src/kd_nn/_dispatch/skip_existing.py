@@ -50,7 +50,9 @@ def skip_existing() -> bool:
         ...     skip_existing()
         True
     """
-    return bool(anyone_skips) and (_MIRROR.on if is_compiling() else _SWITCH.get())
+    if not anyone_skips:
+        return False
+    return _MIRROR.on if is_compiling() else _SWITCH.get()
 
 
 class set_skip_existing:  # noqa: N801  # used like a function, as a context manager and a decorator
