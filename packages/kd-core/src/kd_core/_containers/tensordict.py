@@ -295,10 +295,10 @@ class TensorDict(Dense):
             td._entries = module_state.module_entries(module, None, not filter_empty)
         td._desc = describe(())
         td._nested = True
-        if not as_module:
-            return td.lock_() if lock else td
-        source = None if use_state_dict else module
-        made = cast("TensorDictBase", module_state.as_module(td, source))
+        made: TensorDictBase = td
+        if as_module:
+            source = None if use_state_dict else module
+            made = cast("TensorDictBase", module_state.as_module(td, source))
         return made.lock_() if lock else made
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Node
@@ -64,7 +64,7 @@ lazy_stack: Callable[..., Node]
 maybe_dense_stack: Callable[..., Node]
 """Stack containers densely if they fit, else lazily; set by `_containers.lazy_stack`."""
 
-params_of: Callable[..., Node]
+params_of: Callable[[Node, nn.Module | None], Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
 
 

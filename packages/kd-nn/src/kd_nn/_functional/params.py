@@ -351,7 +351,7 @@ def _apart(leaves: Iterable[tuple[NestedKey, object]]) -> tuple[list[NestedKey],
     return whole, again
 
 
-def _params_of(container: TensorDictBase, module: nn.Module | None = None) -> TensorDictParams:
+def _params_of(container: TensorDictBase, module: nn.Module | None) -> TensorDictParams:
     made = TensorDictParams(container, no_convert=True)
     if module is not None:
         made._leave_unsaved(module)

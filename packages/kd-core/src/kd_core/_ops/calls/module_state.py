@@ -13,8 +13,6 @@ from kd_core._leaves.loops import entries_of
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kd_core._nodes.entry import Entries, Entry, Node
 
 
@@ -86,10 +84,9 @@ def as_module(container: Node, module: nn.Module | None) -> Node:
     Raises:
         MissingDependency: if the package that has the class of it is not imported.
     """
-    make: Callable[..., Node] | None = getattr(registry, "params_of", None)
-    if make is None:
+    if not hasattr(registry, "params_of"):
         raise MissingDependency(
             "`as_module=True` requires kd-nn, whose `TensorDictParams` it returns. Install it with "
             "`pip install kd-nn`, and `import kd_nn` first."
         )
-    return make(container, module)
+    return registry.params_of(container, module)
