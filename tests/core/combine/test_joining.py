@@ -154,6 +154,21 @@ def test_leaves_that_do_not_fit_name_the_container(join: Any) -> None:
         join([td, td, wide])
 
 
+class _Unjoinable(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.stack, torch.cat):
+            raise KeyError("no function for this")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@BOTH
+def test_a_key_error_of_a_tensor_names_the_entry(join: Any) -> None:
+    td = TensorDict({"a": torch.zeros(2).as_subclass(_Unjoinable)}, [2])
+    with pytest.raises(InvalidValue, match="cannot join the entries `a`: 'no function for this'"):
+        join([td, td])
+
+
 def test_batch_sizes_that_do_not_fit_name_the_container() -> None:
     td, n = container(), "container 1"
     with pytest.raises(ShapeMismatch, match=rf"must be equal, got .* \(1, 1, 3\) in {n}"):

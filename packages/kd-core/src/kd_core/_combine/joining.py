@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -56,24 +56,24 @@ if TYPE_CHECKING:
 
     C = TypeVar("C", bound=TensorDictBase)
 
-ZIP_FROM: Final = 16
-
 
 class Join:
     """One way to join.
 
     Attributes:
         name: the name of the public function, for messages.
-        dim: the batch dimension that is new, or grows.
         call: the torch function.
+        dim: the batch dimension that is new, or grows.
     """
 
-    __slots__ = ("call", "dim", "name")
+    __slots__ = ("dim",)
 
-    def __init__(self, name: str, dim: int, call: Callable[..., Tensor]) -> None:
-        self.name = name
+    name: ClassVar[str]
+    call: Callable[..., Tensor]
+    dim: int
+
+    def __init__(self, dim: int) -> None:
         self.dim = dim
-        self.call = call
 
     def wrapped(self, dim: int, containers: object, new: int) -> int:
         """Return a dimension of the result counted from the front, where `new` are added.
@@ -126,7 +126,7 @@ class Join:
             if self.name != "stack" or len(stacks) < len(nodes):
                 raise
             at = first._dim
-            inner = type(self)(self.name, self.dim - (self.dim > at), self.call)
+            inner = type(self)(self.dim - (self.dim > at))
             rows = zip(*[stack._members for stack in stacks], strict=True)
             members = [inner._joined_other(cast("Column", row), path, None) for row in rows]
             made = first._of(cast("list[TensorDictBase]", members), at + (self.dim <= at))
@@ -143,7 +143,11 @@ class Join:
             return _join_data(self, nodes, path, memo)
         first, desc = levels[0], nodes[0]._desc  # type: ignore[union-attr]  # containers all
         memo = desc, self.descriptor(nodes, path, memo)
-        columns = self._columns(levels, path)
+        count = len(first)
+        for level in levels:
+            if len(level) != count:
+                raise _keys_differ(self, levels, path)
+        columns = _columns(levels) if count >= 16 else None  # a name for it would add a guard
         call, dim = self.call, self.dim
         joined: dict[str, Entry] = {}
         column: Column = ()
@@ -157,15 +161,8 @@ class Join:
                     joined[key] = call(column, dim)
                 else:  # passing the default dimension is slower than leaving it out
                     joined[key] = call(column)
-        except KdError as error:
-            if not column or _is_other(column[0]) or isinstance(nodes[0], Composite):
-                raise  # by a container below, or by an entry that a stack could not read
-            _explain(self, column, (*path, key), error)
-        except KeyError as error:
-            number = next(i for i, level in enumerate(levels) if key not in level)
-            raise _keys_differ(self, levels, number, path) from error
-        except (RuntimeError, TypeError, IndexError) as error:
-            _explain(self, column, (*path, key), error)
+        except (KdError, KeyError, RuntimeError, TypeError, IndexError) as error:
+            _explain_level(self, nodes, levels, column, (*path, key), error)
         return nodes[0]._like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
 
     def _joined_other(self, column: Column, path: Path, memo: Memo) -> Entry:
@@ -180,24 +177,6 @@ class Join:
             return self.call(column, self.dim)
         return _joined_rows(self, column, path)
 
-    def _columns(self, levels: Sequence[Entries], path: Path) -> Iterator[Column] | None:
-        """Return the entries of each key in all containers, or `None` to look them up by key.
-
-        Raises:
-            KeySetMismatch: if the numbers of keys differ.
-        """
-        count = len(levels[0])
-        for level in levels:
-            if len(level) != count:
-                number = next(i for i, one in enumerate(levels) if len(one) != count)
-                raise _keys_differ(self, levels, number, path)
-        if count < ZIP_FROM:
-            return None
-        keys = list(levels[0])
-        if all(list(level) == keys for level in levels):
-            return zip(*[level.values() for level in levels], strict=True)
-        return None
-
     def descriptor(self, nodes: Column, path: Path, memo: Memo) -> Descriptor:
         """Return the descriptor of the result."""
         first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
@@ -207,6 +186,14 @@ class Join:
         if memo is not None and memo[0] is first:
             return memo[1]
         return first.with_batch(self.even(first.batch, len(nodes)))
+
+
+def _columns(levels: Sequence[Entries]) -> Iterator[Column] | None:
+    """Return the entries of each key in all containers; `None` if the order of keys differs."""
+    keys = list(levels[0])
+    if all(list(level) == keys for level in levels):
+        return zip(*[level.values() for level in levels], strict=True)
+    return None
 
 
 def first_of(containers: object, name: str) -> TensorDictBase:
@@ -297,7 +284,8 @@ def _joined_rows(how: Join, column: Column, path: Path) -> Tensor:
     return joined
 
 
-def _keys_differ(how: Join, levels: Sequence[Entries], number: int, path: Path) -> KeySetMismatch:
+def _keys_differ(how: Join, levels: Sequence[Entries], path: Path) -> KeySetMismatch:
+    number = next(i for i, level in enumerate(levels) if level.keys() != levels[0].keys())
     names = "container 0", f"container {number}"
     where = f" in {names[0]} and {names[1]} of `{how.name}`"
     if path:
@@ -341,6 +329,23 @@ def _join_data(how: Join, nodes: Column, path: Path, memo: Memo = None) -> Entry
     else:
         desc = how.descriptor(nodes, path, None)
     return first._join(nodes, how.call, how.dim, desc, path)
+
+
+def _explain_level(
+    how: Join,
+    nodes: Column,
+    levels: Sequence[Entries],
+    column: Column,
+    path: Path,
+    error: Exception,
+) -> NoReturn:
+    """Raise what says why an entry of containers cannot be joined; a good error is raised again."""
+    if isinstance(error, KdError):
+        if not column or _is_other(column[0]) or isinstance(nodes[0], Composite):
+            raise error  # by a container below, or by an entry that a stack could not read
+    elif isinstance(error, KeyError) and any(path[-1] not in level for level in levels):
+        raise _keys_differ(how, levels, path[:-1]) from error
+    _explain(how, column, path, error)
 
 
 def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> NoReturn:
@@ -394,9 +399,8 @@ def _stage_out(
     containers = cast("Sequence[TensorDictBase]", nodes)
     desc = how.descriptor(nodes, path, None)
     levels = [node._entries for node in containers]
-    for number, level in enumerate(levels):
-        if level.keys() != levels[0].keys():
-            raise _keys_differ(how, levels, number, path)
+    if any(level.keys() != levels[0].keys() for level in levels):
+        raise _keys_differ(how, levels, path)
     if out._entries.keys() != levels[0].keys() or out._desc.batch != desc.batch:
         where = f" at {format_key(path)}" if path else ""
         raise ShapeMismatch(

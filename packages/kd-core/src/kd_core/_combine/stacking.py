@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
     C = TypeVar("C", bound=TensorDictBase)
 
-# Under their own names: reading them from `torch` while dynamo traces would add a guard on `torch`.
-_stack_tensors = torch.stack
-_cat_tensors = torch.cat
-
 
 @explains_parameters
 def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
@@ -52,13 +48,15 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(tensors, "stack")._desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
-    how.name, how.call = "stack", _stack_tensors
     how.dim = how.wrapped(dim, tensors, 1)
     return how.combined(tensors, out)
 
 
 class _Stacking(Join):
     __slots__ = ()
+
+    name = "stack"
+    call = staticmethod(torch.stack)
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
         first = shapes[0]
@@ -99,7 +97,6 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     if isinstance(dim, str):
         dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
     how = object.__new__(_Concatenating)  # calling a class is slow to trace
-    how.name, how.call = "cat", _cat_tensors
     how.dim = how.wrapped(dim, tensors, 0)
     joined = how.members(tensors) if out is None else None
     return how.combined(tensors, out) if joined is None else cast("C", joined)
@@ -107,6 +104,9 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
 
 class _Concatenating(Join):
     __slots__ = ()
+
+    name = "cat"
+    call = staticmethod(torch.cat)
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
         first, dim = shapes[0], self.dim
@@ -157,10 +157,11 @@ def _join_rows(leaves: Sequence[Tensor]) -> Tensor:
 class _ConcatenatingOnce(_Concatenating):
     """Joins the same tensors once: a tensor under several keys of all parts stays one."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_rows", "call")
 
     def __init__(self, dim: int) -> None:
-        super().__init__("cat", dim, _once(_cat_tensors))
+        super().__init__(dim)
+        self.call = _once(torch.cat)
         self._rows = _once(_join_rows)
 
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:

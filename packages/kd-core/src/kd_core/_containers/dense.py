@@ -90,16 +90,18 @@ class Dense(TensorDictBase):
         del entries[key]
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        new = object.__new__(self.__class__)
-        new._entries = entries
-        new._desc = desc
-        new._nested = False
+        kind = self.__class__
+        nested = False
         for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
             if value.__class__ is not Tensor and (
-                isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
+                value.__class__ is kind or not isinstance(value, Tensor) or value.is_nested
             ):
-                new._nested = True
+                nested = True
                 break
+        new = object.__new__(kind)
+        new._desc = desc
+        new._entries = entries
+        new._nested = nested
         return new
 
     def _shallow(self) -> Self:

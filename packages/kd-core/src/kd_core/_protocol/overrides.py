@@ -45,25 +45,33 @@ def call(
     Raises:
         UnsupportedFunction: if the function is in no table; the message names a similar one.
     """
-    names = _method_of(func)
-    if names is None:
-        own = FUNCTIONS.get(func)
-        if own is None:
-            own = ELEMENTWISE.get(func)
-        if own is None:
-            raise _unsupported(func)
-        return own(*args, **kwargs) if kwargs else own(*args)
-    named = {} if kwargs is None else dict(kwargs)
-    if not args and "input" in named:
-        args = (named.pop("input"),)
+    own = FUNCTIONS.get(func)
+    if own is None:
+        names = _method_of(func)
+        if names is not None:
+            return _call_method(func, names, args, {} if kwargs is None else dict(kwargs))
+        own = ELEMENTWISE.get(func)
+    if own is None:
+        raise _unsupported(func)
+    return own(*args, **kwargs) if kwargs else own(*args)
+
+
+def _call_method(
+    func: TorchFunction,
+    names: tuple[str, str | None],
+    args: Sequence[object],
+    kwargs: dict[str, object],
+) -> object:
+    if not args and "input" in kwargs:
+        args = (kwargs.pop("input"),)
     if not isinstance(args[0], Tensor) and hasattr(args[0], names[0]):
-        return getattr(args[0], names[0])(*args[1:], **named)
+        return getattr(args[0], names[0])(*args[1:], **kwargs)
     if names[1] is None or len(args) < 2 or not hasattr(args[1], names[1]):
         raise UnsupportedFunction(
             f"the first argument of `{name_of(func)}` must be a container, got a "
             f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
         )
-    return getattr(args[1], names[1])(args[0], *args[2:], **named)
+    return getattr(args[1], names[1])(args[0], *args[2:], **kwargs)
 
 
 @assume_constant_result

@@ -104,19 +104,25 @@ def binary(
             leaves: list[Tensor] = []
             td._collect(leaves)
             return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
-        if isinstance(other, AbstractContainer):
-            return _zip(td, other, fn, kernel)
-        operand = as_operand(other)
-        leaves = leaves_of(td)
-        if not isinstance(operand, Tensor):
-            return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
-        if operand.ndim == 0 and keeps_batch(td):
-            return td._rebuild(iter(run_with(leaves, operand, fn, None)))
-        beside = padded(td, operand, leaves)
-        return _combine_pairs(td, operand, leaves, beside, fn, kernel)
+        return _with_operand(td, other, fn, kernel, exact)
     except RuntimeError as error:
         _explain(td, other, fn, error)
         raise
+
+
+def _with_operand(
+    td: W, other: object, fn: _LeafOp, kernel: Kernel | None, exact: Kernel | None
+) -> W:
+    if isinstance(other, AbstractContainer):
+        return _zip(td, other, fn, kernel)
+    operand = as_operand(other)
+    leaves = leaves_of(td)
+    if not isinstance(operand, Tensor):
+        return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
+    if operand.ndim == 0 and keeps_batch(td):
+        return td._rebuild(iter(run_with(leaves, operand, fn, None)))
+    beside = padded(td, operand, leaves)
+    return _combine_pairs(td, operand, leaves, beside, fn, kernel)
 
 
 def _run_number(

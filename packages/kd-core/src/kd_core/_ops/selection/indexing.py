@@ -87,30 +87,21 @@ class Indexing(AbstractContainer):
             OutOfRange: if an index is out of range.
         """
         kind = index.__class__
-        value: Entry | None
+        value: Entry | None = None
         if kind is str:
             try:
                 value = self._entries[index]  # type: ignore[index]  # a string
             except KeyError:
                 value = None
-            if value.__class__ is Tensor:
-                return value
-            if value is None:
-                value = self._read(path_of(index))  # type: ignore[arg-type]  # raises the error
-            return value._item() if hasattr(value, "_item") else value
-        if kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
+        elif kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
             value = find_entry(self._entries, index)  # type: ignore[arg-type]  # usually a path
-            if value is None:
-                value = self._read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
-            if value.__class__ is Tensor:
-                return value
-            return value._item() if hasattr(value, "_item") else value
-        if kind is int or kind is slice:
+        elif kind is int or kind is slice or not is_path(index):
             return self._rows_at(index)
-        if is_path(index):  # of a subclass of `str`
-            value = self._read(path_of(index))
-            return value if isinstance(value, Tensor) else value._item()
-        return self._rows_at(index)
+        if value.__class__ is Tensor:
+            return value
+        if value is None:  # also for a path of a subclass of `str`
+            value = self._read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
+        return value._item() if hasattr(value, "_item") else value
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions.
