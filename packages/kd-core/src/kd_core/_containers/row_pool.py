@@ -104,7 +104,8 @@ def compact(node: Rows, more: int) -> None:
     limit = 3 * rows + _SPARE
     if len(pool) <= limit:
         return
-    holders = sys.getrefcount(pool) - 2  # without the variable and the argument
+    alone: list[object] = []
+    holders = sys.getrefcount(pool) - sys.getrefcount(alone)  # Python 3.14 counts no argument
     if holders > 1:
         doublings = (len(pool) // limit).bit_length()
         if doublings == ((len(pool) + more) // limit).bit_length():
