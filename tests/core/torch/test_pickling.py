@@ -1,13 +1,17 @@
 """Containers outlive the process: pickle, deepcopy and `torch.load`."""
 
 import copy
+import gc
 import io
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -256,6 +260,33 @@ def test_a_received_container_knows_that_it_is_shared(method: str) -> None:
     assert found == list(kinds)
     for td in kinds.values():
         assert all((leaf == 4).all() for leaf in _leaves(td))
+
+
+class _Spawning:
+    """What multiprocessing asks about files for a process that it starts."""
+
+    DupFd = staticmethod(int)
+
+    def __init__(self) -> None:
+        self.files: set[int] = set()
+
+    def duplicate_for_child(self, number: int) -> int:
+        self.files.add(number)
+        return number
+
+
+def test_rows_for_a_new_process_share_the_files_of_their_base() -> None:
+    rows = list(TensorDict({"a": torch.zeros(300, 2), "n": {"b": torch.ones(300)}}, [300]))
+    starting: Any = _Spawning()
+    set_spawning_popen(starting)
+    try:
+        ForkingPickler.dumps(rows)
+    finally:
+        set_spawning_popen(None)
+    gc.collect()
+    assert len(starting.files) == 2
+    for number in starting.files:
+        os.fstat(number)  # it is still open
 
 
 def _leaves(td: TensorDictBase) -> list[torch.Tensor]:

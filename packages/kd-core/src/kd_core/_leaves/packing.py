@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import pickle
 import weakref
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -192,7 +193,8 @@ def restore_from_bits(bits: Tensor, dtype: str, requires_grad: bool) -> Tensor:
 def own_bytes(leaf: Tensor) -> Tensor:
     """Return a leaf, copied if it is a view: pickle would save the whole storage of the base.
 
-    Dimensions that are expanded stay so.
+    Dimensions that are expanded stay so. What a new process is given stays a view: nothing would
+    hold a copy, whose memory is shared by its file, until the process has opened it.
     """
     if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
         return leaf
@@ -201,6 +203,8 @@ def own_bytes(leaf: Tensor) -> Tensor:
         return leaf
     span = _span(leaf)
     if stored <= span * leaf.element_size() or leaf.is_shared():  # type: ignore[no-untyped-call]  # by torch
+        return leaf
+    if get_spawning_popen() is not None:
         return leaf
     plain = leaf.detach()
     if span < leaf.numel():
