@@ -41,6 +41,8 @@ def peak_of(call: Callable[[int], object], numbers: range) -> int:
     tracemalloc.reset_peak()
     for number in numbers:
         call(number)
+        if number % 50 == 0:
+            gc.collect(0)  # when Python does it differs between its versions
     return tracemalloc.get_traced_memory()[1]
 
 
