@@ -66,7 +66,7 @@ def test_decorated_coroutine_runs_in_its_scope() -> None:
         return interaction_type()
 
     assert asyncio.run(inside()) is InteractionType.RANDOM
-    assert asyncio.iscoroutinefunction(inside)
+    assert inspect.iscoroutinefunction(inside)
 
 
 def test_decorated_generator_runs_in_its_scope_and_its_caller_does_not() -> None:
