@@ -41,8 +41,6 @@ from kd_nn._modules.tensor_hooks import is_of_fsdp
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core.extending import Descriptor, Entry
-
     H = TypeVar("H", bound=Callable[..., object])
     Memo: TypeAlias = "dict[int, tuple[TensorDictBase, TensorDictParams]]"
     """The modules made of containers, by the ids of these."""
