@@ -190,7 +190,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
             for tensor in (*member._parameters.values(), *member._buffers.values()):
                 yield None if tensor is None else tensor.data_ptr()
 
-    def _form_of(self, key: tuple[object, ...]) -> "_Form":
+    def _form_of(self, key: tuple[object, ...]) -> _Form:
         """Return what is known of calls of one form; the oldest are forgotten."""
         found = next((form for form in self._forms if form.key == key), None)
         if found is None:

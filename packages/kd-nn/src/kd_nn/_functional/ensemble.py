@@ -155,9 +155,8 @@ class EnsembleModule(TensorDictModuleBase):
         target = tensordict
         if self.expand_input:
             target = tensordict.expand(self.num_copies, *tensordict.batch_size)
-        visible = self.out_keys
         made = dict(zip(self.out_keys_source, outputs, strict=True))
-        keys = [key for key in visible if key != DISCARD]
+        keys = [key for key in self.out_keys if key != DISCARD]
         write_entries(target, keys, [made[key] for key in keys])
         return target
 
@@ -244,7 +243,7 @@ def _with_keys(module: nn.Module) -> TensorDictModule:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.default is parameter.empty
     ]
-    return TensorDictModule(module, list(names), ["output"])
+    return TensorDictModule(module, names, ["output"])
 
 
 def _only_calls(keyed: nn.Module) -> bool:
