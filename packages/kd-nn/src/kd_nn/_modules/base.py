@@ -122,10 +122,11 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Parse the keys that the class declares, and see whether it runs on bare values."""
         super().__init_subclass__(**kwargs)
-        for name, parse in (("in_keys", parse_keys), ("out_keys", None)):
+        for name in ("in_keys", "out_keys"):
             declared = cls.__dict__.get(name)
             if isinstance(declared, (str, tuple, list)):
-                keys = parse_out_keys(declared) if parse is None else parse(declared, name)
+                is_in = name == "in_keys"
+                keys = parse_keys(declared, name) if is_in else parse_out_keys(declared)
                 setattr(cls, f"_class_{name}", keys)
                 plain = TensorDictModuleBase.__dict__[name]
                 setattr(cls, name, DeclaredKeys(plain.fget, plain.fset))
