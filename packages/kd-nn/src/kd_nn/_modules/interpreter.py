@@ -137,21 +137,17 @@ def run_steps(
         try:
             work, swapped = _merge(step, work, _run_step(step, work, live[idx]))
         except Exception as error:
-            present = zip_present(work, keys_of(step, "in_keys"))
             from kd_nn._dispatch.notes import add_step_note
 
-            add_step_note(error, (str(idx), name), step, present)
+            keys = keys_of(step, "in_keys")
+            given = dict(zip(keys, read_optional(work, keys, None), strict=True))
+            add_step_note(error, (str(idx), name), step, given)
             raise
         replaced = replaced or swapped
     if replaced:
         return work
     _commit(sequence, work, target, tensordict, outputs)
     return target
-
-
-def zip_present(tensordict: TensorDictBase, keys: Sequence[NestedKey]) -> dict[NestedKey, object]:
-    """Return the entries at those of the keys that are there."""
-    return dict(zip(keys, read_optional(tensordict, keys, None), strict=True))
 
 
 def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> bool:
