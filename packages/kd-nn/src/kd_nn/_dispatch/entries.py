@@ -111,6 +111,14 @@ def destination(
     return TensorDict() if inplace is False else tensordict
 
 
+def parts_of(tensordict: TensorDictBase) -> list[TensorDictBase]:
+    """Return a container in a list, or the members of a stack, which may have different keys."""
+    if not isinstance(tensordict, LazyStackedTensorDict):
+        return [tensordict]
+    members = tensordict.unbind(tensordict.stack_dim)
+    return [part for member in members for part in parts_of(member)]
+
+
 def has_entry(tensordict: TensorDictBase, key: NestedKey) -> bool:
     """Return whether there is an entry at `key`; a field that is not set is none."""
     if isinstance(tensordict, LazyStackedTensorDict):  # to read it would stack its members

@@ -4,11 +4,10 @@ The classes of this library write what is selected. A class of the user need not
 `select_out_keys`: what its `forward` wrote to hidden keys is taken back after the call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias, cast
 
 from kd_core import (
-    LazyStackedTensorDict,
     NestedKey,
     TensorClass,
     TensorDictBase,
@@ -17,7 +16,7 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_nn._dispatch.dispatch import keys_of
-from kd_nn._dispatch.entries import has_entry
+from kd_nn._dispatch.entries import has_entry, parts_of
 from kd_nn._keys.specs import DISCARD, Keys, overlaps
 from kd_nn._plan.invalidation import Flagged
 
@@ -51,25 +50,16 @@ def call_as_selected(
     source = keys_of(module, "out_keys_source")
     # Less those that a selected one holds or is in.
     hidden = tuple(key for key in source if key != DISCARD and not overlaps(key, selected))
-    before: Before = [(part, _present(part, hidden)) for part in _parts(given)]
+    before: Before = [(part, _present(part, hidden)) for part in parts_of(given)]
     result = call(*args, **kwargs)
     if result is given or result is None:
         for part, entries in before:
             _restore(part, hidden, entries)
     elif is_tensor_collection(result) and not any(result is value for value in kwargs.values()):
         kept = {key for _, entries in before for key in entries}
-        for part in _parts(result):
+        for part in parts_of(result):
             _restore(part, tuple(key for key in hidden if key not in kept), {})
     return result
-
-
-def _parts(tensordict: TensorDictBase) -> Iterator[TensorDictBase]:
-    """Yield a container, or the members of a stack, which may have different keys."""
-    if isinstance(tensordict, LazyStackedTensorDict):
-        for member in tensordict.unbind(tensordict.stack_dim):
-            yield from _parts(member)
-    else:
-        yield tensordict
 
 
 def _present(tensordict: TensorDictBase, keys: Keys) -> dict[NestedKey, object]:

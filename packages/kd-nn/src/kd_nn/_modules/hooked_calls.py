@@ -11,9 +11,9 @@ from typing import Final, TypeAlias, cast
 
 from torch import Tensor, nn
 
-from kd_core import LazyStackedTensorDict, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core import NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._dispatch.dispatch import keys_of
-from kd_nn._dispatch.entries import write_entries
+from kd_nn._dispatch.entries import parts_of, write_entries
 
 Place: TypeAlias = tuple[TensorDictBase, NestedKey, Tensor]
 """A container without members, a key, and the tensor at it."""
@@ -81,7 +81,7 @@ def call_after(
         _put(places, changed)
     if replaced is None or output is not replaced.work:
         return output
-    parts = map(_parts, (replaced.given, replaced.work, replaced.before))
+    parts = map(parts_of, (replaced.given, replaced.work, replaced.before))
     for given, work, before in zip(*parts, strict=True):
         old = dict(before.items(True, True))
         new = {key: value for key, value in work.items(True, True) if value is not old.get(key)}
@@ -100,18 +100,10 @@ def _ended(work: object) -> _Replaced | None:
     return None
 
 
-def _parts(tensordict: TensorDictBase) -> list[TensorDictBase]:
-    """Return the members of a lazy stack, else the container."""
-    if not isinstance(tensordict, LazyStackedTensorDict):
-        return [tensordict]
-    members = tensordict.unbind(tensordict.stack_dim)
-    return [part for member in members for part in _parts(member)]
-
-
 def _places(tensordict: TensorDictBase, keys: Iterable[NestedKey]) -> list[Place]:
     """Return where the tensors at keys are; a key that is absent has none."""
     found: list[Place] = []
-    for part in _parts(tensordict):
+    for part in parts_of(tensordict):
         for key in keys:
             value: object = part.get(key, None)
             if isinstance(value, Tensor):
