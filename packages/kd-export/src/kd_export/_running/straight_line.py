@@ -3,15 +3,15 @@
 `ExportedProgram.module()` flattens and checks its inputs with pytrees and guards, and calls each
 operator through its overload object: for a small model that costs more than the operators do.
 Here the graph is written out as source, one statement per operator, with weights and constants
-bound as globals, and with each operator called by its quickest equivalent route. Measured on the
-tutorial model (float32, one row, torch 2.13): 17.7 us for the eager `nn.Sequential`, 9 us here.
+bound as globals, and with each operator called by its quickest equivalent route: the row "exported
+model, own runner, per call" of the benchmarks.
 
 The routes are those whose results are the same bits:
 
-- ``torch.relu(x)`` for ``torch.ops.aten.relu.default(x)``: the same kernel, 0.7 us for 1.3;
-- ``torch.split_with_sizes(x, (2, 2), -1)`` for ``chunk(2, -1)`` of a fixed size: 1.0 us for 1.4;
-- ``x + c`` with a cached 0-dim constant for ``x + 0.5``: 1.0 us for 2.0. Equal for + - * / on
-  float32 and float64 tensors with at least one dimension, and used for nothing else.
+- ``torch.relu(x)`` for ``torch.ops.aten.relu.default(x)``, the same kernel;
+- ``torch.split_with_sizes(x, (2, 2), -1)`` for ``chunk(2, -1)`` of a fixed size;
+- ``x + c`` with a cached 0-dim constant for ``x + 0.5``. Equal for + - * / on float32 and float64
+  tensors with at least one dimension, and used for nothing else.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class StepList(TensorDictModuleBase):
 
     def named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
-        # Not `self.module`, which torch looks up in Python, for 0.7 us.
+        # Not `self.module`, which torch looks up in Python.
         steps = [*self._modules["module"]._modules.items()]  # type: ignore[union-attr]  # it is there
         return [(plain_str(name), cast(nn.Module, step)) for name, step in steps]
 

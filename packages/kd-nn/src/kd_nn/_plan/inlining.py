@@ -1,8 +1,8 @@
 """Modules of torch as expressions: what their `forward` does, without the calls around it.
 
-`nn.Module.__call__` costs 0.95 us, and the look-up of a parameter through `__getattr__` 0.42 us:
-both are left out where nobody could tell. An `nn.Sequential` becomes its members, one after the
-other. What the text assumes is tested before each run; see `_plan`.
+`nn.Module.__call__`, and the look-up of a parameter through `__getattr__`, are left out where
+nobody could tell; "What calls cost" in the benchmarks has both. An `nn.Sequential` becomes its
+members, one after the other. What the text assumes is tested before each run; see `eager`.
 """
 
 from collections.abc import Callable

@@ -53,7 +53,7 @@ def moved(td: W, device: torch.device, non_blocking: bool) -> W:
     entries: dict[str, Entry] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
-            # Asked first: `to` takes 1 us to find out that there is nothing to do.
+            # Asked first: `to` takes long to find out that there is nothing to do.
             there = value.device == device
             entries[key] = value if there else value.to(device, non_blocking=non_blocking)
         elif isinstance(value, AbstractContainer):
