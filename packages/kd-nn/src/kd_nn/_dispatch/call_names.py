@@ -10,6 +10,7 @@ a guard on a cache.
 import inspect
 import keyword
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
 from torch import Tensor
 
@@ -205,9 +206,9 @@ class CallNames:
         )
 
 
-def _is_plain_mapping(value: object) -> bool:
+def _is_plain_mapping(value: object) -> TypeGuard[Mapping[str, object]]:
     return isinstance(value, Mapping) and not is_tensor_collection(value)
 
 
 def _as_entry(value: object) -> object:
-    return TensorDict(value) if _is_plain_mapping(value) else value  # type: ignore[arg-type]  # a mapping
+    return TensorDict(value) if _is_plain_mapping(value) else value

@@ -116,7 +116,7 @@ class Delta(Distribution):
                 f"the new point of a `Delta` must have the shape of the old one, "
                 f"{tuple(self.param.shape)}, got {tuple(param.shape)}. Build a new `Delta`."
             )
-        if self._validate_args and not bool(constraints.real.check(param).all()):  # type: ignore[no-untyped-call]  # by torch
+        if self._validate_args and bool(param.isnan().any()):
             raise InvalidValue(f"the new point of a `Delta` must not be NaN, got {param}.")
         self.param = param
 
