@@ -343,13 +343,13 @@ def _doctor(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     backend_for(options.target)  # an unknown format is refused before anything runs
     module, example, chosen = made(options.factory)
-    return _tell(export(module, example, **chosen).save(options.target), options)  # type: ignore[arg-type]  # what the user's code gives
+    return _tell(export(module, example, **chosen).save(options.target), options)
 
 
 def _diagnose(options: argparse.Namespace) -> int:
     module, example, chosen = made(options.factory)
     chosen.pop("metadata", None)
-    found = diagnose(module, example, targets=options.targets, **chosen)  # type: ignore[arg-type]  # what the user's code gives
+    found = diagnose(module, example, targets=options.targets, **chosen)
     if options.json:
         _print_json(found.to_data())
     else:

@@ -95,7 +95,7 @@ def _drop_idle_dropout(graphs: Sequence[fx.Graph]) -> Iterator[str]:
     count = 0
     for node, target in (call for graph in graphs for call in _calls(graph)):
         if target in _DROPOUTS and _argument(node, "train") is False:
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # a tensor's node
+            node.replace_all_uses_with(node.all_input_nodes[0])
             node.graph.erase_node(node)
             count += 1
     if count:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kd_export._errors import ExportError, brief, kind_of, nearest, quoted
 
@@ -20,7 +20,7 @@ _FORM = "`(module, example)` or `(module, example, options)`"
 OPTIONS = ("inputs", "outputs", "dynamic", "state", "initial", "mode", "strict", "metadata")
 """The options of `export` that a factory may give."""
 
-Made = tuple["nn.Module", "TensorDictBase | Mapping[object, object]", dict[str, object]]
+Made = tuple["nn.Module", "TensorDictBase | Mapping[object, object]", dict[str, Any]]
 
 
 def made(place: str) -> Made:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -112,10 +113,10 @@ class StraightLine:
         )
         direct = _function("direct", "inputs", [*guard, *body, f"return {{{pairs}}}"])
         self.source = f"{core}\n\n{direct}\n"
-        namespace = dict(self._globals)
+        namespace: dict[str, Any] = dict(self._globals)
         exec(compile(self.source, "<kd_export program>", "exec"), namespace)
-        self.core: Core = namespace["core"]  # type: ignore[assignment]  # made by exec
-        self.direct: Direct = namespace["direct"]  # type: ignore[assignment]  # made by exec
+        self.core: Core = namespace["core"]
+        self.direct: Direct = namespace["direct"]
 
     def _write(
         self, graph_module: fx.GraphModule, bound: Mapping[str, object]
