@@ -122,8 +122,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
             >>> [name for name, _ in params.named_buffers()]
             ['running_mean', 'running_var', 'num_batches_tracked']
         """
-        made = cls(TensorDict.from_module(module), no_convert=True)
-        made._leave_unsaved(module)
+        return cls._of_entries(TensorDict.from_module(module), module)
+
+    @classmethod
+    def _of_entries(cls, entries: TensorDictBase, module: nn.Module | None) -> Self:
+        """Build it of entries, which keep their kind; a module says which buffers are unsaved."""
+        made = cls(entries, no_convert=True)
+        if module is not None:
+            made._leave_unsaved(module)
         return made
 
     def register_get_post_hook(self, hook: GetHook) -> RemovableHandle:
@@ -349,14 +355,7 @@ def _apart(leaves: Iterable[tuple[NestedKey, object]]) -> tuple[list[NestedKey],
     return whole, again
 
 
-def _params_of(container: TensorDictBase, module: nn.Module | None) -> TensorDictParams:
-    made = TensorDictParams(container, no_convert=True)
-    if module is not None:
-        made._leave_unsaved(module)
-    return made
-
-
-register("params_of", _params_of)
+register("params_of", TensorDictParams._of_entries)
 
 
 _FIELDS: Final = ["no_convert", "parameters", "frozen"]
