@@ -394,7 +394,7 @@ def _built(
     """Build one component from its parameters."""
     given = params.get(name)
     if given is None:
-        raise key_not_found("parameters", name, params.keys(True, is_leaf=_is_no_node))
+        raise key_not_found("parameters", name, params.keys(True))
     if not is_tensor_collection(given):
         raise InvalidArgument(
             f"the parameters {format_key(name)} must be a container of the arguments of "
@@ -434,7 +434,3 @@ def value_keys(
     total = settings.get("log_prob_key")
     key = "sample_log_prob" if total is None else unravel_key(cast(NestedKey, total))
     return keys, settings.get("aggregate") is True, key
-
-
-def _is_no_node(kind: type) -> bool:
-    return False

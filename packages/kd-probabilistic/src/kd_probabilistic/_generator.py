@@ -39,11 +39,6 @@ def _shared(device: torch.device) -> torch.Generator:
     return generator
 
 
-def seeded(seed: int, device: torch.device) -> torch.Generator:
-    """Return a new generator on `device` that starts from `seed`."""
-    return torch.Generator(device).manual_seed(seed)
-
-
 def generator_at(tensordict: TensorDictBase, key: NestedKey) -> torch.Generator | int | None:
     """Return the generator or seed that an entry holds, None if there is none."""
     if key not in tensordict.keys(True):

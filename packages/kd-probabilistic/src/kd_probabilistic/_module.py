@@ -26,7 +26,7 @@ from kd_probabilistic._components import check_keys
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._construction import log_prob_of_draw
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
-from kd_probabilistic._generator import as_generator, drawing_from, generator_at, seeded
+from kd_probabilistic._generator import as_generator, drawing_from, generator_at
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
 from kd_probabilistic._reading import must_not_look, unchecked
@@ -211,7 +211,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         parts = {key: log_prob_of(dist[key], value) for key, value in values.items()}
         if settings.aggregates if aggregate is None else aggregate:
             return dist.summed(parts)
-        keys = settings.sample_keys if settings.aggregates else settings.log_prob_keys
+        keys = settings.log_prob_keys
         if settings.aggregates:
             keys = tuple(log_prob_key_of(key) for key in settings.sample_keys)
         return dist.collected(parts, dict(zip(settings.sample_keys, keys, strict=True)))
@@ -352,7 +352,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         if isinstance(generator, torch.Generator):
             return generator
         device = next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
-        made = seeded(generator, device)
+        made = torch.Generator(device).manual_seed(generator)
         if self.generator is generator:
             self.generator = made
         return made

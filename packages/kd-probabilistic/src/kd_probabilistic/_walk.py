@@ -32,9 +32,7 @@ class Walk:
         found: The probabilistic modules so far, with their distributions.
     """
 
-    def __init__(
-        self, container: TensorDictBase, keeps: bool = False, scores: bool = False
-    ) -> None:
+    def __init__(self, container: TensorDictBase, keeps: bool, scores: bool) -> None:
         self.container = container
         self.found: list[tuple[Leaf, Distribution]] = []
         self._keeps, self._scores = keeps, scores
