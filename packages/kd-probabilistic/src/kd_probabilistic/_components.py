@@ -219,11 +219,19 @@ def key_not_found(what: str, key: NestedKey, known: Iterable[NestedKey]) -> KeyN
         key: The key.
         known: The keys that are there.
     """
-    known = list(known)
+    return KeyNotFound(f"{what} {format_key(key)} not found; {available(key, list(known))}")
+
+
+def available(key: NestedKey, known: Sequence[NestedKey]) -> str:
+    """Return the keys that are there, and which of them is nearest to one that is not."""
     near = nearest_key(key, known)
     hint = "" if near is None else f" Did you mean {format_key(near)}?"
-    listed = ", ".join(format_key(k) for k in known) or "none"
-    return KeyNotFound(f"{what} {format_key(key)} not found; available keys: {listed}.{hint}")
+    return f"available keys: {list_keys(known)}.{hint}"
+
+
+def list_keys(keys: Iterable[NestedKey]) -> str:
+    """Return keys in backticks, separated by commas, or `none`."""
+    return ", ".join(map(format_key, keys)) or "none"
 
 
 def only_key(owner: str, keys: Sequence[NestedKey]) -> NestedKey:
@@ -234,8 +242,8 @@ def only_key(owner: str, keys: Sequence[NestedKey]) -> NestedKey:
     """
     if len(keys) != 1:
         raise InvalidArgument(
-            f"{owner} has {len(keys)} keys of log-probabilities, "
-            f"{', '.join(format_key(key) for key in keys)}. Read `log_prob_keys`."
+            f"{owner} has {len(keys)} keys of log-probabilities, {list_keys(keys)}. Read "
+            "`log_prob_keys`."
         )
     return keys[0]
 
@@ -245,8 +253,7 @@ def check_keys(owner: str, keys: Sequence[NestedKey], components: Components) ->
     if len(keys) != len(components) or any(key not in components for key in keys):
         raise InvalidArgument(
             f"the out_keys of {owner} must be the keys of the values of the distribution, "
-            f"{', '.join(format_key(key) for key in components)}, got "
-            f"{', '.join(format_key(key) for key in keys)}. Give these as `out_keys`."
+            f"{list_keys(components)}, got {list_keys(keys)}. Give these as `out_keys`."
         )
 
 

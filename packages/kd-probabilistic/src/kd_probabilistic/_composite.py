@@ -21,7 +21,14 @@ from kd_core import (
     unravel_key,
 )
 from kd_core.extending import explains_parameters
-from kd_probabilistic._components import Components, check_apart, key_not_found, renamed, value_at
+from kd_probabilistic._components import (
+    Components,
+    check_apart,
+    key_not_found,
+    list_keys,
+    renamed,
+    value_at,
+)
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._entropy import entropy_of
 from kd_probabilistic._estimators import EstimateNotOffered
@@ -211,10 +218,10 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         Raises:
             EstimateNotOffered: If a component cannot.
         """
-        fixed = [format_key(key) for key, part in self.items() if not part.has_rsample]
+        fixed = [key for key, part in self.items() if not part.has_rsample]
         if fixed:
             raise EstimateNotOffered(
-                f"the components {', '.join(fixed)} cannot draw with gradients. Use `sample`, or "
+                f"the components {list_keys(fixed)} cannot draw with gradients. Use `sample`, or "
                 "distributions that have `rsample`."
             )
         shape = Size(sample_shape)
@@ -372,7 +379,7 @@ def _kl_of_components(p: CompositeDistribution, q: CompositeDistribution) -> Ten
     if p.keys() != q.keys():
         raise KeySetMismatch(
             "the divergence of two composite distributions needs the same components, got "
-            f"{', '.join(map(format_key, p.keys()))} and {', '.join(map(format_key, q.keys()))}."
+            f"{list_keys(p)} and {list_keys(q)}."
         )
 
     def found(key: NestedKey, part: Distribution) -> Tensor:

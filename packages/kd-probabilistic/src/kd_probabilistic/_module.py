@@ -17,12 +17,11 @@ from kd_core import (
     TensorDictBase,
     format_key,
     is_non_tensor,
-    nearest_key,
     unravel_key_to_tuple,
 )
 from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_existing
 from kd_probabilistic._cache import CachedDistribution
-from kd_probabilistic._components import check_keys
+from kd_probabilistic._components import available, check_keys
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._construction import log_prob_of_draw
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
@@ -386,13 +385,10 @@ def _missing(
     module: ProbabilisticTensorDictModule, key: NestedKey, tensordict: TensorDictBase
 ) -> InputMissing:
     known = [have for have in tensordict.keys(True) if have != key]  # a field may not be set
-    near = nearest_key(key, known)
-    hint = "" if near is None else f" Did you mean {format_key(near)}?"
-    there = ", ".join(format_key(k) for k in known) or "none"
     return InputMissing(
         f"the distribution `{module.node_label}` reads {format_key(key)}, which was not found in "
-        f"the container; available keys: {there}.{hint} Write the entry before the call, or "
-        "change `in_keys`."
+        f"the container; {available(key, known)} Write the entry before the call, or change "
+        "`in_keys`."
     )
 
 

@@ -24,7 +24,7 @@ from kd_core import (
 )
 from kd_core.extending import public_in
 from kd_nn import TensorDictModuleBase
-from kd_probabilistic._components import only_key
+from kd_probabilistic._components import list_keys, only_key
 from kd_probabilistic._composite import CompositeDistribution, value_keys
 from kd_probabilistic._construction import Construction, name_of
 from kd_probabilistic._interaction import InteractionType, as_interaction_type
@@ -157,7 +157,7 @@ def _arguments(in_keys: object) -> dict[str, NestedKey]:
     arguments = {unravel_key_to_tuple(key)[-1]: unravel_key(key) for key in keys}
     if len(arguments) != len(keys):
         raise InvalidArgument(
-            f"two of the in_keys {', '.join(format_key(key) for key in keys)} name the same "
+            f"two of the in_keys {list_keys(keys)} name the same "
             "argument, which is the last part of a key. Give a mapping `{argument: key}`."
         )
     return arguments
@@ -187,7 +187,7 @@ def _value_keys(out_keys: object, several: bool, known: Known) -> tuple[NestedKe
     if known is not None and set(keys) != set(known[0]):
         raise InvalidArgument(
             f"`out_keys` must be the keys of the values of the distribution, "
-            f"{_keys_text(known[0])}, got {_keys_text(keys)}. Rename values with `name_map`; to "
+            f"{list_keys(known[0])}, got {list_keys(keys)}. Rename values with `name_map`; to "
             "write some of them alone use `select_out_keys`."
         )
     return tuple(keys)
@@ -210,7 +210,7 @@ def _log_prob_keys(
         if len(keys) not in (1, len(values)):
             raise InvalidArgument(
                 f"`log_prob_keys` must be one key for a sum, or one for each of the {len(values)} "
-                f"values, got {_keys_text(keys)}."
+                f"values, got {list_keys(keys)}."
             )
         return keys, len(keys) != len(values)
     if known is not None and known[1]:
@@ -228,10 +228,6 @@ def _check_distinct(values: Sequence[NestedKey], log_probs: Sequence[NestedKey])
         )
     if twice:
         raise InvalidArgument(f"`log_prob_keys` must differ, got {format_key(twice[0])} twice.")
-
-
-def _keys_text(keys: Iterable[NestedKey]) -> str:
-    return ", ".join(format_key(key) for key in keys) or "none"
 
 
 def _listed(name: str, keys: object) -> list[NestedKey]:

@@ -10,6 +10,7 @@ from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, format_key
 from kd_nn import InputMissing
+from kd_probabilistic._components import list_keys
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._module import ProbabilisticTensorDictModule
 from kd_probabilistic._scoring import ScoringModule
@@ -69,7 +70,7 @@ class Walk:
         if missing and self._scores and draws:
             raise InputMissing(
                 f"the value {format_key(missing[0])} is scored, but was not found in the "
-                f"container; available keys: {', '.join(format_key(key) for key in present)}. "
+                f"container; available keys: {list_keys(present)}. "
                 "Write it before the call, or set `return_composite=False` to draw it."
             )
         if draws and (missing or not self._keeps):
