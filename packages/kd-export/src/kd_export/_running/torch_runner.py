@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from kd_export._errors import DtypeMismatch, kind_of
-from kd_export._running.backend import Direct
+from kd_export._running.backend import Direct, picked
 from kd_export._running.straight_line import StraightLine
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import Entry, Schema
@@ -93,11 +93,7 @@ class TorchRunner(TensorRunner):
         self, arrays: Sequence[object], names: Sequence[str] | None = None
     ) -> Sequence[object]:
         """Run on tensors in order; ``names`` picks among the outputs."""
-        results = self.lines.core(*arrays)
-        if names is None:
-            return results
-        by_name = {e.name: r for e, r in zip(self._schema.outputs, results, strict=True)}
-        return [by_name[name] for name in names]
+        return picked(self._schema, self.lines.core(*arrays), names)
 
 
 def run_program(program: ExportedProgram, schema: Schema) -> TorchRunner:
