@@ -25,7 +25,7 @@ from kd_export._errors import (
 from kd_export._running.silence import silenced
 from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.derived_program import derived_program
-from kd_export._schema.schema import Entry, Schema, check_fit
+from kd_export._schema.schema import Schema, check_fit
 from kd_export._schema.shapes import fixed
 from kd_export._schema.trust import conditions_of, disarm
 
@@ -190,18 +190,9 @@ def _is_on_tensors(overload: torch._ops.OpOverload) -> bool:
 
 def _described(schema: Schema) -> Borders:
     """Return name, dtype and dimensions of each input and output, as the schema tells them."""
-    return tuple(
-        tuple((_name(entry), entry.dtype, *fixed(entry.shape)) for entry in part)
-        for part, _name in ((schema.inputs, _argument), (schema.outputs, _wire))
-    )
-
-
-def _argument(entry: Entry) -> str:
-    return entry.name
-
-
-def _wire(entry: Entry) -> str:
-    return entry.wire
+    inputs = tuple((entry.name, entry.dtype, *fixed(entry.shape)) for entry in schema.inputs)
+    outputs = tuple((entry.wire, entry.dtype, *fixed(entry.shape)) for entry in schema.outputs)
+    return inputs, outputs
 
 
 def _borders(program: ExportedProgram) -> Borders:
