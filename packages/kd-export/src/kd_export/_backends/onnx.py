@@ -61,10 +61,8 @@ class OnnxBackend:
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Name the tensors by wire name; an output that is named as an input gets a number."""
-        return replace(
-            _named(schema),
-            versions={**schema.versions, "onnxscript": _version("onnxscript")},
-        )
+        known = str(getattr(require("onnxscript", _EXTRA), "__version__", "unknown"))
+        return replace(_named(schema), versions={**schema.versions, "onnxscript": known})
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Translate the program, name its tensors and axes, and write it with the schema.
@@ -267,7 +265,3 @@ def _found(value: _Named, entry: Entry) -> tuple[object, ...]:
     """Return name, dtype and sizes of an input or output of the model."""
     dtype = _TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
     return completed(value.name, dtype, value.shape, entry)
-
-
-def _version(package: str) -> str:
-    return str(getattr(require(package, _EXTRA), "__version__", "unknown"))
