@@ -98,7 +98,7 @@ _OBJECTS: dict[str, dict[str, str]] = {
 }
 _SYMBOLIC = {"as_tensor": "Named", "as_sym_int": "SymIntArgument"}
 _UNIONS: dict[str, dict[str, str]] = {
-    "Placeholder": {"as_tensor": "Named", "as_sym_int": "SymIntArgument"},
+    "Placeholder": _SYMBOLIC,
     "TensorOnly": {"as_tensor": "Named"},
     "Result": {
         **_SYMBOLIC,
