@@ -8,8 +8,9 @@ onnxruntime.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from kd_export._errors import (
     DtypeMismatch,
@@ -27,9 +28,6 @@ from kd_export._running.state import Carried
 from kd_export._schema.schema import Entry, Schema, find_entry
 from kd_export._schema.shapes import check_shape
 from kd_export._schema.wire import as_key, nest, unnest, wire_key, wire_name
-
-if TYPE_CHECKING:
-    from kd_core import TensorDictBase
 
 Inputs = TypeVar("Inputs")
 
@@ -108,11 +106,11 @@ class Session:
             raise _failed(error) from error
 
     def _checked(self, x: Inputs, outputs: Iterable[object] | None) -> Inputs:
-        values, form = _read(x, self.schema.inputs)
+        values, arrange = _read(x, self.schema.inputs)
         arrays = self._arrays(self.schema.inputs, values, {})
         wanted = self._wanted(outputs)
         results = self.runner(arrays, None if outputs is None else [e.name for e in wanted])
-        return cast(Inputs, form.write(self._restored(wanted, results, values)))
+        return cast(Inputs, arrange(self._restored(wanted, results, values)))
 
     def step(self, x: Inputs) -> Inputs:
         """Run the program on its own state, and carry the state to the next step.
@@ -159,11 +157,11 @@ class Session:
     def _stepped(self, x: Inputs) -> Inputs:
         schema, sizes = self.schema, dict[str, tuple[int, Entry]]()
         given = tuple(entry for entry in schema.inputs if entry.wire not in schema.state)
-        values, form = _read(x, given)
+        values, arrange = _read(x, given)
         arrays = {e.wire: a for e, a in zip(given, self._arrays(given, values, sizes), strict=True)}
         arrays |= self._carried.inputs(sizes)
         results = self.runner([arrays[entry.wire] for entry in schema.inputs])
-        found = form.write(self._restored(schema.outputs, results, values))
+        found = arrange(self._restored(schema.outputs, results, values))
         self._carried.keep(results)
         return cast(Inputs, found)
 
@@ -219,41 +217,22 @@ def _failed(error: Exception) -> ProgramFailed:
     return ProgramFailed(f"the program fails on these inputs: {error}")
 
 
-class _Form(Protocol):
-    def write(self, found: Mapping[Key, object]) -> object: ...
+_Arrange: TypeAlias = Callable[[Mapping[Key, object]], object]
+"""Arranges results by key as the inputs were."""
 
 
-class _FlatByWire:
-    def write(self, found: Mapping[Key, object]) -> object:
-        return {wire_name(key): value for key, value in found.items()}
+def _by_wire(found: Mapping[Key, object]) -> dict[str, object]:
+    return {wire_name(key): value for key, value in found.items()}
 
 
-class _FlatByKey:
-    def write(self, found: Mapping[Key, object]) -> object:
-        return dict(found)
-
-
-class _Nested:
-    def write(self, found: Mapping[Key, object]) -> object:
-        return nest(found)
-
-
-class _Container:
-    def __init__(self, like: TensorDictBase) -> None:
-        self._like = like
-
-    def write(self, found: Mapping[Key, object]) -> object:
-        return written_like(self._like, found)
-
-
-def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
-    """Read the inputs in order, and how they were arranged."""
+def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Arrange]:
+    """Read the inputs in order, and how to arrange results as they were."""
     container = as_container(x)
     if container is not None:
         held = {e.key: container.get(e.key) for e in inputs}
         held = {key: value for key, value in held.items() if value is not None}
         given = (wire_name(as_key(key)) for key in container.keys(True, True))
-        return _in_order(held, inputs, given), _Container(container)
+        return _in_order(held, inputs, given), partial(written_like, container)
     if not isinstance(x, Mapping):
         raise DtypeMismatch(
             f"expected a mapping or a container of inputs, got {kind_of(x)}.",
@@ -261,13 +240,13 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
             got=type(x).__name__,
             hint=f"Pass a dict with {quoted(entry.wire for entry in inputs)}.",
         )
-    form: _Form
+    arrange: _Arrange
     if any(isinstance(value, Mapping) for value in x.values()):
-        entries, form = unnest(x), _Nested()
+        entries, arrange = unnest(x), nest
     elif any(isinstance(word, tuple) for word in x):
-        entries, form = {as_key(word): value for word, value in x.items()}, _FlatByKey()
+        entries, arrange = {as_key(word): value for word, value in x.items()}, dict
     else:
-        entries, form = {wire_key(str(word)): value for word, value in x.items()}, _FlatByWire()
+        entries, arrange = {wire_key(str(word)): value for word, value in x.items()}, _by_wire
     known = {entry.key for entry in inputs}
     values = _in_order(entries, inputs, map(wire_name, entries))
     for key in entries:
@@ -279,7 +258,7 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Form]:
                 got=wire_name(key),
                 hint="Leave it out.",
             )
-    return values, form
+    return values, arrange
 
 
 def _in_order(
