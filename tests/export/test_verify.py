@@ -11,7 +11,7 @@ from torch import nn
 
 import kd_export
 from kd_export import ExportError, VerifyError
-from kd_export._schema.onnx_file import add_schema
+from kd_export._schema.onnx_file import schema_field
 from kd_export._schema.vectors import draw
 from kd_nn import TensorDictModule
 
@@ -153,7 +153,7 @@ def test_a_test_of_absurd_size_is_refused_at_once(tmp_path: Path) -> None:
     kd_export.save(model.module, path, model.example)
     schema = kd_export.inspect(path).to_data()
     schema["inputs"][0]["shape"] = ["batch", 10**9]  # type: ignore[index, call-overload]  # JSON
-    path.write_bytes(add_schema(b"", json.dumps(schema)) + path.read_bytes())
+    path.write_bytes(schema_field(json.dumps(schema)) + path.read_bytes())
     with pytest.raises(ExportError, match="does not fit the program"):
         kd_export.verify(path)
     with pytest.raises(ExportError, match=r"needs 1,000,000,000 numbers, more than 33,554,432"):

@@ -15,9 +15,9 @@ import kd_export
 from kd_export import ExportError, UntrustedArtifact
 from kd_export._schema.onnx_file import (
     SCHEMA_PROPERTY,
-    add_schema,
     check_external,
     read_onnx_schema,
+    schema_field,
     weights_digest,
 )
 
@@ -66,7 +66,7 @@ def test_a_file_of_endless_fields_is_refused_at_once(within: bool) -> None:
 
 def test_the_schema_is_appended() -> None:
     model = helper.make_model(helper.make_graph([], "g", [], []))
-    data = add_schema(model.SerializeToString(), "text")
+    data = model.SerializeToString() + schema_field("text")
     assert read_onnx_schema(io.BytesIO(data)) == "text"
     (entry,) = onnx.load_from_string(data).metadata_props
     assert (entry.key, entry.value) == (SCHEMA_PROPERTY, "text")
@@ -87,7 +87,7 @@ def path(saved: Path, tmp_path: Path) -> Path:
 
 def test_the_digest_is_of_the_weights_not_of_the_schema(path: Path) -> None:
     data = path.read_bytes()
-    assert weights_digest(data) == weights_digest(add_schema(data, "more"))
+    assert weights_digest(data) == weights_digest(data + schema_field("more"))
     model = onnx.load(path)
     model.graph.initializer[0].raw_data = bytes(len(model.graph.initializer[0].raw_data))
     assert weights_digest(model.SerializeToString()) != weights_digest(data)

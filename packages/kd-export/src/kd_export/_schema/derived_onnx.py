@@ -9,7 +9,7 @@ from kd_export._errors import ExportError, NotExportable
 from kd_export._schema.archive import foreign
 from kd_export._schema.beside import contents
 from kd_export._schema.derived import UNKNOWN, Value, derived_schema
-from kd_export._schema.onnx_file import PRODUCER, fields_in, varint
+from kd_export._schema.onnx_file import PRODUCER, damaged, fields_in, varint
 from kd_export._schema.schema import Schema
 
 # The numbers of fields: of a model, a graph, a value, a type, a tensor.
@@ -53,9 +53,7 @@ def derived_onnx(file: BinaryIO) -> Schema:
     try:
         return _derived(contents(file))
     except (EOFError, UnicodeDecodeError) as error:
-        raise ExportError(
-            f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
-        ) from error
+        raise damaged(error) from error
 
 
 def _derived(model: memoryview) -> Schema:

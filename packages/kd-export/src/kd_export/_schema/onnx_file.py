@@ -72,9 +72,7 @@ def read_onnx_schema(file: BinaryIO) -> str | None:
             if text is not None:
                 return text
     except (EOFError, UnicodeDecodeError) as error:
-        raise ExportError(
-            f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
-        ) from error
+        raise damaged(error) from error
     return None
 
 
@@ -93,17 +91,17 @@ def _schema_in(file: BinaryIO, start: int, end: int) -> str | None:
     return file.read(size).decode()
 
 
-def add_schema(model: bytes, text: str) -> bytes:
-    """Append the schema to a model as a property: a message may grow at its end."""
-    return model + schema_field(text)
-
-
 def schema_field(text: str) -> bytes:
-    """Build the bytes that add the schema to the end of a model."""
+    """Build the bytes that add the schema at the end of a model: a message may grow there."""
     name, content = SCHEMA_PROPERTY.encode(), text.encode()
     check_schema_size(len(content))
     pair = written_field(1, name) + written_field(2, content)
     return written_field(_METADATA_PROPS, pair)
+
+
+def damaged(error: Exception) -> ExportError:
+    """Build the error of a file that is cut, or something else than a model."""
+    return ExportError(f"the file is not a whole ONNX model: {error}.", hint="It may be truncated.")
 
 
 def companion(name: str) -> str:
@@ -153,9 +151,7 @@ def check_external(model: bytes | memoryview, name: str = "", size: int = 0) -> 
                 _check_place(whole, name, size)
                 found = True
     except EOFError as error:
-        raise ExportError(
-            f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
-        ) from error
+        raise damaged(error) from error
     return found
 
 

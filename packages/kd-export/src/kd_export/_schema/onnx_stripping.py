@@ -6,7 +6,7 @@ reads them.
 
 from __future__ import annotations
 
-from kd_export._errors import ExportError
+from kd_export._schema.onnx_file import damaged
 from kd_export._schema.onnx_rewriting import Parts, rewritten
 
 # The fields that are dropped: texts of documentation and metadata of parts.
@@ -40,9 +40,7 @@ def stripped(model: bytes) -> bytes:
     try:
         parts = rewritten(memoryview(model), _rule, _LEADS)
     except EOFError as error:
-        raise ExportError(
-            f"the file is not a whole ONNX model: {error}.", hint="It may be truncated."
-        ) from error
+        raise damaged(error) from error
     return model if parts is None else b"".join(parts)
 
 
