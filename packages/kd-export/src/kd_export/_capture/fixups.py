@@ -59,12 +59,9 @@ def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -
     parts = _parts(program)
     graphs = [part.graph for part in parts]
     _refuse_inner_writes(program.graph_module)
-    done = [
-        *_drop_idle_dropout(graphs),
-        *_refuse_state(program),
-        *_keep_inputs(program),
-        *_separate_outputs(program, outputs),
-    ]
+    done = [*_drop_idle_dropout(graphs)]
+    _refuse_state(program)
+    done += [*_keep_inputs(program), *_separate_outputs(program, outputs)]
     program.graph.eliminate_dead_code(_has_effect)
     if mode != "random":
         for graph in graphs:
@@ -133,7 +130,7 @@ def _refuse_random(graph: fx.Graph) -> None:
             )
 
 
-def _refuse_state(program: ExportedProgram) -> Iterator[str]:
+def _refuse_state(program: ExportedProgram) -> None:
     """Refuse a module whose call changes one of its buffers."""
     kept = {s.arg.name: s for s in program.graph_signature.input_specs if s.target is not None}
     for node, written in _writes(program.graph):
@@ -150,7 +147,6 @@ def _refuse_state(program: ExportedProgram) -> Iterator[str]:
                 hint="What `.data` returns is such a constant: write to a clone instead.",
             )
         raise changed(name, where)
-    yield from ()
 
 
 def _refuse_inner_writes(module: fx.GraphModule) -> None:
