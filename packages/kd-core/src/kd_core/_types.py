@@ -37,7 +37,6 @@ Sizes: TypeAlias = "tuple[int | Sequence[int], ...]"
 """Sizes or dimensions, as separate arguments or as one sequence."""
 
 LeafFn: TypeAlias = Callable[[Tensor], Tensor]
-LeavesFn: TypeAlias = Callable[[list[Tensor]], "Sequence[Tensor]"]
 PartsFn: TypeAlias = "Callable[[Tensor], Sequence[Tensor]]"
 BatchFn: TypeAlias = Callable[[Batch], Batch]
 
