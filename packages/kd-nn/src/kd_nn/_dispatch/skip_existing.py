@@ -9,7 +9,6 @@ import functools
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, cast
 
 from torch import nn
@@ -113,12 +112,7 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
         anyone_skips.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         anyone_skips.remove(self)
         token, outer = self._outer.pop()
         if token is None:
