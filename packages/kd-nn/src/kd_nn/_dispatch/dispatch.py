@@ -173,7 +173,7 @@ class Dispatched(Generic[M]):
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
         # On the class: a module looks for a missing attribute among its parameters, which is slow.
         if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:
-            return _bare(read_optional(result, keys, None))
+            return _bare(read_optional(result, keys))
         return _bare([entry(result, key) for key in keys])
 
     def names_of(self, module: nn.Module) -> CallNames:

@@ -79,12 +79,10 @@ def read_entries(
     return values
 
 
-def read_optional(
-    tensordict: TensorDictBase, keys: Iterable[NestedKey], default: object
-) -> list[object]:
-    """Return the entries at `keys`, `default` for missing ones."""
+def read_optional(tensordict: TensorDictBase, keys: Iterable[NestedKey]) -> list[object]:
+    """Return the entries at `keys`, None for missing ones."""
     present = tensordict.keys(True)
-    return [entry(tensordict, key) if key in present else default for key in keys]
+    return [entry(tensordict, key) if key in present else None for key in keys]
 
 
 def write_entries(

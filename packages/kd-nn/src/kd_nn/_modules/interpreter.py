@@ -140,7 +140,7 @@ def run_steps(
             from kd_nn._dispatch.notes import add_step_note
 
             keys = keys_of(step, "in_keys")
-            given = dict(zip(keys, read_optional(work, keys, None), strict=True))
+            given = dict(zip(keys, read_optional(work, keys), strict=True))
             add_step_note(error, (str(idx), name), step, given)
             raise
         replaced = replaced or swapped
@@ -179,7 +179,7 @@ def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -
     wrote. It saves tensors, so it gets tensors where the module takes them.
     """
     keys = keys_of(step, "in_keys")
-    values = read_optional(work, keys, None)
+    values = read_optional(work, keys)
     takes_tensors = isinstance(getattr(type(wrapped), "forward", None), Dispatched)
     if not takes_tensors or not all(isinstance(value, Tensor) for value in values):
         return step(work.copy())

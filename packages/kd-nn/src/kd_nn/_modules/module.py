@@ -181,7 +181,7 @@ class TensorDictModule(TensorDictModuleBase):
         if self.strict:
             values = read_entries(tensordict, keys, lambda _: describe(self))
         else:
-            values = read_optional(tensordict, keys, None)
+            values = read_optional(tensordict, keys)
         outputs = dict(zip(self._own_out_keys(), self.forward_values(*values), strict=True))
         if DISCARD in outputs or self.__dict__.get("_selected") is not None:
             outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
