@@ -70,7 +70,7 @@ class Settings:
         self.return_log_prob = _flag("return_log_prob", given["return_log_prob"])
         self.default_interaction_type = as_interaction_type(given["default_interaction_type"])
         self.cache_dist = _flag("cache_dist", given["cache_dist"])
-        self.n_empirical_estimate = _positive("n_empirical_estimate", given)
+        self.n_empirical_estimate = _estimates(given["n_empirical_estimate"])
         self.num_samples = _samples(given["num_samples"])
         self.generator = _generator(given["generator"])
         asked = [self.generator] if isinstance(self.generator, (str, tuple)) else []
@@ -257,9 +257,8 @@ def _flag(name: str, value: object) -> bool:
     raise InvalidArgument(f"`{name}` must be True or False, got {value!r}.")
 
 
-def _positive(name: str, given: Mapping[str, object]) -> int:
-    value = given[name]
-    message = f"`{name}` must be a positive int, got {value!r}."
+def _estimates(value: object) -> int:
+    message = f"`n_empirical_estimate` must be a positive int, got {value!r}."
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgument(message)
     if value < 1:
