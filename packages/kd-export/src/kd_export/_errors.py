@@ -155,7 +155,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def raised_as(kind: type[ExportError], message: str, hint: str | None = None) -> Iterator[None]:
+def raised_as(kind: type[ExportError], message: str, hint: str) -> Iterator[None]:
     """Raise what another library raises in a block as an error of ours; ours pass.
 
     >>> with raised_as(NotExportable, "ONNX cannot express it", "Save it as `.pt2`."):

@@ -58,9 +58,9 @@ def trials(
     reference: Reference,
     batch_sizes: Sequence[int],
     *,
-    pool: Sequence[Tensor] | None = None,
+    pool: Sequence[Tensor] | None,
     example: Sequence[Tensor] | None = None,
-    given: Sequence[Sequence[Tensor]] | None = None,
+    given: Sequence[Sequence[Tensor]] | None,
 ) -> Iterator[Trial]:
     """Run the reference on inputs of each size, or on those given, and on the example.
 
@@ -95,7 +95,7 @@ def doubtful_trials(
     reference: Reference,
     doubtful: Sequence[Mapping[str, int]],
     *,
-    pool: Sequence[Tensor] | None = None,
+    pool: Sequence[Tensor] | None,
 ) -> Iterator[Trial]:
     """Run the reference at sizes where a program may differ; not where the module itself fails.
 
