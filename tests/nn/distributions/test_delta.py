@@ -136,5 +136,5 @@ def test_a_number_is_a_point_of_no_dimension() -> None:
 
 @pytest.mark.parametrize(("atol", "rtol"), [(-1.0, 0.0), (0.0, float("nan"))])
 def test_negative_tolerances_are_refused(atol: float, rtol: float) -> None:
-    with pytest.raises(InvalidValue, match="`atol` and `rtol` must be 0 or above"):
+    with pytest.raises(InvalidValue, match="`atol` and `rtol` must be non-negative"):
         Delta(torch.zeros(2), atol, rtol)

@@ -48,7 +48,7 @@ def test_step_is_inserted_at_a_place(place: int, order: str) -> None:
 @pytest.mark.parametrize("place", [3, -3])
 def test_place_that_there_is_not_is_refused(place: int) -> None:
     model = TensorDictSequential(neg("x", "a"), neg("y", "b"))
-    with pytest.raises(IndexError, match=f"has 2 steps, so none can come to place {place}"):
+    with pytest.raises(IndexError, match=f"index {place} is out of range for the 2 steps"):
         model.insert(place, neg("n", "c"))
 
 

@@ -145,7 +145,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
     ) -> None:
         super().__init__()
         if warmup < 1:
-            raise InvalidValue(f"`warmup` must be at least 1, got {warmup}.")
+            raise InvalidValue(f"`warmup` must be a positive int, got {warmup}.")
         if (in_keys is None) is not (out_keys is None):
             raise InvalidArgument("`in_keys` and `out_keys` must be given together.")
         if in_keys is not None and out_keys is not None:

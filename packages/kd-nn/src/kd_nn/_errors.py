@@ -15,7 +15,7 @@ module raises are built here.
 
 from collections.abc import Iterable, Sequence
 
-from kd_core import KdError, KeyNotFound, NestedKey, format_key, nearest_key
+from kd_core import InvalidArgument, KdError, KeyNotFound, NestedKey, format_key, nearest_key
 
 
 class KeysNotDeclared(KdError, AttributeError):
@@ -97,6 +97,13 @@ def several_outputs(who: str, key: NestedKey, got: Sequence[object]) -> OutputMi
         f"{who} must return one tensor for the out key {format_key(key)}, "
         f"got a {type(got).__name__} of {len(got)}. Give each tensor a key: as in "
         '`out_keys=["y", "h", "c"]` for `(y, (h, c))`. If they are rows of one entry, stack them.'
+    )
+
+
+def not_a_container(who: str, got: object) -> InvalidArgument:
+    """Build the error for something that `who` returned in place of a container."""
+    return InvalidArgument(
+        f"{who} must return a container, got {type(got).__name__}. Return the one it was given."
     )
 
 

@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.entries import container_of, entry, read_optional
-from kd_nn._errors import DispatchError, KeysNotDeclared
+from kd_nn._errors import DispatchError, KeysNotDeclared, not_a_container
 from kd_nn._keys.specs import DISCARD, Keys, parse_keys
 
 KEPT = 256
@@ -166,10 +166,7 @@ class Dispatched(Generic[M]):
 
     def _pick(self, module: nn.Module, result: object) -> object:
         if not is_tensor_collection(result):
-            raise InvalidArgument(
-                f"{describe(module)} must return a container, got {type(result).__name__}. Return "
-                "the one that the method was given."
-            )
+            raise not_a_container(describe(module), result)
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
         # On the class: a module looks for a missing attribute among its parameters, which is slow.
         if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:

@@ -26,7 +26,7 @@ from kd_nn._dispatch.entries import (
     write_entries,
 )
 from kd_nn._dispatch.skip_existing import anyone_skips
-from kd_nn._errors import not_written
+from kd_nn._errors import not_a_container, not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.program import is_watched, runs_in_part
@@ -195,10 +195,7 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
     if result is work or result is None:
         return work, False
     if not is_tensor_collection(result):
-        raise TypeError(
-            f"{describe(step)} returned {type(result).__name__} for a container. "
-            "A keyed module returns a container."
-        )
+        raise not_a_container(describe(step), result)
     visible = [key for key in keys_of(step, "out_keys") if key != DISCARD]
     made = [key for key in visible if has_entry(result, key)]
     replaces = getattr(step, "replaces_container", None)

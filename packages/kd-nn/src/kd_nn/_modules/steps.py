@@ -113,15 +113,13 @@ class StepList(TensorDictModuleBase):
 
         Raises:
             KeyNotFound: If `after` is not a step.
-            IndexError: If there is no such place.
+            OutOfRange: If there is no such place.
             InvalidArgument: If the name is taken.
         """
         steps = self.named_steps()
         if isinstance(name, int):
             if not -len(steps) <= name <= len(steps):
-                raise IndexError(
-                    f"{describe(self)} has {len(steps)} steps, so none can come to place {name}."
-                )
+                raise _out_of_range(self, name, len(steps))
             steps.insert(name, (free_name(dict(steps)), module))
             return self._replace_steps(steps)
         name = self._new_name(name, dict(steps))
@@ -233,13 +231,17 @@ class StepList(TensorDictModuleBase):
         if isinstance(index, str) and index in names:
             return index
         if isinstance(index, int):
-            raise OutOfRange(
-                f"index {index} is out of range for the {len(names)} steps of {describe(self)}."
-            )
+            raise _out_of_range(self, index, len(names))
         raise KeyNotFound(
             f"step `{index}` of {describe(self)} not found; available steps: {list_keys(names)}."
             f"{suggest(index, names)}"
         )
+
+
+def _out_of_range(sequence: StepList, index: int, count: int) -> OutOfRange:
+    return OutOfRange(
+        f"index {index} is out of range for the {count} steps of {describe(sequence)}."
+    )
 
 
 def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:

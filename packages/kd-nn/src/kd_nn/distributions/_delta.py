@@ -61,7 +61,9 @@ class Delta(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         if not (atol >= 0 and rtol >= 0):  # NaN too
-            raise InvalidValue(f"`atol` and `rtol` must be 0 or above, got {atol!r} and {rtol!r}.")
+            raise InvalidValue(
+                f"`atol` and `rtol` must be non-negative, got {atol!r} and {rtol!r}."
+            )
         if not isinstance(param, Tensor):
             param = torch.as_tensor(param)
         self.param, self.atol, self.rtol = param, atol, rtol

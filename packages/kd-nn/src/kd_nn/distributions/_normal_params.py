@@ -20,7 +20,7 @@ class NormalParamExtractor(nn.Module):
 
     Args:
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
-        scale_lb: The smallest scale that is returned, 0 or above.
+        scale_lb: The smallest scale that is returned, non-negative.
 
     Raises:
         InvalidValue: If the mapping is not known, or `scale_lb` is negative.
@@ -72,7 +72,7 @@ class NormalParamWrapper(nn.Module):
     Args:
         operator: The network; its output, or the first of its outputs, has an even last dimension.
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
-        scale_lb: The smallest scale that is returned, 0 or above.
+        scale_lb: The smallest scale that is returned, non-negative.
 
     Raises:
         InvalidValue: If the mapping is not known, or `scale_lb` is negative.
@@ -117,7 +117,7 @@ class AddStateIndependentNormalScale(nn.Module):
         scale_shape: Shape of the scale, equal to the last dimensions of the location; an int is one
             dimension, and `()` one scale for all elements.
         scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
-        scale_lb: The smallest scale that is returned, 0 or above.
+        scale_lb: The smallest scale that is returned, non-negative.
         device: Where the scale is created; by default torch's default device.
         make_param: Whether the scale is a parameter; otherwise it is a buffer, which is saved with
             the module and not trained.
@@ -180,7 +180,7 @@ class AddStateIndependentNormalScale(nn.Module):
 
 def _checked_bound(scale_lb: float) -> float:
     if not scale_lb >= 0:  # NaN too
-        raise InvalidValue(f"`scale_lb` must be 0 or above: scales are positive, got {scale_lb!r}.")
+        raise InvalidValue(f"`scale_lb` must be non-negative, got {scale_lb!r}.")
     return scale_lb
 
 
