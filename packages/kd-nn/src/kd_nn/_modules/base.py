@@ -8,8 +8,8 @@ a patched `forward`) raises a flag that the fast call of every enclosing module 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
-import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn._dispatch.dispatch import (
@@ -39,8 +39,6 @@ from kd_nn._plan.outcome import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome,
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
-
-_is_traced = torch.compiler.is_dynamo_compiling
 
 
 class DeclaredKeys(property):
@@ -139,7 +137,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     def __call__(self, /, *args: Value, **kwargs: Named) -> Outputs: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
-        if _is_traced():
+        if is_dynamo_compiling():
             result = self._call_traced(args, kwargs)
             if result is not BUSY:
                 return result
@@ -367,7 +365,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _plan_again(self) -> Plan:
         # An export takes the long way, and is not to find attributes made meanwhile.
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return NO_PLAN
         # The first call goes the long way: a module that is called once needs no plan.
         made, wait = self.__dict__.get("_plans_made", (0, 1))

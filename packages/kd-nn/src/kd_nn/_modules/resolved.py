@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from kd_core.extending import is_prefix
 from kd_nn._dispatch.call_names import CallNames
@@ -21,7 +21,6 @@ from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
 from kd_nn._plan.outcome import Plan
 from kd_nn._plan.program import is_watched, keyed, resolve
 
-_is_traced = torch.compiler.is_dynamo_compiling
 _ALWAYS: Final[Flag] = [True]
 _TRIES: Final = 1000
 """How often an edit of another thread may come in between."""
@@ -63,7 +62,8 @@ class Resolved:
         self._changed: Flag = []
         self._members: list[tuple[nn.Module, list[nn.Module | None]]] = []
         self._computed: list[tuple[nn.Module, tuple[object, ...]]] = []
-        if not _is_traced():  # made while tracing, it is not kept; and dynamo enters no lock
+        # One that is made while tracing is not kept; and dynamo enters no lock.
+        if not is_dynamo_compiling():
             # Before anything else is read: what another thread changes meanwhile is then seen.
             self._dependency = depend_on(sequence)
             self._changed = self._dependency.changed
@@ -91,7 +91,8 @@ class Resolved:
 
     def is_current(self) -> bool:
         """Return whether nothing that it was made from has changed."""
-        if _is_traced():  # dynamo of torch 2.10 compares no modules; `unsure` has a guard already
+        if is_dynamo_compiling():
+            # dynamo of torch 2.10 compares no modules; `unsure` has a guard already.
             return not (self.unsure and self._changed)
         if self._changed:
             return False
