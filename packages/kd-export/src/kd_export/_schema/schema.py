@@ -1,8 +1,8 @@
 """What an artefact says about itself: keys, shapes, dtypes, axes, versions, test vectors.
 
 Pure data with a JSON form, the same in every format. Nothing here imports torch, so that a file
-can be read where torch is not installed. The JSON form is described by ``schema_v1.json`` beside
-this module.
+can be read where torch is not installed. The JSON form is described by ``schema_v1.json`` in the
+folder of the package.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
     """Build one level from what a file holds.
 
     Raises:
-        FormatError: if the state is not that of these entries.
+        FormatError: If the state is not that of these entries.
     """
     match state:
         case {"no_convert": bool(no_convert), "parameters": list(named), "frozen": list(frozen)}:

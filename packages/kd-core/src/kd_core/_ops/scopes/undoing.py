@@ -1,7 +1,7 @@
 """Which operations can be undone, and how their entries become entries of the source again.
 
 An operation that can be undone records its source on the result, and what undoes it. The source is
-referred to weakly, so a result keeps nothing alive. `carrying` reads the record.
+referred to weakly, so a result keeps nothing alive. `contexts` reads the record.
 """
 
 from __future__ import annotations
