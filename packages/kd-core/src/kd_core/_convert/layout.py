@@ -140,8 +140,8 @@ def batch_of_layout(layout: Plain) -> tuple[int, ...]:
     return tuple(_rows(layout, "levels")[0][1])
 
 
-def _rows(layout: Plain, name: str) -> list[list]:  # type: ignore[type-arg]  # rows of JSON
-    return cast("list[list]", layout[name])  # type: ignore[type-arg]  # rows of JSON
+def _rows(layout: Plain, name: str) -> list[list[Any]]:
+    return cast("list[list[Any]]", layout[name])
 
 
 def stored(leaf: Tensor) -> Tensor:
