@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
-from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -282,9 +282,8 @@ def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
         raise InvalidArgument(f"`dispatch` decorates a method, got {function!r}.")
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    kinds = [parameter.kind for parameter in parameters]
-    count = kinds.count(_Kind.POSITIONAL_ONLY) + kinds.count(_Kind.POSITIONAL_OR_KEYWORD)
-    if count < 2 and _Kind.VAR_POSITIONAL not in kinds:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2 and all(p.kind is not p.VAR_POSITIONAL for p in parameters):
         name = getattr(function, "__name__", repr(function))
         raise InvalidArgument(
             "`dispatch` decorates a method, which takes `self` and a container, got "
@@ -292,9 +291,6 @@ def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
             f"`TensorDictModule({name}, in_keys=[...], out_keys=[...])`."
         )
     return parameters
-
-
-_Kind: Final = inspect.Parameter
 
 
 def keys_of(module: nn.Module, source: str | Keys) -> Keys:
