@@ -90,13 +90,9 @@ def mean_or_empirical(distribution: Distribution, count: int) -> Tensor:
     """Return the mean, or the mean of `count` draws if there is no closed form."""
     try:
         return estimate(distribution, InteractionType.MEAN)
-    except EstimateNotOffered as error:
+    except EstimateNotOffered:
         if _has_mean_formula(distribution):  # there is no mean
             raise
-        if count < 1:
-            raise EstimateNotOffered(
-                f"{error} Or set `n_empirical_estimate` to the number of draws to average."
-            ) from None
     return draw(distribution, torch.Size((count,))).mean(0)
 
 
