@@ -402,9 +402,7 @@ def _is_computed(cls: type, name: str) -> bool:
 
 def _values_first(cls: type) -> bool:
     """Return whether the first class that says how to run gives `forward_values`."""
-    for base in cls.__mro__:
-        if base is TensorDictModuleBase:
-            return False
+    for base in cls.__mro__[: cls.__mro__.index(TensorDictModuleBase)]:
         if "forward_values" in base.__dict__:
             return True
         if "forward" in base.__dict__ or "__call__" in base.__dict__:
