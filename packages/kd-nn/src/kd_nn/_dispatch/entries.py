@@ -58,14 +58,14 @@ def _tree_of(values: Mapping[NestedKey, object]) -> dict[str, object] | None:
 
 
 def read_entries(
-    tensordict: TensorDictBase, keys: Iterable[NestedKey], who: Callable[[NestedKey], str]
+    tensordict: TensorDictBase, keys: Iterable[NestedKey], who: Callable[[], str]
 ) -> list[object]:
     """Return the entries at `keys`.
 
     Args:
         tensordict: The container.
         keys: What to read.
-        who: Names the reader of a key, for the message.
+        who: Names the reader, for the message.
 
     Raises:
         InputMissing: With the reader, the key and the available keys.
@@ -75,7 +75,7 @@ def read_entries(
         try:
             values.append(entry(tensordict, key))
         except KeyError:
-            raise input_missing(key, who(key), list(tensordict.keys(True))) from None
+            raise input_missing(key, who(), list(tensordict.keys(True))) from None
     return values
 
 

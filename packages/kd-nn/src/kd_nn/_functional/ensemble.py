@@ -150,7 +150,7 @@ class EnsembleModule(TensorDictModuleBase):
             kd_core.ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
         """
         outputs = self.forward_values(
-            *read_entries(tensordict, self._own_in_keys(), lambda _: describe(self))
+            *read_entries(tensordict, self._own_in_keys(), lambda: describe(self))
         )
         target = tensordict
         if self.expand_input:

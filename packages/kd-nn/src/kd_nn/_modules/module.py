@@ -179,7 +179,7 @@ class TensorDictModule(TensorDictModuleBase):
             return tensordict
         keys = self.spec.keys
         if self.strict:
-            values = read_entries(tensordict, keys, lambda _: describe(self))
+            values = read_entries(tensordict, keys, lambda: describe(self))
         else:
             values = read_optional(tensordict, keys)
         outputs = dict(zip(self._own_out_keys(), self.forward_values(*values), strict=True))
