@@ -1,6 +1,7 @@
 """What annotations declare: fields, and what is not one."""
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -109,3 +110,23 @@ def test_an_argument_that_is_not_a_field_is_refused() -> None:
 
         class Made(TensorClass):
             size: dataclasses.InitVar[int]
+
+
+COMPUTED_LATE = pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="older Pythons compute annotations when they build a class"
+)
+
+
+@COMPUTED_LATE
+def test_a_field_may_name_its_class_and_what_only_type_checkers_import() -> None:
+    class Node(TensorClass, autocast=True):
+        value: Tensor
+        below: Node | None = None  # noqa: F821  # late
+        kind: Missing | None = None  # type: ignore[name-defined]  # noqa: F821  # late
+
+    leaf = Node(value=X, batch_size=[2])
+    rows: Any = [1.0, 2.0]
+    node = Node(value=rows, below=leaf, kind="root", batch_size=[2])
+    assert isinstance(node.below, Node)
+    assert node.value.tolist() == rows
+    assert node.kind == "root"

@@ -1,6 +1,7 @@
 import gc
 import inspect
 import pydoc
+import sys
 import weakref
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -272,3 +273,18 @@ def test_a_method_that_returns_no_container_is_told() -> None:
 
     with pytest.raises(InvalidArgument, match="`Silent` must return a container, got NoneType"):
         Silent()(torch.ones(2))
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="older Pythons compute annotations with the function"
+)
+def test_annotations_may_name_what_only_type_checkers_import() -> None:
+    class Twice(TensorDictModuleBase):
+        in_keys: ClassVar = ["x"]  # type: ignore[misc]  # as users declare them
+        out_keys: ClassVar = ["y"]  # type: ignore[misc]  # as above
+
+        @dispatch
+        def forward(self, td: Missing) -> Missing:  # type: ignore[name-defined]  # noqa: F821  # late
+            return td.set("y", td["x"] * 2)
+
+    assert same(Twice()(x=X), 2.0)

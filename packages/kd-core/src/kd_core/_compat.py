@@ -1,12 +1,14 @@
-"""Differences between the supported versions of torch, by feature test.
+"""Differences between the supported versions of torch, by feature test, and of Python.
 
 Also what torch offers only together with its compiler, whose import takes long.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, ParamSpec, SupportsIndex, cast
 
 import torch
@@ -124,6 +126,27 @@ def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read by dynamo
     return function
+
+
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature of a callable, whose annotations may name what is not defined.
+
+    From Python 3.14 they are computed when they are asked for.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def annotations_of(cls: type) -> Mapping[str, object]:
+    """Return the annotations of a class itself, which may name what is not defined; as above."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(cls, format=Format.FORWARDREF)
+    return inspect.get_annotations(cls)
 
 
 def traced_as(simple: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:

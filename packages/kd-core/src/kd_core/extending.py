@@ -4,10 +4,11 @@ A kind implements the primitives that `kd_core._protocol.primitives` lists. Thei
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
 `is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold. A sibling
 package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later,
-`explains_parameters` on functions that lack a parameter which users may know,
-its plans store outputs with `assign_levels`, and it asks `is_eager` before it reads values of
-tensors. `restore_dense`, `restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles
-call, so their names and places stay. Everything else in this package stays private.
+`explains_parameters` on functions that lack a parameter which users may know, its plans store
+outputs with `assign_levels`, and it asks `is_eager` before it reads values of tensors, and
+`signature_of` for what a callable takes. `restore_dense`, `restore_leaf`, `restore_stack` and
+`restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
+package stays private.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
 from kd_core._compat import assume_constant_result as assume_constant_result
+from kd_core._compat import signature_of as signature_of
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
 from kd_core._containers.tensordict import make_dense as make_dense

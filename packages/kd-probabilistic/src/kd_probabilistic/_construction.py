@@ -35,7 +35,7 @@ from torch.distributions import (
 )
 
 from kd_core import InvalidArgument, nearest_key
-from kd_core.extending import assume_constant_result, public_in
+from kd_core.extending import assume_constant_result, public_in, signature_of
 from kd_nn.distributions import values_unchecked
 from kd_probabilistic._log_prob import log_prob_of
 from kd_probabilistic._reading import functorch_level, must_not_look
@@ -176,7 +176,7 @@ def _signature(function: Callable[..., object]) -> _Signature | None:
 @functools.lru_cache(maxsize=256)
 def _inspected(function: Callable[..., object]) -> _Signature | None:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):
         return None
     named = tuple((p.name, p.default is p.empty) for p in parameters if p.kind in _NAMED)

@@ -7,7 +7,6 @@ fields.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
 import types
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core._compat import annotations_of
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._nodes import registry
@@ -56,7 +56,7 @@ def declared(
     """
     fields: dict[str, Field[object]] = {}
     by_keyword = False
-    for name, kind in inspect.get_annotations(cls).items():
+    for name, kind in annotations_of(cls).items():
         special = _special(kind)
         if special == "KW_ONLY":
             by_keyword = True
@@ -195,7 +195,7 @@ def hint_of(cls: type, key: str) -> object:
 
 def _hints_of(cls: type, key: str) -> tuple[object, ...]:
     """Return the types that a field is declared to have; `object` for a key that is not a field."""
-    owner = next((base for base in cls.__mro__ if key in inspect.get_annotations(base)), None)
+    owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
     fields: Mapping[str, Field[object]] = getattr(cls, "_fields")  # noqa: B009  # it has them
     if owner is None or key not in fields:
         return (object,)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core.extending import signature_of
 from kd_nn._dispatch.call_names import CallNames
 from kd_nn._dispatch.entries import container_of, entry, read_optional
 from kd_nn._errors import DispatchError, KeysNotDeclared, not_a_container
@@ -48,7 +49,7 @@ class ForwardSignature:
         self, module: nn.Module | None, owner: type[nn.Module] | None = None
     ) -> inspect.Signature | None:
         """Return the signature of an instance; None leaves that of the class to `__init__`."""
-        return None if module is None else inspect.signature(module.forward)
+        return None if module is None else signature_of(module.forward)
 
 
 class KeyedSignature(inspect.Signature):
@@ -280,7 +281,7 @@ def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
     """Return the parameters of a method; refuse what does not take `self` and a container."""
     if not callable(function):
         raise InvalidArgument(f"`dispatch` decorates a method, got {function!r}.")
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < 2 and all(p.kind is not p.VAR_POSITIONAL for p in parameters):

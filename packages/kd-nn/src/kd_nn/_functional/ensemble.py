@@ -9,7 +9,6 @@ layers, for which torch has no vmap.
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Final, Self, cast
@@ -26,7 +25,7 @@ from kd_core import (
     TensorDictBase,
     format_key,
 )
-from kd_core.extending import public_in
+from kd_core.extending import public_in, signature_of
 from kd_nn._dispatch.dispatch import describe, dispatch, keys_of
 from kd_nn._dispatch.entries import read_entries, write_entries
 from kd_nn._dispatch.skip_existing import skip_existing
@@ -236,7 +235,7 @@ class EnsembleModule(TensorDictModuleBase):
 
 def _with_keys(module: nn.Module) -> TensorDictModule:
     """Wrap a plain module: its argument names become the in_keys, with one output."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = signature_of(module.forward).parameters.values()
     names = [
         parameter.name
         for parameter in parameters
