@@ -80,6 +80,12 @@ def test_keywords_are_entries() -> None:
     assert set(TensorDict({"a": 1.0}, b=2.0).keys()) == {"a", "b"}
 
 
+def test_the_fourth_value_is_the_names() -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3], "cpu", ["time"])
+    assert td.names == ["time"]
+    assert not td.is_locked
+
+
 def test_names_of_parameters_are_keys_in_a_source() -> None:
     names = ("source", "batch_size", "device", "lock", "self", "entries")
     assert set(TensorDict(dict.fromkeys(names, 0.0)).keys()) == set(names)

@@ -211,7 +211,9 @@ def test_names_are_refined() -> None:
         (["a"], InvalidValue, "one name or `None` for each of the 2 batch dimensions, got 1"),
         (["a", "a"], InvalidValue, "names must differ"),
         (["a", 3], InvalidArgument, "names must be strings or `None`"),
-        ("ab", InvalidArgument, "names must be strings"),
+        ("ab", InvalidArgument, r"a list of strings or `None`, got a `str`. Write `\['ab'\]`"),
+        ({"a", "b"}, InvalidArgument, "a list of strings or `None`, got a `set`"),
+        (3, InvalidArgument, "a list of strings or `None`, got an `int`"),
     ],
 )
 def test_wrong_names_change_nothing(names: Names, error: type[Exception], words: str) -> None:

@@ -21,7 +21,7 @@ from kd_core._compat import (
     is_constant_size,
     is_known_size,
 )
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed, wrong_type
 from kd_core._keys import nearest_key
 
 if TYPE_CHECKING:
@@ -166,12 +166,15 @@ def checked_names(names: Sequence[str | None], batch: Batch) -> Names:
     """Return names as a tuple.
 
     Raises:
-        InvalidArgument: if one is neither a string nor `None`.
+        InvalidArgument: if they are not a sequence, or one is neither a string nor `None`.
         InvalidValue: if there is not one for each dimension, or one is given twice.
     """
-    if isinstance(names, str) or not all(name is None or isinstance(name, str) for name in names):
-        raise InvalidArgument(f"names must be strings or `None`, got {names!r}.")
+    if isinstance(names, (str, bool, int, set)):
+        remedy = f"Write `[{names!r}]`." if isinstance(names, str) else ""
+        raise wrong_type("names", "a list of strings or `None`", names, remedy)
     given = tuple(names)
+    if not all(name is None or isinstance(name, str) for name in given):
+        raise InvalidArgument(f"names must be strings or `None`, got {names!r}.")
     if len(given) != len(batch):
         raise InvalidValue(
             f"names must hold one name or `None` for each of the {len(batch)} batch dimensions, "

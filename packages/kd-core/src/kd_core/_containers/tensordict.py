@@ -40,8 +40,8 @@ class TensorDict(Dense):
             is kept as non-tensor data, one value for the whole batch.
         batch_size: the leading dimensions of every entry; `None` means `()`, it is never inferred.
         device: where every entry is moved; `None` leaves them where they are.
-        lock: lock the container once it is built.
         names: the name of each batch dimension, or `None` for one without; see `names`.
+        lock: lock the container once it is built.
         **entries: more entries, by keyword.
 
     Raises:
@@ -64,9 +64,9 @@ class TensorDict(Dense):
         source: Source[AnyKey] | None = None,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
-        lock: bool = False,
-        *,
         names: Sequence[str | None] | None = None,
+        *,
+        lock: bool = False,
         **entries: object,
     ) -> None:
         if batch_size is None:
