@@ -48,6 +48,26 @@ def test_a_shape_is_caught_as_torch_and_python_would_raise_it(family: type[Excep
         TensorDict().lock_().set("a", 0.0)
 
 
+@pytest.mark.parametrize("family", [ValueError, RuntimeError])
+def test_a_device_and_a_truth_value_are_caught_as_torch_would_raise_them(
+    family: type[Exception],
+) -> None:
+    with pytest.raises(family, match="'gpu' is not a valid device"):
+        TensorDict().to("gpu")
+    with pytest.raises(family, match="ambiguous"):
+        bool(TensorDict(a=1))
+
+
+def test_a_mask_in_brackets_is_caught_as_torch_would_raise_it() -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    for mask in (torch.ones(2, dtype=torch.bool), [True, False]):
+        with pytest.raises(IndexError, match="mask"):
+            td[mask]
+        with pytest.raises(IndexError, match="mask"):
+            td[mask] = 1.0
+    assert td["a"].sum() == 0
+
+
 def test_a_key_error_prints_without_quotes() -> None:
     assert str(KeyNotFound("key `a` not found.")) == "key `a` not found."
     assert str(KdError()) == ""

@@ -36,9 +36,9 @@ def test_a_batch_size_is_an_integer_or_a_sequence(batch_size: int) -> None:
         TensorDict({}, batch_size)
 
 
-@pytest.mark.parametrize("device", ["nope", 3.5])
-def test_a_device_is_what_torch_calls_one(device: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{device!r} is not a valid device"):
+@pytest.mark.parametrize(("device", "error"), [("nope", RuntimeError), (3.5, TypeError)])
+def test_a_device_is_what_torch_calls_one(device: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"{device!r} is not a valid device"):
         TensorDict({}, device=device)
 
 

@@ -139,7 +139,7 @@ def test_a_backward_slice_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(2,), (3, 4)])
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeMismatch, match="shape of a mask"):
+    with pytest.raises(OutOfRange, match="shape of a mask"):
         make()[torch.ones(shape, dtype=torch.bool)]
 
 

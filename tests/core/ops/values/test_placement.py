@@ -86,7 +86,7 @@ def test_wrong_places_are_explained(td: TensorDict) -> None:
 
 
 def test_a_device_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="'nowhere' is not a valid device"):
+    with pytest.raises(InvalidValue, match="'nowhere' is not a valid device"):
         TensorDict().to("nowhere")
 
 

@@ -304,7 +304,8 @@ def device_of(device: DeviceLike) -> torch.device:
             text = f"{device!r} is not a valid device: {reason}."
             if isinstance(getattr(torch, str(device), None), torch.dtype):
                 text = f"{device!r} is not a valid device. Pass the dtype as `torch.{device}`."
-            raise InvalidArgument(text) from None
+            named = type(device) is int or isinstance(device, str)
+            raise (InvalidValue if named else InvalidArgument)(text) from None
         if str(found) == "cuda" and torch.cuda.is_available():
             found = torch.device("cuda", torch.cuda.current_device())
     return found

@@ -71,7 +71,7 @@ class _Indexing(Contract):
             td[3]
         with refused(OutOfRange, "too many indices"):
             td[0, 0, 0]
-        with refused(ShapeMismatch, "mask", "(4,)"):
+        with refused(OutOfRange, "mask", "(4,)"):
             td[torch.ones(4, dtype=torch.bool)]
         with refused(KdError, "index"):
             td[1.5]  # type: ignore[call-overload]  # what is refused

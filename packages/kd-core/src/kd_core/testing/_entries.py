@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kd_core._base import TensorDictBase, is_tensor_collection
 from kd_core._errors import (
-    InvalidArgument,
     InvalidKey,
+    InvalidValue,
     KdError,
     KeyNotFound,
     ShapeMismatch,
@@ -83,7 +83,7 @@ class _Reading(Contract):
 
     def test_truth_and_hash_are_refused(self) -> None:
         td = self.make()
-        with refused(InvalidArgument, "ambiguous"):
+        with refused(InvalidValue, "ambiguous"):
             bool(td)
         with refused(TypeError, "unhashable"):
             hash(td)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidArgument, InvalidKey, KeyNotFound, with_article, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyNotFound,
+    with_article,
+    wrong_type,
+)
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import all_fit, find_entry, has_entry
 from kd_core._leaves.views import (
@@ -458,7 +465,7 @@ class Access(AbstractContainer):
         return desc.batch[0] if desc.ndim else len(self._entries)
 
     def __bool__(self) -> bool:
-        raise InvalidArgument(
+        raise InvalidValue(
             "the truth value of a container is ambiguous: use `is_empty()` for its keys, `len(td)` "
             "for its batch, or `.any()` / `.all()` for its values."
         )
