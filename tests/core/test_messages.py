@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import kd_core
 from kd_core import (
     InvalidArgument,
+    LazyStackedTensorDict,
     MetaData,
     NonTensorStack,
     TensorClass,
@@ -24,6 +25,7 @@ from kd_core import (
     TensorDictBase,
     UnbatchedTensor,
     cat,
+    collate,
     lazy_stack,
     pad,
     stack,
@@ -48,7 +50,7 @@ def one(leaf: Tensor) -> TensorDict:
     return TensorDict({"a": leaf})
 
 
-def ragged() -> TensorDictBase:
+def ragged() -> LazyStackedTensorDict:
     return lazy_stack([TensorDict({"ids": torch.zeros(n)}) for n in (2, 3)])
 
 
@@ -131,6 +133,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "a missing key to write below another": lambda: td().update_({"next": {"obz": 1.0}}),
     "keys in a list": lambda: td()[["reward", "next"]],  # type: ignore[list-item]  # refused
     "keys in a list to select": lambda: td().select(["reward"]),  # type: ignore[arg-type]  # refused
+    "a row beside a key": lambda: td()["reward", :2],  # type: ignore[index]  # refused
+    "keys in a set to select": lambda: td().select({"reward"}),  # type: ignore[arg-type]  # refused
+    "letters as keys to update": lambda: td().update({"reward": 1}, keys_to_update="reward"),
+    "letters as a set of keys": lambda: td().split_keys("reward"),
+    "letters as keys to pad": lambda: collate([td()], pad_keys="reward"),
+    "letters as keys to nest": lambda: collate([td()], nested_keys="reward"),
     "a key beside a row": lambda: td()[0, "reward"],  # type: ignore[index]  # refused
     "a dtype by name": lambda: td().to("float32"),
     "mappings to stack": lambda: stack([{"a": 1}]),  # type: ignore[type-var]  # refused

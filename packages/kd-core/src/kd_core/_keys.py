@@ -9,8 +9,8 @@ key is printed, and how it is written into generated code, must not depend on it
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from collections.abc import Iterable, Iterator, KeysView, Set
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar
 
 from kd_core._errors import InvalidKey
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 Path: TypeAlias = tuple[str, ...]
+K = TypeVar("K")
+SEVERAL: Final = (list, Set, KeysView, Iterator)
+"""What may hold several keys where one is expected."""
+
+ONE_BY_ONE: Final = "Pass several keys one by one, as `*keys`."
 
 
 def plain_str(text: str) -> str:
@@ -37,17 +42,28 @@ def path_of(key: NestedKey) -> Path:
     if not isinstance(key, tuple):
         if isinstance(key, str):
             return (plain_str(key),)
-        raise InvalidKey(
-            f"a key must be a string or a tuple of strings, got {key!r} of type "
-            f"`{type(key).__name__}`."
-            + (" Pass several keys one by one, as `*keys`." if isinstance(key, list) else "")
-        )
+        raise _no_key(key, ONE_BY_ONE if isinstance(key, SEVERAL) else "")
     if not key:
         raise InvalidKey("a key must have at least one part, got an empty tuple.")
     for part in key:
         if part.__class__ is not str:
+            if not isinstance(part, (str, tuple)):
+                raise _no_key(part, _rows_beside(key))
             return tuple(name for part in key for name in path_of(part))
     return key  # type: ignore[return-value]  # all parts are strings
+
+
+def _no_key(value: object, remedy: str) -> InvalidKey:
+    got = f"got {value!r} of type `{type(value).__name__}`"
+    return InvalidKey(f"a key must be a string or a tuple of strings, {got}. {remedy}".rstrip())
+
+
+def _rows_beside(key: tuple[object, ...]) -> str:
+    """Return the remedy for a key with an index beside it."""
+    if not isinstance(key[0], str) or isinstance(key[-1], (str, tuple)):
+        return ""
+    rows = str(key[-1]) if isinstance(key[-1], int) else "rows"
+    return f"Read the entry first for rows of it, as in `td[{key[0]!r}][{rows}]`."
 
 
 def is_key(value: object) -> bool:
@@ -102,11 +118,23 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[NestedKey]:
         >>> unravel_key_list(["a", ("b", ("c",))])
         ['a', ('b', 'c')]
     """
-    if isinstance(keys, str):
-        raise InvalidKey(
-            f"expected a list of keys, got the single key {format_key(keys)}. Wrap it in a list."
-        )
-    return [unravel_key(key) for key in keys]
+    return [unravel_key(key) for key in several(keys)]
+
+
+def several(keys: K, what: str = "") -> K:
+    """Check that what must be several keys is not a single string, and return it.
+
+    Args:
+        keys: what was given.
+        what: the parameter, in backticks, for the message.
+
+    Raises:
+        InvalidKey: if it is a string, which would be taken letter by letter.
+    """
+    if not isinstance(keys, str):
+        return keys
+    got = f"expected a list of keys, got the single key {format_key(keys)}"
+    raise InvalidKey(f"{what} {got}. Wrap it in a list.".lstrip())
 
 
 def format_key(key: NestedKey) -> str:

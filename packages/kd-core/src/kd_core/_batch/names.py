@@ -169,9 +169,10 @@ def checked_names(names: Sequence[str | None], batch: Batch) -> Names:
         InvalidArgument: if they are not a sequence, or one is neither a string nor `None`.
         InvalidValue: if there is not one for each dimension, or one is given twice.
     """
-    if isinstance(names, (str, bool, int, set)):
-        remedy = f"Write `[{names!r}]`." if isinstance(names, str) else ""
-        raise wrong_type("names", "a list of strings or `None`", names, remedy)
+    what: object = names
+    if isinstance(what, (str, int, set)):
+        remedy = f"Write `[{what!r}]`." if isinstance(what, str) else ""
+        raise wrong_type("names", "a list of strings or `None`", what, remedy)
     given = tuple(names)
     if not all(name is None or isinstance(name, str) for name in given):
         raise InvalidArgument(f"names must be strings or `None`, got {names!r}.")

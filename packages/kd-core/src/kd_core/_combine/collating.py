@@ -13,7 +13,7 @@ from kd_core._base import TensorDictBase
 from kd_core._combine.joining import first_of
 from kd_core._combine.stacking import stack
 from kd_core._errors import InvalidArgument, KeyCollision, wrong_type
-from kd_core._keys import format_key, path_of
+from kd_core._keys import format_key, path_of, several
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
@@ -50,9 +50,10 @@ def collate(
         ([[1.0, -1.0], [1.0, 1.0]], [1.0, 2.0], [[True, False], [True, True]])
     """
     first_of(batch, "collate")
+    several(pad_keys, "`pad_keys`")
     values = pad_keys if isinstance(pad_keys, Mapping) else dict.fromkeys(pad_keys, 0.0)
     padded = {path_of(key): value for key, value in values.items()}
-    nested = [path_of(key) for key in nested_keys]
+    nested = [path_of(key) for key in several(nested_keys, "`nested_keys`")]
     both = [key for key in nested if key in padded]
     if both:
         raise InvalidArgument(

@@ -16,7 +16,7 @@ from torch import Tensor
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._batch.names import checked_names, with_names
 from kd_core._errors import FormatError, KdError, KeyNotFound, a_type, listed, walks_through_leaf
-from kd_core._keys import format_key, nearest_key, path_of
+from kd_core._keys import format_key, nearest_key, path_of, several
 from kd_core._leaves.loops import leaf_fits
 from kd_core._nodes import registry
 from kd_core._protocol.primitives import AbstractContainer
@@ -46,7 +46,7 @@ _LARGEST: Final = 2**63 - 1
 def wanted_of(keys: Iterable[NestedKey]) -> Wanted:
     """Return some keys as nested dicts."""
     tree: dict[str, Wanted] = {}
-    for key in keys:
+    for key in several(keys, "`keys`"):
         level: Wanted = tree
         *above, last = path_of(key)
         for part in above:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, KeyCollision, wrong_type
-from kd_core._keys import Path, format_key, path_of
+from kd_core._keys import Path, format_key, path_of, several
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
@@ -116,6 +116,8 @@ class Arrangement(AbstractContainer):
             >>> list(first.keys(True, True)), list(rest.keys(True, True))
             ([('b', 'c')], ['a', ('b', 'd')])
         """
+        for keys in key_sets:
+            several(keys, "a set of keys of `split_keys`")
         how = _Taking(default, strict, reproduce_struct, not reproduce_struct)
         if inplace:
             self._check_unlocked("split keys in place")

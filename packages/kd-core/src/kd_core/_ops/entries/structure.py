@@ -21,6 +21,7 @@ from kd_core._nodes import registry
 from kd_core._ops.entries.updating import (
     Update,
     commit_all,
+    paths_to_update,
     sources_of,
     stage_merge,
     stage_writes,
@@ -95,7 +96,7 @@ class Structure(AbstractContainer):
                 )
             if take_batch_size(self, sources[0], clone, keys_to_update):
                 return self
-        only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
+        only = None if keys_to_update is None else paths_to_update(keys_to_update)
         stage: Staged = []
         how = Update(clone, inplace, only, non_blocking, is_leaf)
         in_stack = [stage_merge(self, each, (), how, stage) for each in sources]
@@ -138,7 +139,7 @@ class Structure(AbstractContainer):
                 targets, sources = Targets(), []
             if targets and copy_pairs(targets, sources):
                 return self
-        only = None if keys_to_update is None else [path_of(key) for key in keys_to_update]
+        only = None if keys_to_update is None else paths_to_update(keys_to_update)
         stage: Staged = []
         for each in sources_of(source, entries):
             stage_writes(self, each, (), Update(clone, True, only, non_blocking), stage)

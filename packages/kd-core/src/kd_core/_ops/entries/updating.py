@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, KeyCollision, batch_does_not_fit, wrong_type
-from kd_core._keys import Path, format_key, plain_str
+from kd_core._keys import Path, format_key, path_of, plain_str, several
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import check_write, write_all
 from kd_core._naming import refuse_parameter
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from kd_core._nodes.entry import Data, Entry
+    from kd_core._types import NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)
 
@@ -85,6 +86,11 @@ def sources_of(source: object, entries: dict[str, object]) -> list[object]:
     if len(sources) > 1:
         raise InvalidArgument("expected `source` once, got it as `input_dict_or_td`, too.")
     return [*sources, entries] if entries else sources
+
+
+def paths_to_update(keys: Iterable[NestedKey]) -> list[Path]:
+    """Return the paths of the keys that alone are updated."""
+    return [path_of(key) for key in several(keys, "`keys_to_update`")]
 
 
 def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:

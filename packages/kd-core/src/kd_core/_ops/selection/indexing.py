@@ -43,7 +43,7 @@ from kd_core._leaves.writes import (
 )
 from kd_core._naming import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._ops.entries.updating import narrowed_items, source_items
+from kd_core._ops.entries.updating import narrowed_items, paths_to_update, source_items
 from kd_core._ops.selection.index_plan import (
     beyond,
     for_nested,
@@ -248,7 +248,7 @@ class Indexing(AbstractContainer):
         """
         items = source_items(source, "update_at_")
         if keys_to_update is not None:
-            items = narrowed_items(items, [path_of(key) for key in keys_to_update])
+            items = narrowed_items(items, paths_to_update(keys_to_update))
         self[index] = items
         return self
 
