@@ -116,6 +116,11 @@ CALLS: dict[str, Callable[[], object]] = {
     "padding of the wrong length": lambda: pad(td(), [1, 2, 3]),
     "a ragged entry": lambda: ragged()["ids"],
     "a ragged stack made dense": lambda: ragged().contiguous(),
+    "a write to a ragged entry": lambda: ragged().set_("ids", torch.zeros(2, 2)),
+    "a key that some members have": lambda: lazy_stack([td(), td().select("next")])["reward"],
+    "members of other sizes": lambda: lazy_stack([td(), td()[:2]]),
+    "a member of another size that is added": lambda: ragged().extend([TensorDict(), td()]),
+    "a mapping that is added": lambda: ragged().append({"ids": 1}),  # type: ignore[arg-type]  # refused
     "a name that is not there": lambda: named().sum("tiem"),
     "a name twice": lambda: setattr(named(), "names", ["a", "a"]),
     "too few names": lambda: setattr(named(), "names", ["a"]),

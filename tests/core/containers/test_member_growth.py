@@ -41,9 +41,9 @@ def test_members_are_added_to_the_end() -> None:
 
 def test_a_member_that_does_not_fit_changes_nothing() -> None:
     stack = lazy_stack(rows(1, 2))
-    with pytest.raises(ShapeMismatch, match=r"\(2,\) in member 0 and \(\) in member 1"):
+    with pytest.raises(ShapeMismatch, match=r"\(2,\) in the members and \(\) in container 1"):
         stack.extend([*rows(3), TensorDict(a=1)])
-    with pytest.raises(InvalidArgument, match="member 0 of a lazy stack must be a container"):
+    with pytest.raises(InvalidArgument, match="added to a lazy stack must be a container"):
         stack.append({"a": 1})  # type: ignore[arg-type]  # wrong on purpose
     around = TensorDict({"s": lazy_stack([stack])}, [1, 2, 2])
     with pytest.raises(InvalidValue, match="itself"):

@@ -313,9 +313,10 @@ def batches_differ(first: Batch, other: Batch, number: int, name: str, path: Pat
     """Build the error for batch sizes that must be equal, or equal except in one dimension."""
     where = f" of {format_key(path)}" if path else ""
     fit = "equal" if name in _EQUAL_BATCHES else "equal except in the dimension that grows"
+    remedy = " Pad the containers with `pad_sequence`." if name == "stack" else ""
     return ShapeMismatch(
         f"batch sizes{where} must be {fit}, got {first} in container 0 and {other} in container "
-        f"{number} of `{name}`."
+        f"{number} of `{name}`.{remedy}"
     )
 
 

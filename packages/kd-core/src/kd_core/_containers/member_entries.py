@@ -178,13 +178,18 @@ def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
     return cast("Entry", nested)
 
 
-def ragged(key: str, leaves: list[Tensor], error: Exception | str = "") -> KdError:
+def ragged(
+    key: str, leaves: list[Tensor], error: Exception | str = "", remedy: str = ""
+) -> KdError:
     """Build the error for an entry that cannot be stacked."""
     shapes = {shape_text(leaf.shape): None for leaf in leaves}
     if len(shapes) == 1:
         return InvalidValue(f"entry {format_key(key)} cannot be stacked: {error}")
+    remedy = remedy or (
+        f"Read it with `get({key!r}, as_list=True)`, `as_padded_tensor=True` or "
+        "`as_nested_tensor=True`, or pad the members to one shape."
+    )
     return ShapeMismatch(
         f"entry {format_key(key)} is ragged: its shapes among the {len(leaves)} members are "
-        f"{', '.join(shapes)}. Read it with `get({key!r}, as_list=True)`, `as_padded_tensor=True` "
-        "or `as_nested_tensor=True`, or pad the members to one shape."
+        f"{', '.join(shapes)}. {remedy}"
     )

@@ -249,12 +249,19 @@ def check_member(
         ShapeMismatch: if its batch size differs from that of the first member.
     """
     if not isinstance(member, TensorDictBase):
-        what = f"member {position} of a lazy stack"
+        what = f"member {position} of" if holder is None else "what is added to"
+        what += " a lazy stack"
         raise wrong_type(what, "a container", member, wrap_mapping(member))
     if isinstance(member, MemberStorage) or (holder is not None and member._below()):
         refuse_cycle(f"member {position}", member, holder, ())
     if member._desc is not first._desc and member._desc.batch != first._desc.batch:
+        mine, theirs = first._desc.batch, member._desc.batch
+        added = holder is not None
+        where = "in the members" if added else "in member 0"
+        other = f"container {position} that is added to" if added else f"member {position} of"
+        shared = shape_text(common_batch([mine, theirs]))
         raise ShapeMismatch(
-            f"batch sizes must be equal, got {shape_text(first._desc.batch)} in member 0 and "
-            f"{shape_text(member._desc.batch)} in member {position} of the lazy stack."
+            f"batch sizes must be equal, got {shape_text(mine)} {where} and {shape_text(theirs)} "
+            f"in {other} the lazy stack. Give each container the `batch_size` that they share, "
+            f"{shared}, or pad them with `pad_sequence`."
         )

@@ -62,7 +62,9 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
         return [source] * len(leaves)
     shapes = {leaf.shape for leaf in leaves}
     if len(shapes) > 1:
-        raise ragged(key, leaves)
+        lists = "Pass a list with a tensor for each member to write to it."
+        remedy = "Write to the members one by one." if stack._dim else lists
+        raise ragged(key, leaves, remedy=remedy)
     _check_held_once(stack, path)
     shape = list(shapes.pop())
     shape.insert(stack._dim, len(leaves))

@@ -374,6 +374,13 @@ def missing_key(
     """
     where = f" below {format_key(path[:depth])}" if depth else ""
     text = f"key {format_key(path)} not found; available keys{where}: {listed(level)}."
+    described: Callable[[], dict[str, str]] = getattr(level, "_partial", dict[str, str])
+    partial = described().get(path[depth])
+    if partial is not None:
+        return KeyNotFound(
+            f"{text} A lazy stack shows the keys that all members have, and this one is a "
+            f"{partial}. Read it from a member, as in `stack[0]`."
+        )
     near = nearest_key(path, _paths(top, above))
     if near is not None:
         text += f" Did you mean {format_key(near)}?"
