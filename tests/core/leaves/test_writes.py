@@ -35,6 +35,62 @@ def test_nothing_is_written_where_an_entry_is_expanded(write: object) -> None:
     assert td["a"].tolist() == [0, 0]
 
 
+class Deciding(Tensor):
+    """A tensor whose class writes the first number of a copy, and then refuses 7."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # as torch documents
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is Tensor.copy_ and 7 in args[1]:
+                args[0][0] = 7
+                raise LookupError("no 7")
+            return func(*args, **(kwargs or {}))
+
+
+class Refusing(Tensor):
+    """The same below autograd, with an error of torch."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]  # as torch documents
+        with torch._C._DisableTorchDispatch():
+            if func is torch.ops.aten.copy_.default and 7 in args[1]:
+                args[0][0] = 7
+                raise RuntimeError("no 7")
+            return func(*args, **(kwargs or {}))
+
+
+def written(leaf: Tensor) -> bool:
+    return leaf.detach().as_subclass(Tensor).any().item() != 0
+
+
+COPIES = {name: WRITES[name] for name in WRITES if name.startswith(("update", "copy_"))} | {
+    "copy_ later": lambda td, source: td.copy_(source, non_blocking=True),
+    "copy_ of a row": lambda td, source: td.copy_(source[0]),
+}
+
+
+@pytest.mark.parametrize("kind", [Deciding, Refusing])
+@pytest.mark.parametrize("write", COPIES.values(), ids=COPIES)
+def test_a_class_that_raises_while_it_is_copied_leaves_all_as_it_was(
+    kind: type[Tensor], write: object
+) -> None:
+    leaves = [torch.zeros(2), *(torch.zeros(2).as_subclass(kind) for _ in range(2))]
+    td = TensorDict({"a": leaves[0], "b": leaves[1], "n": {"c": leaves[2]}}, [2])
+    source = TensorDict({"a": [1, 1], "b": [1, 1], "n": {"c": [7, 7]}}, [2])
+    with pytest.raises((LookupError, RuntimeError), match="no 7"):
+        write(td, source)  # type: ignore[operator]  # parametrised as `object`
+    assert not any(map(written, leaves))
+
+
+def test_a_single_leaf_whose_class_raises_is_as_it_was() -> None:
+    leaf = torch.zeros(2).as_subclass(Deciding)
+    with pytest.raises(LookupError, match="no 7"):
+        TensorDict({"a": leaf}, [2]).set_("a", torch.tensor([7.0, 7.0]))
+    assert not written(leaf)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,12 +1,14 @@
-"""Writes into leaves that are made of other tensors, as a `DTensor` is: tried on copies.
+"""Writes into leaves of classes that decide when they are written what they refuse.
 
-Such a leaf decides when it is written what it refuses: plain tensors beside it, an index across its
-parts. Other leaves may have been written by then.
+A leaf made of other tensors, as a `DTensor` is, refuses plain tensors beside it, or an index across
+its parts: one write of each kind is tried on a copy. A class of the user's may raise in the middle
+of a copy: the old values are kept, and written back. Other leaves may have been written by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,6 +29,46 @@ class Refused:
     def __init__(self, position: int, reason: str) -> None:
         self.position = position
         self.reason = reason
+
+
+@contextmanager
+def kept(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterator[None]:
+    """Write the old values of the targets back if a copy into one of them raises.
+
+    Nothing is kept unless a class of the user's takes part: torch itself was asked before.
+    """
+    old: list[tuple[Tensor, Tensor]] = []
+    if any(map(_decides, (*targets, *sources))):
+        old = [pair for pair in map(_old_values, targets) if pair is not None]
+    try:
+        yield
+    except BaseException:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for plain, values in old:
+                plain.copy_(values)
+        raise
+
+
+def _decides(leaf: Tensor) -> bool:
+    """Return whether code of the class of a leaf runs when it is copied; wrappers are tried."""
+    kind = type(leaf)
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    usual = (getattr(Tensor.__torch_function__, "__func__"), torch._C._disabled_torch_function_impl)  # noqa: B009  # stubs call it a function
+    if function in usual and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return kind.copy_ is not Tensor.copy_
+    return not wraps_tensors(leaf)
+
+
+def _old_values(target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return a plain tensor in the memory of a leaf, and a copy; `None` where it has none."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if not target.untyped_storage().data_ptr():
+                return None
+            plain = Tensor._make_subclass(Tensor, target)
+            return plain, plain.clone()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
 
 
 def first_refused(

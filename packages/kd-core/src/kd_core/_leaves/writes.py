@@ -8,6 +8,7 @@ writes are checked before the first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
@@ -135,12 +136,37 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
         for target, source, _ in writes:
             write(target, source)
         return
+    plain = True
     if len(writes) > 1 or write is not _copy:  # `index_put_` writes where elements overlap
         recording = torch.is_grad_enabled()
         for each in writes:
             if _is_doubtful(each[0], each[1], recording):
                 check_write(*each)
-        _check_wrapped(writes, write)
+        plain = _check_wrapped(writes, write)
+    elif writes:
+        plain = writes[0][0].__class__ in PLAIN and writes[0][1].__class__ in PLAIN
+    if plain or write not in (_copy, _copy_later):
+        _write_each(writes, write)
+        return
+    with putting_back([each[0] for each in writes], [each[1] for each in writes]):
+        _write_each(writes, write)
+
+
+def putting_back(
+    targets: Sequence[Tensor], sources: Sequence[Tensor]
+) -> AbstractContextManager[None]:
+    """Return a context that writes the old values back if one of several copies fails in it."""
+    from kd_core._leaves.wrapped import kept
+
+    return kept(targets, sources)
+
+
+def write_checked(writes: Sequence[Write], non_blocking: bool) -> None:
+    """Copy plain tensors into plain tensors; `check_write` has passed each write."""
+    _write_each(writes, _copy_later if non_blocking else _copy)
+
+
+def _write_each(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:
     for each in writes:
         target, source, _ = each
         try:
@@ -152,12 +178,16 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
             write(target, source.clone())  # they share memory: copy the source first
 
 
-def _check_wrapped(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:
+def _check_wrapped(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> bool:
+    """Check the writes that a leaf made of other tensors refuses; return whether all are plain."""
     targets, sources = [each[0] for each in writes], [each[1] for each in writes]
+    if PLAIN.issuperset(map(type, targets)) and PLAIN.issuperset(map(type, sources)):
+        return True
     refused = refused_write(write, targets, sources)
     if refused is not None:
         name = _name(writes[refused.position][2])
         raise InvalidValue(f"entry {name} cannot be written in place: {refused.reason}.")
+    return False
 
 
 def refused_write(
@@ -311,7 +341,7 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
 
     The caller then takes the slow path, which checks each write.
     """
-    singly = False
+    singly = own = False
     if not _are_common(targets, sources):
         recording, compiling = torch.is_grad_enabled(), is_compiling()
         for target, source in zip(targets, sources, strict=True):
@@ -323,11 +353,16 @@ def copy_pairs(targets: list[Tensor], sources: list[Tensor]) -> bool:
                 singly = True
             if not compiling and _copy_refusal(target, source) is not None:
                 return False
-        singly = singly or not PLAIN.issuperset(map(type, (*targets, *sources)))
+        own = not (compiling or PLAIN.issuperset(map(type, (*targets, *sources))))
+        singly = singly or own
         if singly and not compiling and refused_write(_copy, targets, sources) is not None:
             return False
     try:
-        run_copies(targets, sources, singly)
+        if own:
+            with putting_back(targets, sources):
+                run_copies(targets, sources, singly)
+        else:
+            run_copies(targets, sources, singly)
     except RuntimeError:  # they share memory: the slow path writes all again
         return False
     return True

@@ -6,7 +6,7 @@ New names for keys, and entries that move between levels, stand here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from torch import Tensor
@@ -14,8 +14,15 @@ from torch.compiler import is_compiling
 
 from kd_core._errors import InvalidArgument, KeyCollision, batch_does_not_fit, wrong_type
 from kd_core._keys import Path, format_key, path_of, plain_str, several
+from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
-from kd_core._leaves.writes import check_write, write_all
+from kd_core._leaves.writes import (
+    Write,
+    check_write,
+    putting_back,
+    write_all,
+    write_checked,
+)
 from kd_core._naming import refuse_parameter
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
@@ -182,8 +189,33 @@ def _stage_update(
 
 def commit_all(stage: Staged) -> None:
     """Run what was staged."""
+    if not is_compiling() and _Deciding in map(type, stage):
+        stage = _after_deciding(stage)
     for commit in stage:
         commit()
+
+
+def _after_deciding(stage: Staged) -> Staged:
+    """Run the staged writes that may fail, all or none; return the others."""
+    doubtful = [each for each in stage if isinstance(each, _Deciding)]
+    pairs = [pair for each in doubtful for pair in each.writes]
+    with putting_back([pair[0] for pair in pairs], [pair[1] for pair in pairs]):
+        for each in doubtful:
+            each()
+    return [each for each in stage if not isinstance(each, _Deciding)]
+
+
+class _Deciding:
+    """The staged writes of a value, of which one is not of a plain tensor into another."""
+
+    __slots__ = ("non_blocking", "writes")
+
+    def __init__(self, writes: Sequence[Write], non_blocking: bool) -> None:
+        self.writes = writes
+        self.non_blocking = non_blocking
+
+    def __call__(self) -> None:
+        write_all(self.writes, self.non_blocking)
 
 
 def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
@@ -194,10 +226,16 @@ def _staged_write(
     level: AbstractContainer, path: Path, value: object, non_blocking: bool = False
 ) -> Callable[[], None]:
     writes = level._writes(path[-1], value, path)
-    if not is_compiling():
-        for write in writes:
-            check_write(*write)
-    return lambda: write_all(writes, non_blocking)
+    if is_compiling():
+        return lambda: write_all(writes, non_blocking)
+    plain = True
+    for target, source, where in writes:
+        check_write(target, source, where)
+        if target.__class__ not in PLAIN or source.__class__ not in PLAIN:
+            plain = False
+    if plain:
+        return lambda: write_checked(writes, non_blocking)
+    return _Deciding(writes, non_blocking)
 
 
 def _can_be_written(level: AbstractContainer, current: Entry | None) -> bool:

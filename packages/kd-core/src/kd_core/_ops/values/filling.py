@@ -16,7 +16,13 @@ from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import finder
-from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs
+from kd_core._leaves.writes import (
+    check_write,
+    collect_writes,
+    copy_over,
+    copy_pairs,
+    putting_back,
+)
 from kd_core._naming import explains_parameters
 from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blend
@@ -100,7 +106,12 @@ class Filling(AbstractContainer):
             leaves = len(mine) - mine.rows
             for target, value in () if is_compiling() else zip(mine, theirs, strict=True):
                 check_write(target, value, finder(self._entries, target))
-            binary_(self, source, _non_blocking_copy if non_blocking else copy_over)
+            write = _non_blocking_copy if non_blocking else copy_over
+            if is_compiling():
+                binary_(self, source, write)
+            else:
+                with putting_back(mine, theirs):
+                    binary_(self, source, write)
             copy_pairs(mine[leaves:], theirs[leaves:])
         return self
 
