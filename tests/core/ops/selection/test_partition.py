@@ -263,6 +263,31 @@ def test_index_select_keeps_the_dimension_for_one_row_of_a_stack(dim: int) -> No
     assert_close(found, stack.contiguous().index_select(dim, torch.tensor(1)))
 
 
+@pytest.mark.parametrize(
+    ("values", "pad", "expected"),
+    [
+        ([True, True], 0, torch.bool),
+        ([2**30 + 1, 3], 0.0, torch.int64),
+        ([2, 3], 1.5, torch.float32),
+    ],
+)
+def test_where_keeps_the_dtype_of_what_it_pads(
+    values: list[object], pad: float, expected: torch.dtype
+) -> None:
+    mask = torch.tensor([True, False])
+    td, other = TensorDict({"x": torch.tensor(values)}, [2]), TensorDict({}, [2])
+    for got in (td.where(mask, other, pad=pad)["x"], other.where(~mask, td, pad=pad)["x"]):
+        assert got.dtype is expected
+        assert got.tolist() == [values[0], pad]
+
+
+def test_row_numbers_out_of_range_are_an_index_error() -> None:
+    td = TensorDict({"x": torch.zeros(3)}, [3])
+    for call in (td.gather, td.index_select):
+        with pytest.raises(OutOfRange, match="less than 3, got -1 to 7"):
+            call(0, torch.tensor([-1, 7]))
+
+
 def test_where_pads_what_one_side_lacks() -> None:
     mask = torch.tensor([True, False])
     td = TensorDict({"a": torch.ones(2, 3), "n": {"x": torch.ones(2)}}, [2])

@@ -43,7 +43,7 @@ def selected(
                 f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
                 "`where`."
             )
-        selection = _selection(td, other, condition, batch)
+        selection = _selection(td, other, condition, batch, pad)
         if pad is not None:
             from kd_core._ops.math.defaults import binary_with_default
 
@@ -63,7 +63,11 @@ def selected(
 
 
 def _selection(
-    td: AbstractContainer, other: AbstractContainer, condition: Tensor, batch: Batch
+    td: AbstractContainer,
+    other: AbstractContainer,
+    condition: Tensor,
+    batch: Batch,
+    pad: float | None,
 ) -> Selection:
     """Return the function that chooses among the rows of two containers of a batch size."""
     chosen = spread(condition, batch, "a condition")
@@ -73,15 +77,31 @@ def _selection(
             return _ragged_rows(td, leaf, condition, new)
         if new.__class__ is not Tensor and is_ragged(new):
             return _ragged_rows(other, new, ~condition, leaf)
+        if pad is not None and leaf.dtype is not new.dtype:
+            leaf, new = _held(leaf, new, pad), _held(new, leaf, pad)
         return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
 
     def of_member(dim: int, row: int) -> Selection:
         part = condition
         if dim < condition.ndim:
             part = condition.select(dim, row if condition.shape[dim] != 1 else 0)
-        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :])
+        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :], pad)
 
     return Selection(pick, of_member)
+
+
+def _held(value: Tensor, leaf: Tensor, pad: object) -> Tensor:
+    """Return what stands for a missing leaf in the dtype of the other leaf, if that holds it.
+
+    torch would make floats of integers, and integers of flags.
+    """
+    dtype = leaf.dtype
+    if value.ndim or not leaf.ndim or dtype.is_floating_point or dtype.is_complex:
+        return value
+    if not isinstance(pad, (int, float)):
+        return value
+    held = pad in (0, 1) if dtype is torch.bool else pad == pad // 1
+    return value.to(dtype) if held else value
 
 
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:

@@ -237,6 +237,11 @@ def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
     there = rows if rows.is_cpu and leaf.is_cpu else beside(rows, leaf)
     try:
         return leaf.index_select(dim, there)
+    except IndexError:
+        raise OutOfRange(
+            f"row numbers must be non-negative and less than {leaf.shape[dim]}, got "
+            f"{rows.min().item()} to {rows.max().item()}."
+        ) from None
     except NotImplementedError:  # torch.uint16, torch.uint32, torch.uint64
         return leaf.movedim(dim, 0)[there.view(-1)].movedim(0, dim)
 
