@@ -249,6 +249,26 @@ def test_a_module_of_several_keys_exports_by_container(strict: bool) -> None:
         inspect.signature(module).bind(torch.ones(3))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_exports_by_container_with_the_one_to_write(strict: bool) -> None:
+    def given(rows: int) -> dict[str, TensorDict]:
+        td = TensorDict({"a": torch.ones(rows), "n": {"b": torch.full((rows,), 2.0)}})
+        return {"tensordict": td, "tensordict_out": TensorDict(kept=torch.zeros(rows))}
+
+    module = TensorDictModule(torch.add, ["a", ("n", "b")], ["y"])
+    rows = {0: torch.export.Dim("batch")}
+    shapes = {"tensordict": [rows, rows], "tensordict_out": [rows]}
+    program = torch.export.export(module, (), given(3), dynamic_shapes=shapes, strict=strict)
+    found = program.module()(**given(5))
+    assert list(found.keys()) == ["kept", "y"]
+    assert torch.equal(found["y"], torch.full((5,), 3.0))
+    first = given(3).pop("tensordict")
+    out = TensorDict(kept=torch.zeros(3))
+    program = torch.export.export(module, (first,), {"tensordict_out": out}, strict=strict)
+    assert list(program.module()(first, tensordict_out=out).keys()) == ["kept", "y"]
+    assert list(first.keys()) == ["a", "n"]
+
+
 def test_functions_and_other_things_are_refused_when_they_are_decorated() -> None:
     with pytest.raises(
         InvalidArgument, match=r"got `double\(tensordict\)`. For a function .*`Tens"

@@ -62,10 +62,18 @@ class KeyedSignature(inspect.Signature):
     __slots__ = ()
 
     def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
-        """Bind tensors to the keys, or a container to the first of them."""
-        if len(args) == 1 and not kwargs and not isinstance(args[0], Tensor):
-            return self.bind_partial(*args, **kwargs)
-        return super().bind(*args, **kwargs)
+        """Bind tensors to the keys, or a container to the first of them or to its own name."""
+        first = next(iter(self.parameters.values()), None)
+        if first is None or first.kind is first.VAR_POSITIONAL or self.parameters.keys() & kwargs:
+            return super().bind(*args, **kwargs)
+        if args and (len(args) > 1 or isinstance(args[0], Tensor)):
+            return super().bind(*args, **kwargs)
+        if not args and "tensordict" not in kwargs:
+            return super().bind(*args, **kwargs)
+        # torch calls what is given by position as the first parameter is called.
+        given = dict(zip([first.name], args, strict=False)) | kwargs
+        named = [inspect.Parameter(name, first.POSITIONAL_OR_KEYWORD) for name in given]
+        return inspect.BoundArguments(inspect.Signature(named), given)
 
 
 class Dispatched(Generic[M]):
