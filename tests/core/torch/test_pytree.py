@@ -226,6 +226,25 @@ def test_an_exported_program_with_containers_is_saved_and_loaded(
         torch.testing.assert_close(result["out"], nested(size)["b"] * 2)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_containers_without_tensors_do_not_fix_the_batch_of_a_program(strict: bool) -> None:
+    class Passing(nn.Module):
+        def forward(self, td: TensorDict) -> TensorDict:
+            return td.set("y", td["x"] + 1)
+
+    def data(rows: int) -> TensorDict:
+        inside = TensorDict({"word": "reach", "empty": TensorDict({}, [rows, 4])}, [rows])
+        return TensorDict({"x": torch.ones(rows, 2), "n": inside}, [rows])
+
+    shapes = ([{0: torch.export.Dim("batch")}],)
+    program = torch.export.export(Passing(), (data(3),), dynamic_shapes=shapes, strict=strict)
+    found = program.module()(data(5))
+    assert torch.equal(found["y"], torch.full((5, 2), 2.0))
+    assert found["n", "word"] == "reach"
+    assert found["n"].batch_size == (5,)
+    assert found["n", "empty"].batch_size == (5, 4)
+
+
 def test_gradients_with_respect_to_a_lazy_stack() -> None:
     td = lazy_stack([TensorDict({"a": torch.full((2,), i)}) for i in (1.0, 2.0)])
     gradient = torch.func.grad(lambda each: (each["a"] ** 2).sum())(td)

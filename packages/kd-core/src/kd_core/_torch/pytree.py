@@ -159,9 +159,15 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
     return nullcontext() if inside else temporarily_pop_interpreter_stack()
 
 
-def _take_apart(container: AbstractContainer, children: list[object]) -> Structure:
-    """Append the children of a container, and those of nested ones that become plain."""
-    entries = container._entries
+def _take_apart(container: AbstractContainer, children: list[object], outer: int = 0) -> Structure:
+    """Append the children of a container, and those of nested ones that become plain.
+
+    Args:
+        container: The container.
+        children: Where to; a nested container may append to those of its parents.
+        outer: How many of the batch dimensions are those of a parent.
+    """
+    entries, before = container._entries, len(children)
     desc = container._desc
     keys: list[str] = sorted(entries)
     if keys and not container._nested:
@@ -180,7 +186,7 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
         below = None
         if kind is TensorDict or _becomes_plain(kind):
             nested = True
-            below = _take_apart(value, children)  # type: ignore[arg-type]  # a container
+            below = _take_apart(value, children, desc.ndim)  # type: ignore[arg-type]  # a container
             if lead < 0 <= below.lead:
                 lead, extra = len(names), value._desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
         elif (
@@ -195,12 +201,17 @@ def _take_apart(container: AbstractContainer, children: list[object]) -> Structu
             continue
         names.append(key)
         inner.append(below)
-    batch = () if lead >= 0 else desc.batch
+    batch = () if lead >= 0 else _kept(desc.batch, outer if len(children) == before else 0)
     below_keys = tuple(inner) if nested else ()
     named = names_of(desc.batch) if desc.named and not is_compiling() else ()
     return Structure(
         tuple(names), tuple(data), desc.device, lead, extra, batch, desc.ndim, below_keys, named
     )
+
+
+def _kept(batch: Batch, given: int) -> Batch:
+    """Return a batch size without the sizes that the parent gives: of an export, none is kept."""
+    return (0,) * given + tuple(batch[given:]) if given else batch
 
 
 def _becomes_plain(kind: type) -> bool:
