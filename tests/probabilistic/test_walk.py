@@ -6,13 +6,14 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
 from kd_core import InvalidArgument, TensorDict
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import InputMissing, TensorDictModule, TensorDictSequential
 from kd_probabilistic import (
     CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     ScoringModule,
+    set_interaction_type,
 )
 
 ONE = torch.ones(3)
@@ -20,8 +21,13 @@ ONE = torch.ones(3)
 
 def latent(**options: object) -> ProbabilisticTensorDictModule:
     return ProbabilisticTensorDictModule(
-        {"loc": "x", "scale": "s"},
-        **{"out_keys": ["z"], "distribution_class": Normal, "return_log_prob": True, **options},  # type: ignore[arg-type]  # any option
+        **{
+            "in_keys": {"loc": "x", "scale": "s"},
+            "out_keys": ["z"],
+            "distribution_class": Normal,
+            "return_log_prob": True,
+            **options,
+        },  # type: ignore[arg-type]  # any option
     )
 
 
@@ -193,6 +199,35 @@ def test_steps_that_may_be_left_out_are_left_out() -> None:
         TensorDictModule(torch.neg, ["missing"], ["s"]), latent(), partial_tolerant=True
     )
     assert torch.equal(made.get_dist(data()).stddev, ONE)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_missing_generator_leaves_out_a_draw_alone(nested: bool) -> None:
+    drawn = latent(generator="seed", default_interaction_type="random")
+    step = ProbabilisticTensorDictSequential(drawn) if nested else drawn
+    made = ProbabilisticTensorDictSequential(
+        step, outcome(), partial_tolerant=True, return_composite=False
+    )
+    assert set(made(data(logits=ONE)).keys()) == {"x", "s", "logits", "y", "y_log_prob"}
+    assert isinstance(made.get_dist(data(logits=ONE)), Bernoulli)
+    out = TensorDict(batch_size=[3])
+    made.get_dist_params(data(logits=ONE), out)
+    assert list(out.keys()) == []
+    with set_interaction_type("deterministic"):
+        assert torch.equal(made(data(logits=ONE))["z"], torch.zeros(3))
+        made.get_dist_params(data(logits=ONE), out)
+    assert set(out.keys()) == {"z", "z_log_prob"}
+
+
+def test_a_value_whose_parameters_are_missing_is_left_out_unless_it_is_asked_for() -> None:
+    steps = latent(in_keys={"loc": "missing", "scale": "s"}), outcome()
+    last = ProbabilisticTensorDictSequential(*steps, partial_tolerant=True, return_composite=False)
+    assert isinstance(last.get_dist(data(logits=ONE)), Bernoulli)
+    scored = last.log_prob(data(logits=ONE, y=ONE))
+    torch.testing.assert_close(scored, density(Bernoulli(logits=ONE), ONE))
+    every = ProbabilisticTensorDictSequential(*steps, partial_tolerant=True)
+    with pytest.raises(InputMissing, match="`Normal` reads `missing`, which was not found"):
+        every.get_dist(data(logits=ONE))
 
 
 def test_values_of_several_draws() -> None:

@@ -190,6 +190,23 @@ def test_partial_tolerant_skips_what_lacks_inputs() -> None:
     assert z is None
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_partial_tolerant_runs_a_step_that_can_do_without_what_is_missing(nested: bool) -> None:
+    def plus(x: Tensor, y: Tensor | None) -> Tensor:
+        return x if y is None else x + y
+
+    step: nn.Module = TensorDictModule(plus, ["x", ("n", "y")], ["a"], strict=False)
+    step = TensorDictSequential(step) if nested else step
+    model = TensorDictSequential(
+        step, TensorDictModule(add(1), [("n", "y")], ["b"]), partial_tolerant=True
+    )
+    assert list(model(TensorDict(x=X)).keys()) == ["x", "a"]
+    assert same(model(TensorDict(x=X, n=TensorDict(y=X)))["a"], 2 * X)
+    inner = TensorDictSequential(step, TensorDictModule(add(1), [("n", "y")], ["b"]))
+    outer = TensorDictSequential(inner, partial_tolerant=True)
+    assert list(outer(TensorDict(x=X)).keys()) == ["x"]
+
+
 def test_partial_tolerant_step_falls_back_on_the_callers_entry() -> None:
     model = TensorDictSequential(
         TensorDictModule(add(1), ["q"], ["a"]),

@@ -356,6 +356,10 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             self.generator = made
         return made
 
+    def _needs_key(self, key: NestedKey) -> bool:
+        kind = interaction_type() or self.default_interaction_type
+        return kind is InteractionType.RANDOM or super()._needs_key(key)
+
     def _read(self, tensordict: TensorDictBase) -> list[object]:
         return [_read(self, key, tensordict) for key in self._settings.params]
 

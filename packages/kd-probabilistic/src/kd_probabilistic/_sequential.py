@@ -268,19 +268,22 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             if place > index and not whole:
                 return
             draws = whole or place < index
+            asked = isinstance(step, _PROBABILISTIC) and (walk.whole or not draws)
+            if not asked and self._skips(step, walk.container):
+                continue
             if isinstance(step, ProbabilisticTensorDictSequential):
                 step._visit(walk, draws)
             elif isinstance(step, LEAVES):
                 walk.take(step, draws)
             else:
-                walk.run(step, self.partial_tolerant)
+                walk.run(step)
 
     def _walked(self, tensordict: TensorDictBase, keeps: bool, out: TensorDictBase | None) -> Walk:
         if isinstance(out, Distribution):
             raise InvalidArgument(
                 "`tensordict_out` must be a container, got a distribution. Pass it as `dist=`."
             )
-        walk = Walk(tensordict.copy(), keeps, scores=keeps and self._is_composite())
+        walk = Walk(tensordict.copy(), keeps, whole=self._is_composite())
         self._visit(walk, whole=False)
         return walk
 

@@ -26,31 +26,22 @@ class Walk:
     Args:
         container: What the first step reads; a copy, since the steps write into it.
         keeps: Whether values that are in the container are kept instead of drawn again.
-        scores: Whether all values must be there, because all are scored.
+        whole: Whether the distribution is about all values, so that none may be left out.
 
     Attributes:
         container: The container after the last step.
+        whole: As given.
         found: The probabilistic modules so far, with their distributions.
     """
 
-    def __init__(self, container: TensorDictBase, keeps: bool, scores: bool) -> None:
-        self.container = container
+    def __init__(self, container: TensorDictBase, keeps: bool, whole: bool) -> None:
+        self.container, self.whole = container, whole
         self.found: list[tuple[Leaf, Distribution]] = []
-        self._keeps, self._scores = keeps, scores
+        self._keeps = keeps
         self._written: list[NestedKey] = []
 
-    def run(self, step: nn.Module, tolerant: bool) -> None:
-        """Run a step that is not probabilistic.
-
-        Args:
-            step: A keyed module.
-            tolerant: Whether it is skipped if an input is missing.
-        """
-        present = self.container.keys(True)
-        optional = getattr(step, "optional_in_keys", ())
-        reads: list[NestedKey] = [key for key in _keys(step, "in_keys") if key not in optional]
-        if tolerant and any(key not in present for key in reads):
-            return
+    def run(self, step: nn.Module) -> None:
+        """Run a step, and note what it writes."""
         self.container = step(self.container)
         self._written += _keys(step, "out_keys")
 
@@ -62,19 +53,20 @@ class Walk:
             draws: Whether its values are needed afterwards.
 
         Raises:
-            InputMissing: If a value is missing that is scored.
+            InputMissing: If a value is missing that is scored, as all are if none is drawn again
+                and the distribution is about all of them.
         """
         self.found.append((leaf, leaf.build_dist_from_params(self.container)))
         present = self.container.keys(True)
         missing = [key for key in leaf.dist_sample_keys if key not in present]
-        if missing and self._scores and draws:
+        if missing and self._keeps and self.whole and draws:
             raise InputMissing(
                 f"the value {format_key(missing[0])} is scored, but was not found in the "
                 f"container; available keys: {list_keys(present)}. "
                 "Write it before the call, or set `return_composite=False` to draw it."
             )
         if draws and (missing or not self._keeps):
-            self.run(leaf, tolerant=False)
+            self.run(leaf)
 
     def write(self, target: TensorDictBase) -> TensorDictBase:
         """Write what the steps wrote to another container, and return it."""

@@ -132,7 +132,7 @@ def run_steps(
     work = tensordict.copy()
     replaced = False
     for idx, (name, step) in enumerate(sequence.named_steps()):
-        if idx not in live or _lacks_inputs(sequence, step, work):
+        if idx not in live or sequence._skips(step, work):
             continue
         try:
             work, swapped = _merge(step, work, _run_step(step, work, live[idx]))
@@ -150,10 +150,6 @@ def run_steps(
     return target
 
 
-def _lacks_inputs(sequence: StepList, step: nn.Module, work: TensorDictBase) -> bool:
-    if not sequence.__dict__.get("partial_tolerant"):
-        return False
-    return not all(has_entry(work, key) for key in keys_of(step, "in_keys"))
 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:

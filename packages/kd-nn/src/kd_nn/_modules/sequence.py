@@ -53,7 +53,8 @@ class TensorDictSequential(StepList):
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
-        partial_tolerant: Whether steps whose inputs are missing are skipped.
+        partial_tolerant: Whether steps whose inputs are missing are skipped. What a step can do
+            without does not count, such as the inputs of a `TensorDictModule` with `strict=False`.
         selected_out_keys: The outputs to keep; see `select_out_keys`.
         inplace: As for `TensorDictModule`; None and True write into the input.
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, Self, TypeAlias, TypeVar, cast, overload
 import torch
 from torch import nn
 
-from kd_core import InvalidArgument, InvalidKey
+from kd_core import InvalidArgument, InvalidKey, NestedKey
 from kd_core.extending import plain_str
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._keys.specs import parse_out_keys
@@ -158,6 +158,10 @@ class ModuleFacts(CheckedSettings):
             False
         """
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+    def _needs_key(self, key: NestedKey) -> bool:
+        """Return whether a call of now cannot run without an entry that it reads."""
+        return key not in getattr(self, "optional_in_keys", ())
 
     @Derived
     def is_functional(self) -> bool:

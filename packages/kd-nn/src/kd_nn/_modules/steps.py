@@ -11,10 +11,10 @@ from typing import Self, cast, overload
 
 from torch import nn
 
-from kd_core import InvalidArgument, KeyNotFound, OutOfRange
+from kd_core import InvalidArgument, KeyNotFound, NestedKey, OutOfRange, TensorDictBase
 from kd_core.extending import plain_str
-from kd_nn._dispatch.dispatch import describe
-from kd_nn._dispatch.entries import Inplace
+from kd_nn._dispatch.dispatch import describe, keys_of
+from kd_nn._dispatch.entries import Inplace, has_entry
 from kd_nn._errors import KeysNotDeclared, NotKeyed, list_keys, suggest
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.holders import StepModuleDict, adopt, hold
@@ -215,6 +215,17 @@ class StepList(TensorDictModuleBase):
                 raise
         return self
 
+    def _skips(self, step: nn.Module, tensordict: TensorDictBase) -> bool:
+        """Return whether a step is left out of a call, since an input that it needs is missing."""
+        if not self.__dict__.get("partial_tolerant"):
+            return False
+        missing = [key for key in keys_of(step, "in_keys") if not has_entry(tensordict, key)]
+        return any(needs_key(step, key) for key in missing)
+
+    def _needs_key(self, key: NestedKey) -> bool:
+        steps = [step for step in self._steps() if key in keys_of(step, "in_keys")]
+        return not steps or any(needs_key(step, key) for step in steps)
+
     def _steps(self) -> list[nn.Module]:
         return [step for _, step in self.named_steps()]
 
@@ -260,6 +271,11 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     for idx, each in enumerate(steps):
         check_keyed(str(idx), each)
     return hold(cast("Iterable[nn.Module]", steps))
+
+
+def needs_key(step: nn.Module, key: NestedKey) -> bool:
+    """Return whether a step that reads a key cannot run without it."""
+    return not isinstance(step, TensorDictModuleBase) or step._needs_key(key)
 
 
 def free_name(taken: Mapping[str, nn.Module]) -> str:
