@@ -255,3 +255,34 @@ def test_scores_of_checked_distributions_export_by_container() -> None:
     finally:
         torch.distributions.Distribution.set_default_validate_args(checked)
     torch.testing.assert_close(program.module()(td)["toss_log_prob"].exp(), ONE / 4)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_several_draws_are_written_where_the_call_says(nested: bool) -> None:
+    actor = ProbabilisticTensorDictSequential(*steps(num_samples=5))
+    actor = ProbabilisticTensorDictSequential(actor) if nested else actor
+    for batch in ([5, 3], []):
+        td, out = data(), TensorDict({"kept": torch.ones(5, 3)}, batch)
+        assert actor(td, tensordict_out=out) is out
+        assert list(out.keys()) == ["kept", "p", "loc", "scale", "action"]
+        assert out["action"].shape == (5, 3, 4)
+        assert list(td.keys()) == ["x"]
+    out = TensorDict(batch_size=[3])
+    with pytest.raises(ValueError, match=r"must start with \(3,\), got \(5, 3, 8\)"):
+        actor(data(), tensordict_out=out)
+    assert out.is_empty()
+    actor.inplace = "empty"
+    made = actor(data())
+    assert made.batch_size == (5, 3)
+    assert list(made.keys()) == ["p", "loc", "scale", "action"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_several_draws_come_without_what_is_not_selected(nested: bool) -> None:
+    parts = steps(num_samples=5)
+    hidden = TensorDictModule(torch.neg, ["x"], [("n", "m", "minus")])
+    actor = ProbabilisticTensorDictSequential(hidden, *parts).select_out_keys("action", "loc")
+    model = ProbabilisticTensorDictSequential(actor) if nested else actor
+    made = model(data().set("scale", torch.ones(3, 4)))
+    assert made.batch_size == (5, 3)
+    assert set(made.keys()) == {"x", "loc", "scale", "action"}

@@ -64,7 +64,7 @@ def call_as_selected(
 
 def _present(tensordict: TensorDictBase, keys: Keys) -> dict[NestedKey, object]:
     """Return the entries at those of the keys, and of the levels above them, that are there."""
-    levels = {level for key in keys for level in _levels(key)}
+    levels = {level for key in keys for level in levels_of(key)}
     return {key: tensordict.get(key) for key in levels if has_entry(tensordict, key)}
 
 
@@ -74,19 +74,19 @@ def _restore(tensordict: TensorDictBase, keys: Keys, before: dict[NestedKey, obj
             if tensordict.get(key) is not before[key]:
                 tensordict.set(key, before[key])
             continue
-        for level in _levels(key):  # a level that the module made goes with its last entry
-            if level in before or not _is_left(tensordict, level, key):
+        for level in levels_of(key):  # a level that the module made goes with its last entry
+            if level in before or not is_left(tensordict, level, key):
                 break
             _remove(tensordict, level)
 
 
-def _levels(key: NestedKey) -> list[NestedKey]:
+def levels_of(key: NestedKey) -> list[NestedKey]:
     """Return a key and the keys of the containers that it is in, innermost first."""
     parts = unravel_key_to_tuple(key)
     return [unravel_key(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def _is_left(tensordict: TensorDictBase, level: NestedKey, key: NestedKey) -> bool:
+def is_left(tensordict: TensorDictBase, level: NestedKey, key: NestedKey) -> bool:
     """Return whether there is something to remove: the entry itself, or an empty level above."""
     if not has_entry(tensordict, level):
         return False

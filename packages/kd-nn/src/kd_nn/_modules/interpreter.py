@@ -27,7 +27,8 @@ from kd_nn._dispatch.entries import (
 )
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._errors import not_a_container, not_written
-from kd_nn._keys.specs import DISCARD, Keys, is_covered
+from kd_nn._keys.specs import DISCARD, Keys, is_covered, overlaps
+from kd_nn._modules.hiding import is_left, levels_of
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.program import is_watched, runs_in_part
 
@@ -113,7 +114,7 @@ def run_members(
 def run_steps(
     sequence: StepList,
     tensordict: TensorDictBase,
-    target: TensorDictBase,
+    target: TensorDictBase | None,
     live: Mapping[int, Keys],
     outputs: Keys,
 ) -> TensorDictBase:
@@ -122,12 +123,13 @@ def run_steps(
     Args:
         sequence: The sequence to run.
         tensordict: The container to read; it is not changed unless it is `target`.
-        target: The container to write.
+        target: The container to write; None for an empty one like that of the last step.
         live: The steps to run, and which of their keys are needed; see `KeyGraph.live_writes`.
         outputs: The keys to write.
 
     Returns:
-        `target`; or, where a step replaced the container by another one, that one.
+        The container that was written; or, where `target` is the one to read and a step replaced
+        it by another one, that one.
     """
     work = tensordict.copy()
     replaced = False
@@ -144,8 +146,9 @@ def run_steps(
             add_step_note(error, (str(idx), name), step, given)
             raise
         replaced = replaced or swapped
-    if replaced:
-        return work
+    if replaced and target is tensordict:
+        return _without_hidden(sequence, work, tensordict)
+    target = work.empty() if target is None else target
     _commit(sequence, work, target, tensordict, outputs)
     return target
 
@@ -217,6 +220,21 @@ def _commit(
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
     write_entries(target, keys, [entry(work, key) for key in keys])
+
+
+def _without_hidden(
+    sequence: StepList, made: TensorDictBase, source: TensorDictBase
+) -> TensorDictBase:
+    """Remove from a container that a step made what is not selected and was not in the source."""
+    selected: Keys | None = sequence.__dict__.get("_selected")
+    for key in () if selected is None else sequence.out_keys_source:
+        if key == DISCARD or overlaps(key, selected or ()):
+            continue
+        for level in levels_of(key):  # a level that the steps made goes with its last entry
+            if has_entry(source, level) or not is_left(made, level, key):
+                break
+            made = made.exclude(level)
+    return made
 
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:

@@ -171,7 +171,9 @@ class TensorDictSequential(StepList):
                 return self._run(member, out, wanted)
 
             return run_members(self, tensordict, tensordict_out, run)
-        target = destination(tensordict, self.inplace, tensordict_out)
+        target = None
+        if tensordict_out is not None or self.inplace != "empty":
+            target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._resolve()
         outputs = resolved.graph.outputs if wanted is None else wanted
         if anyone_skips and skip_existing():
