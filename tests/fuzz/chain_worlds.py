@@ -221,7 +221,7 @@ class Maker:
             isinstance(s, Draw) or (isinstance(s, Chain) and s.probabilistic) for s in steps
         ):
             steps += self.draw()
-        made = Chain(steps, probabilistic=probabilistic)
+        made = Chain(steps, tolerant=rng.random() < 0.2, probabilistic=probabilistic)
         made.composite = rng.choice([None, None, None, True, False]) if probabilistic else None
         made.settle()
         if rng.random() < (0.25 if depth else 0.15):

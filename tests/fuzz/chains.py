@@ -213,6 +213,17 @@ class ChainRunner(Runner):
         reads = step.in_keys()
         return self.skips and bool(made) and all(has(state, k) and k not in reads for k in made)
 
+    def lacks(self, step: Leaf | Graph, state: State) -> bool:
+        """Return whether something is missing: a seed counts where it is drawn from."""
+        return any(not has(state, key) and self.needs(step, key) for key in step.in_keys())
+
+    def needs(self, step: Leaf | Graph, key: Key) -> bool:
+        """Return whether a step cannot do without what it reads."""
+        if isinstance(step, Graph):
+            return any(self.needs(each, key) for each in step.steps if key in each.in_keys())
+        draws = isinstance(step, Draw) and (self.asked or step.kind) == "random"
+        return draws or not isinstance(step, Draw) or key != step.source or step.scores
+
     def run(self, graph: Graph, state: State, head: tuple[int, ...] = ()) -> None:
         """Run the steps, unless all is there."""
         if not self.is_done(graph, state):
@@ -256,11 +267,17 @@ class ChainRunner(Runner):
 
 @dataclass
 class Walked:
-    """A walk to the last distribution: the state, the distributions, and what was written."""
+    """A walk to the last distribution: the state, the distributions, and what was written.
+
+    Attributes:
+        keeps: Whether values that are there are not drawn again.
+        all: Whether the distribution is about all values.
+    """
 
     runner: ChainRunner
     state: State
     keeps: bool = False
+    all: bool = False
     found: list[tuple[Draw, Laws]] = field(default_factory=list)
     written: list[Key] = field(default_factory=list)
 
@@ -270,6 +287,10 @@ class Walked:
             if idx > chain.last() and not whole:
                 return
             draws = whole or idx < chain.last()
+            random = isinstance(step, Draw) or (isinstance(step, Chain) and step.probabilistic)
+            asked = random and (self.all or not draws)
+            if chain.tolerant and not asked and self.runner.lacks(step, self.state):
+                continue
             if isinstance(step, Chain) and step.probabilistic:
                 self.visit(step, draws, scores)
             elif isinstance(step, Draw):

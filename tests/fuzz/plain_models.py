@@ -255,8 +255,7 @@ class Runner:
         for idx, step in enumerate(graph.steps):
             place = (*head, idx)
             runs = any(call[: len(place)] == place for call in self.needed)
-            lacks = graph.tolerant and not all(has(work, key) for key in step.in_keys())
-            if not runs or lacks:
+            if not runs or (graph.tolerant and self.lacks(step, work)):
                 continue
             if isinstance(step, Graph):
                 self.seen += step.counters
@@ -266,6 +265,10 @@ class Runner:
         for key in graph.visible():
             if has(work, key):
                 put(state, key, look_up(work, key))
+
+    def lacks(self, step: Leaf | Graph, state: State) -> bool:
+        """Return whether something is missing that a step needs."""
+        return not all(has(state, key) for key in step.in_keys())
 
     def call(self, leaf: Leaf, state: State) -> None:
         """Call one module."""

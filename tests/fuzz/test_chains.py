@@ -102,7 +102,7 @@ def generators(world: World) -> list[Tensor | None]:
 
 def agree(found: object, wanted: object) -> None:
     """Compare two values: to the bit."""
-    if isinstance(wanted, int):
+    if wanted is None or isinstance(wanted, int):
         assert found == wanted
         return
     assert isinstance(found, Tensor), found
@@ -201,6 +201,11 @@ def check_call(case: Case) -> bool:
     return True
 
 
+def optional(state: State, at: Key) -> object:
+    """Return a value, None if there is none."""
+    return look_up(state, at) if has(state, at) else None
+
+
 def check_keyword(case: Case) -> bool:
     """Call with tensors."""
     chain = case.world.chain
@@ -210,18 +215,18 @@ def check_keyword(case: Case) -> bool:
     for at, value in case.given.items():
         if isinstance(value, int):
             case.given[at] = torch.tensor(value)
-    if any(at not in case.given for at in reads):
+    if not chain.may_skip() and any(at not in case.given for at in reads):
         return False
     state = nested(case.given)
 
     def plain() -> list[object]:
         work = copy_of(state)
         case.runner(()).run(chain, work)
-        return [look_up(work, at) for at in chain.visible() if at != DISCARD]
+        return [optional(work, at) for at in chain.visible() if at != DISCARD]
 
     def keyed() -> list[object]:
         args = {"_".join(at): v for at, v in case.given.items()}
-        if case.rng.random() < 0.3:
+        if case.rng.random() < 0.3 and len(args) == len(reads):
             out = case.world.model(*[case.given[at] for at in reads])
         else:
             out = case.world.model(**args)
@@ -272,7 +277,7 @@ def check_dist(case: Case) -> bool:
     out = case.target()
 
     def plain() -> tuple[Walked, Laws]:
-        walk = Walked(case.runner(), copy_of(nested(case.given)))
+        walk = Walked(case.runner(), copy_of(nested(case.given)), all=chain.is_composite())
         walk.visit(chain, False, False)
         if what == "get_dist" and chain.is_composite():
             return walk, walk.all_laws()
@@ -326,7 +331,7 @@ def check_log_prob(case: Case) -> bool:
     td, out = case.container(), case.target()
 
     def plain() -> tuple[Walked, State | Tensor]:
-        walk = Walked(case.runner(), copy_of(nested(case.given)), keeps=True)
+        walk = Walked(case.runner(), copy_of(nested(case.given)), True, chain.is_composite())
         walk.visit(chain, False, chain.is_composite())
         return walk, scored(case, walk, aggregate)
 
