@@ -259,7 +259,7 @@ class ChainRunner(Runner):
             return values
         if draw.selected is not None and not set(draw.selected) & set(draw.log_probs):
             return values
-        found = draw.scored(dists, values, len(self.batch))
+        found = draw.scored(dists, values, len(self.batch) - len(draw.samples))
         if isinstance(found, Tensor):
             found = {draw.log_probs[0]: found}
         return found if draw.scores else {**values, **found}
