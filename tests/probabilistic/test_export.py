@@ -115,3 +115,46 @@ def test_values_are_checked_again_after_an_export() -> None:
     export(module, (), {"rate": POSITIVE}, strict=False)
     with pytest.raises(ValueError, match="Expected parameter rate"):
         module(rate=-POSITIVE)
+
+
+class Scored(nn.Module):
+    """Returns the log-probability of values in a container, by keyword."""
+
+    def __init__(self, model: ProbabilisticTensorDictSequential, aggregate: bool | None) -> None:
+        super().__init__()
+        self.model, self.aggregate = model, aggregate
+
+    def forward(self, **values: torch.Tensor) -> object:
+        td = TensorDict(values)
+        score = self.model.log_prob(td, aggregate=self.aggregate)
+        return score.to_dict() if isinstance(score, TensorDict) else score
+
+
+def one_value() -> ProbabilisticTensorDictSequential:
+    return ProbabilisticTensorDictSequential(
+        ProbabilisticTensorDictModule(
+            {"loc": "x", "scale": "s"}, ["z"], distribution_class=d.Normal
+        )
+    )
+
+
+def two_values() -> ProbabilisticTensorDictSequential:
+    coin = ProbabilisticTensorDictModule({"logits": "z"}, ["y"], distribution_class=d.Bernoulli)
+    return ProbabilisticTensorDictSequential(*one_value(), coin)
+
+
+@pytest.mark.parametrize("aggregate", [None, False, True])
+@pytest.mark.parametrize("make", [one_value, two_values])
+def test_a_score_of_given_values_exports(
+    make: Callable[[], ProbabilisticTensorDictSequential], aggregate: bool | None
+) -> None:
+    values = {"x": REAL, "s": POSITIVE, "z": REAL / 2, "y": torch.ones_like(REAL)}
+    scored = Scored(make(), aggregate)
+    program = export(scored, (), values, strict=False)
+    torch.testing.assert_close(program.module()(**values), scored(**values))
+    assert Distribution._validate_args is True
+    rows = torch.vmap(lambda x, s, z, y: scored(x=x, s=s, z=z, y=y))(*values.values())
+    assert torch.utils._pytree.tree_leaves(rows)[0].shape[0] == REAL.shape[0]
+    if make is two_values:
+        with pytest.raises(ValueError, match="to be within the support"):
+            scored(**{**values, "y": REAL / 3})

@@ -28,7 +28,7 @@ from kd_core.extending import is_prefix
 from kd_probabilistic._estimators import EstimateNotOffered, estimate
 from kd_probabilistic._interaction import InteractionType
 from kd_probabilistic._log_prob import with_suffix
-from kd_probabilistic._reading import can_read
+from kd_probabilistic._reading import can_read, must_not_look, unchecked
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -131,6 +131,18 @@ class Components:
         return total
 
     def _each(
+        self,
+        what: str,
+        of: Callable[[NestedKey, Distribution], Tensor],
+        value: TensorDictBase | None = None,
+    ) -> dict[NestedKey, Tensor]:
+        """Compute a quantity of each component, checked by the value that it is of if it can be."""
+        if value is not None and must_not_look([value]):
+            with unchecked(type(self).__name__):
+                return self._computed(what, of)
+        return self._computed(what, of)
+
+    def _computed(
         self, what: str, of: Callable[[NestedKey, Distribution], Tensor]
     ) -> dict[NestedKey, Tensor]:
         """Compute a quantity of each component; name the one that does not have it."""

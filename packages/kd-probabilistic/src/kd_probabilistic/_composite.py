@@ -329,7 +329,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
     def cdf(self, value: TensorDictBase) -> TensorDict:  # type: ignore[override]  # values are containers
         """Return the probability of a smaller value, at the key of each value with `_cdf`."""
         return self._named(
-            self._each("cdf", lambda key, part: part.cdf(value_at(value, key))), "_cdf"
+            self._each("cdf", lambda key, part: part.cdf(value_at(value, key)), value), "_cdf"
         )
 
     @explains_parameters
@@ -343,7 +343,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         def found(key: NestedKey, part: Distribution) -> Tensor:
             return part.icdf(value_at(value, with_suffix(key, "_cdf")))
 
-        return self._named(self._each("inverse cdf", found), "", events=True)
+        return self._named(self._each("inverse cdf", found, value), "", events=True)
 
     def _with_sum(
         self, made: TensorDict, parts: dict[NestedKey, Tensor], key: NestedKey
@@ -360,7 +360,9 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         return f"{type(self).__name__}({{{parts}}})"
 
     def _log_probs(self, value: TensorDictBase) -> dict[NestedKey, Tensor]:
-        return self._each("log_prob", lambda key, part: log_prob_of(part, value_at(value, key)))
+        return self._each(
+            "log_prob", lambda key, part: log_prob_of(part, value_at(value, key)), value
+        )
 
     def _entropies(self, samples_mc: int | None) -> dict[NestedKey, Tensor]:
         made: dict[NestedKey, Tensor] = {}

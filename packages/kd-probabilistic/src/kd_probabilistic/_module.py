@@ -192,6 +192,9 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         for key in self._settings.sample_keys:
             values[key] = cast("Tensor", _read(self, key, tensordict))
         try:
+            if must_not_look([*values.values()]):
+                with unchecked(self.described_as):
+                    return self.log_prob_of_values(dist, values, aggregate)
             return self.log_prob_of_values(dist, values, aggregate)
         except Exception as error:
             self._add_call_note(error, values)

@@ -75,12 +75,8 @@ class ScoringModule(TensorDictModuleBase):
         """
         if skip_existing() and is_done(self, tensordict):
             return tensordict
-        if must_not_look([tensordict]):
-            with unchecked(self.module.described_as):
-                found = self.module.log_prob(tensordict)
-        else:
-            found = self.module.log_prob(tensordict)
-        made = dict(zip(self._own_out_keys(), self._outputs(found), strict=True))
+        found = self._outputs(self.module.log_prob(tensordict))
+        made = dict(zip(self._own_out_keys(), found, strict=True))
         return tensordict.update({key: made[key] for key in self.out_keys})
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
