@@ -35,11 +35,10 @@ from kd_probabilistic import ProbabilisticTensorDictSequential
 
 def with_params(case: Case) -> Case:
     """Give most of the parameters that the steps read."""
-    for draw in case.draws():
-        for params in draw.params.values():
-            for at in params.values():
-                if case.rng.random() < 0.8:
-                    case.given.setdefault(at, torch.rand(*case.batch, 2) + 0.5)
+    held = [params for draw in case.draws() for params in draw.params.values()]
+    for at in [at for params in held for at in params.values()]:
+        if case.rng.random() < 0.8:
+            case.given.setdefault(at, torch.rand(*case.batch, 2) + 0.5)
     return case
 
 
