@@ -7,6 +7,8 @@ returned stays as it is when the next one runs.
 Knows containers, pytrees and `torch.cuda`; must not know keys of modules or plans.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, ParamSpec, Protocol, TypeVar, cast

@@ -13,6 +13,8 @@ Messages say what was expected, what was found instead and what to do. Those tha
 module raises are built here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 
 from kd_core import InvalidArgument, KdError, KeyNotFound, NestedKey, format_key, nearest_key

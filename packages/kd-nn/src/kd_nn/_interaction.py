@@ -4,6 +4,8 @@
 import `kd_probabilistic`, so it uses this protocol, which any module may implement.
 """
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 

@@ -10,6 +10,8 @@ shows it. Where this is not shown, torch's own checks run, and raise as usual.
 Knows the attributes of torch's distributions; must not know keyed modules.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import math

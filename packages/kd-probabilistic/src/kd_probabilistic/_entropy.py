@@ -1,5 +1,7 @@
 """The entropy of a distribution; from draws if there is no formula."""
 
+from __future__ import annotations
+
 import warnings
 
 import torch

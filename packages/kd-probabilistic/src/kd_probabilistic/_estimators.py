@@ -4,6 +4,8 @@ An entry of the registry belongs to a distribution class and an interaction type
 inherits it. `_formulas` fills it for the distributions of torch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TypeAlias
 

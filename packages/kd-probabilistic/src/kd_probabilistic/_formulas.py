@@ -8,6 +8,8 @@ Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributi
 C. Maddison, A. Mnih, Y. W. Teh, The Concrete Distribution, 2017, https://arxiv.org/abs/1611.00712.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution

@@ -5,6 +5,8 @@ During a draw the global generator therefore has the state of the given one; aft
 state is restored, and the given generator has advanced.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 

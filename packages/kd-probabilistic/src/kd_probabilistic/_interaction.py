@@ -5,6 +5,8 @@ ContextVar, but it can read, guard and write the attributes of a `threading.loca
 therefore sets both, and compiled code reads the second. A change of scope recompiles once.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import threading
@@ -42,7 +44,7 @@ class InteractionType(Enum):
     DETERMINISTIC = "deterministic"
 
     @classmethod
-    def from_str(cls, type_str: str) -> "InteractionType":
+    def from_str(cls, type_str: str) -> InteractionType:
         """Return the member of a name in any case, as `InteractionType(name)` does.
 
         Args:
@@ -59,7 +61,7 @@ class InteractionType(Enum):
         return as_interaction_type(type_str)
 
     @classmethod
-    def _missing_(cls, value: object) -> "InteractionType":
+    def _missing_(cls, value: object) -> InteractionType:
         """Find a member by a name in any case, or raise with the valid names."""
         if isinstance(value, str):
             member = cls.__members__.get(value.upper())

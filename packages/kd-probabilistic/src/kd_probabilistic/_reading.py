@@ -1,5 +1,7 @@
 """Whether the values of tensors can be read: not in a capture, in `vmap`, or of fake tensors."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

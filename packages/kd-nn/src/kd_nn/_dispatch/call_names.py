@@ -7,6 +7,8 @@ inside nested dicts. Everything here is plain Python on str and tuples, so dynam
 a guard on a cache.
 """
 
+from __future__ import annotations
+
 import inspect
 import keyword
 from collections.abc import Callable, Mapping, Sequence

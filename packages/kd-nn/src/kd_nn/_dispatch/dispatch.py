@@ -6,6 +6,8 @@ names the real arguments, made from the keys of that instance: `inspect.signatur
 instance, so only a descriptor can give this signature.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -111,7 +113,7 @@ class Dispatched(Generic[M]):
     def __get__(self, module: nn.Module, owner: type[nn.Module] | None = None) -> Forward: ...
     def __get__(
         self, module: nn.Module | None, owner: type[nn.Module] | None = None
-    ) -> "Self | Forward":
+    ) -> Self | Forward:
         """Return the method bound to `module`, with the argument names of its keys."""
         if module is None:
             return self

@@ -5,6 +5,8 @@ read one; compiled code reads what its thread entered last, from a `threading.lo
 is a cheap test for the fast path: not empty while the switch is on in any context.
 """
 
+from __future__ import annotations
+
 import functools
 import threading
 from collections.abc import Callable

@@ -7,6 +7,8 @@ patches or parameters of other kinds, which would show a difference.
 Knows the `forward` of torch's layers; must not know keys.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 

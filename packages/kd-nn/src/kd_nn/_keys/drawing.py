@@ -1,5 +1,7 @@
 """The key graph as text: a plain table, and a flowchart in Mermaid."""
 
+from __future__ import annotations
+
 from kd_core import NestedKey
 from kd_core.extending import is_prefix
 from kd_nn._keys.flow import KeyFlow

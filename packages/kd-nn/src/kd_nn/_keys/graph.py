@@ -1,5 +1,7 @@
 """The key graph as users hold it: the flow of keys, and the ways to show it."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from kd_nn._keys.flow import KeyFlow

@@ -6,6 +6,8 @@ ordered by the positions of their inputs. A key graph is short and mostly a chai
 enough, and the picture can be drawn without another program.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from html import escape
 
@@ -59,7 +61,7 @@ class Box:
     y: float = 0.0
     width: float = 0.0
     height: float = 0.0
-    sources: list["Box"] = field(default_factory=list)
+    sources: list[Box] = field(default_factory=list)
 
     def port(self, key: NestedKey, left: bool) -> tuple[float, float]:
         """Return the position of the port of a key."""

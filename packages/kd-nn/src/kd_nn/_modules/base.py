@@ -5,6 +5,8 @@ back as fresh lists. Assigning to anything that decides how a module runs (its k
 a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 

@@ -4,6 +4,8 @@ The classes of this library write what is selected. A class of the user need not
 `select_out_keys`: what its `forward` wrote to hidden keys is taken back after the call.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TypeAlias, cast
 

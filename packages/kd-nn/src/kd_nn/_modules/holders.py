@@ -6,6 +6,8 @@ as dynamo expects. Copies and pickles hold the class of torch: they load without
 the sequence that gets one turns it into one of these.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, Final, SupportsIndex
 

@@ -5,6 +5,8 @@ hold no data. Parameters and buffers are exchanged for fake ones (batch norm cou
 place), and the mode converts captured constants, so the module does not change.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import torch

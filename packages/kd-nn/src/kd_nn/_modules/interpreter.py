@@ -3,6 +3,8 @@
 The steps get a working copy, so the caller's container changes only once all of them have run.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias, cast

@@ -1,5 +1,7 @@
 """A keyed module as one node of a key graph: its keys, and what people read beside them."""
 
+from __future__ import annotations
+
 from functools import lru_cache
 from typing import cast
 

@@ -4,6 +4,8 @@ Resolving a sequence costs as much as hundreds of calls, so it is done once and 
 step or the way a step runs has changed.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final

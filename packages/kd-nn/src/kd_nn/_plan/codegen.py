@@ -5,6 +5,8 @@ so compiled code is cached by text; what differs is in the namespace of the func
 the text begins with an underscore, builtins too, so that an argument may have any other name.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -5,6 +5,8 @@ functions reach every module from the root, as `parameters()` does, so that an e
 its parameters after the sequence and not after whatever else holds them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from torch import nn

@@ -12,6 +12,8 @@ in place; `invalidation` says what counts as a change. Plans are never copied or
 The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Sequential`.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Sequence
 from typing import cast

@@ -5,6 +5,8 @@ nobody could tell; "What calls cost" in the benchmarks has both. An `nn.Sequenti
 members, one after the other. What the text assumes is tested before each run; see `eager`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Final
 

@@ -28,6 +28,8 @@ the cache stale, not wrong. Flags stand in the `__dict__` of what may change. Th
 without a lock, because dynamo traces assignments.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Self, TypeAlias, cast
@@ -131,7 +133,7 @@ def raise_if_written(holder: nn.Module) -> None:
             raise_flags(state)
 
 
-def lists_in(module: nn.Module) -> Iterator["Flagged"]:
+def lists_in(module: nn.Module) -> Iterator[Flagged]:
     """Yield the lists of steps in a module that announce their edits."""
     for member in module.modules():
         if isinstance(member, Flagged) and member.announces_members:

@@ -3,6 +3,8 @@
 Plans are written by other modules of this folder, which are loaded when the first one is made.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Final
 

@@ -7,6 +7,8 @@ one another.
 For anything else `resolve` returns None, and the sequence passes a container from step to step.
 """
 
+from __future__ import annotations
+
 from typing import Protocol, cast
 
 from torch import nn

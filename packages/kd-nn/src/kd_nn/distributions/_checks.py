@@ -4,6 +4,8 @@ torch keeps the default on a class, for all threads: a thread that computes shap
 graph, must not disable the checks of the others.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,6 +5,8 @@ probabilistic module), with the whole interface of `torch.distributions`: shapes
 validation, cdf.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Self
 

@@ -1,5 +1,7 @@
 """Distributions of one variable on an interval: what those of this package have in common."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Self
 

@@ -10,6 +10,8 @@ add cached constants (the sum has the same bits: both round the number to float3
 plain numbers.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from difflib import get_close_matches

@@ -5,6 +5,8 @@ Three small modules share one decision: the scale is a positive mapping of a raw
 exported graphs, so it does not change.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import cast
 

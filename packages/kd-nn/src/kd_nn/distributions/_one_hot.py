@@ -1,5 +1,7 @@
 """Draws of one class among several, written as one-hot vectors."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Final, Self
 

@@ -4,6 +4,8 @@ A value at an end of the interval, which rounding produces easily, has no finite
 therefore kept one rounding unit away from the ends, in draws and in `log_prob` alike.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Final

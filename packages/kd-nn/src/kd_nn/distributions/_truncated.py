@@ -17,6 +17,8 @@ between 0 and 1 wherever the interval lies.
 Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributions, 2nd ed., 1994.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Final

@@ -1,5 +1,7 @@
 """The normal distribution restricted to an interval: its interface, over `_truncated`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Final
 
