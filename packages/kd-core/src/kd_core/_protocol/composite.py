@@ -32,7 +32,7 @@ class MemberList(list[object]):
     """The entry of each member of a stack, which may differ in shape."""
 
 
-Side: TypeAlias = Literal["left", "right"]
+Side: TypeAlias = "Literal['left', 'right']"
 
 
 class Reading:

@@ -3,15 +3,17 @@
 Writing is all or nothing: an output that does not fit leaves the container as it was.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
 from torch import Tensor
 
 from kd_core import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from kd_nn._errors import input_missing
 
-Inplace = bool | Literal["empty"] | None
+Inplace: TypeAlias = "bool | Literal['empty'] | None"
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> object:

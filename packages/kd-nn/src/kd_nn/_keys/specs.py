@@ -6,7 +6,8 @@ argument that each key feeds. Inside the package keys are tuples of canonical ke
 top-level entry, a tuple of at least two `str` for a nested one.
 """
 
-import unicodedata
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
@@ -130,7 +131,11 @@ def _argument_of(name: object) -> str:
 
 def argument_name(text: str) -> str:
     """Return how Python spells a name in source: in the normal form NFKC, as a plain `str`."""
-    return plain_str(text if text.isascii() else unicodedata.normalize("NFKC", text))
+    if text.isascii():
+        return plain_str(text)
+    import unicodedata  # a library of its own, and few names need it
+
+    return plain_str(unicodedata.normalize("NFKC", text))
 
 
 def parse_out_keys(keys: object) -> Keys:
