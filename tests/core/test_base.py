@@ -21,6 +21,11 @@ def test_an_error_of_arguments_names_the_public_class() -> None:
         TensorDict().to_dict(1)  # type: ignore[call-arg, arg-type]  # what is refused
 
 
+def test_errors_of_arguments_name_the_class_for_class_methods_too() -> None:
+    with pytest.raises(TypeError, match=r"^TensorDictBase\.from_list\(\) missing 1 required"):
+        TensorDict.from_list()  # type: ignore[call-arg]  # as above
+
+
 def test_the_source_of_methods_is_found_and_that_of_a_class_is_not() -> None:
     assert TensorDict.__module__ == "kd_core"
     assert inspect.getsource(TensorDict.clone).lstrip().startswith("def clone(")

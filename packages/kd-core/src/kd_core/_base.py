@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
 
 import torch
 from torch import Tensor
 
-from kd_core._naming import explains_parameters, leaves_out, offered_names
+from kd_core._naming import explains_parameters, leaves_out, offered_names, public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.calls.apply import Apply
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound="TensorDictBase")
 
 
+@public_in("kd_core")
 @leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "to_store")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
 @leaves_out("asend", "arecv")
@@ -266,15 +267,18 @@ def _gather_concerns() -> None:
     code calls. It also searches all classes at each attribute that is set. "ops: per call" and
     "ops: first call" in the benchmarks. Type checkers see the concerns.
     """
-    own = vars(TensorDictBase)
-    found = [item for concern in TensorDictBase.__mro__[1:-1] for item in vars(concern).items()]
-    for name, value in found:
-        if name not in own and name not in AbstractContainer.__annotations__:  # a kind sets those
+    settled = {*vars(TensorDictBase), *AbstractContainer.__annotations__}  # a kind sets the latter
+    for concern in TensorDictBase.__mro__[1:-1]:
+        for name, value in vars(concern).items():
+            if name in settled:
+                continue
+            settled.add(name)
             setattr(TensorDictBase, name, value)
+            value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType):  # what an error of its arguments names
-                function: Callable[..., object] = getattr(value, "__wrapped__", value)
-                value.__qualname__ = f"{TensorDictBase.__name__}.{name}"
-                function.__qualname__ = value.__qualname__
+                value.__module__ = TensorDictBase.__module__
+                value.__qualname__ = f"TensorDictBase.{name}"
+                getattr(value, "__wrapped__", value).__qualname__ = value.__qualname__
     TensorDictBase.__bases__ = (AbstractContainer,)
 
 
