@@ -6,7 +6,7 @@ member, and rows of nested tensors one by one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -20,15 +20,17 @@ from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import keeps_batch
 from kd_core._ops.math.ternary import blend
-from kd_core._ops.selection.index_plan import beside, check_mask, rows_at
+from kd_core._ops.selection.index_plan import behind, check_mask, rows_at
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, name_in, refuse_unbatched
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._nodes.entry import Entry
     from kd_core._types import Batch, LeafFn
 
-W = TypeVar("W", bound=AbstractContainer)
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def selected(
@@ -158,13 +160,6 @@ def holds_stack(node: object) -> bool:
     if isinstance(node, Composite):
         return True
     return isinstance(node, AbstractContainer) and any(map(holds_stack, node._below()))
-
-
-def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
-    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
-    sizes = (*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
-    there = beside(tensor, leaf)
-    return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
 
 
 def spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:

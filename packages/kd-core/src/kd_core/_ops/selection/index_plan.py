@@ -7,7 +7,7 @@ leaf. The functions that take rows of leaves by a mask or by numbers stand here,
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,10 +26,13 @@ from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from kd_core._batch.shapes import Simple
     from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 def for_nested(index: object, batch: Batch) -> object:
@@ -251,7 +254,11 @@ def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
     return tensor if tensor.device == leaf.device else tensor.to(leaf.device)
 
 
-W = TypeVar("W", bound=AbstractContainer)
+def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
+    sizes = (*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+    there = beside(tensor, leaf)
+    return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
 
 
 def rows_at(container: W, index: object) -> W:

@@ -25,8 +25,8 @@ from kd_core._leaves.loops import Selection, has_entry
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
-from kd_core._ops.selection.conditions import behind, holds_stack, scattered_rows, selected
 from kd_core._ops.selection.index_plan import (
+    behind,
     check_mask,
     leading,
     resolve,
@@ -197,6 +197,8 @@ class Partition(AbstractContainer):
             refuse_unbatched(self, "written at some rows")
             return self._map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
         except ShapeMismatch:
+            from kd_core._ops.selection.conditions import holds_stack, scattered_rows
+
             if ndim != 1 or not any(map(holds_stack, (self, src))):
                 raise
             return scattered_rows(self, index, src)
@@ -244,6 +246,8 @@ class Partition(AbstractContainer):
             tensor([[1., 1.],
                     [0., 0.]])
         """
+        from kd_core._ops.selection.conditions import selected  # few programs need conditions
+
         result = selected(self, condition, other, pad)
         if update_batch_size and out is not None and out._desc.batch != result._desc.batch:
             return become(out, result, "change the batch size")
