@@ -106,7 +106,7 @@ def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     td.save("x.safetensors")
     scope: dict[str, object] = {}
     for package in (kd_core, kd_nn, kd_probabilistic, kd_core.convert):
-        scope |= {name: value for name, value in vars(package).items() if name[0] != "_"}
+        scope |= {name: getattr(package, name) for name in dir(package) if name[0] != "_"}
     return scope | NAMES | variants(td) | {"td": td, "folder": tmp_path}
 
 

@@ -21,18 +21,6 @@ from kd_nn._keys.graph import KeyGraph as KeyGraph
 from kd_nn._modules.base import TensorDictModuleBase as TensorDictModuleBase
 from kd_nn._modules.module import TensorDictModule as TensorDictModule
 from kd_nn._modules.sequence import TensorDictSequential as TensorDictSequential
-from kd_nn._modules.wrappers import TensorDictModuleWrapper as TensorDictModuleWrapper
-from kd_nn._modules.wrappers import WrapModule as WrapModule
-from kd_nn._modules.wrappers import as_tensordict_module as as_tensordict_module
-from kd_nn.distributions import (
-    AddStateIndependentNormalScale as AddStateIndependentNormalScale,
-)
-from kd_nn.distributions import NormalParamExtractor as NormalParamExtractor
-from kd_nn.distributions import NormalParamWrapper as NormalParamWrapper
-from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
-from kd_nn.distributions._mappings import biased_softplus as biased_softplus
-from kd_nn.distributions._mappings import inv_softplus as inv_softplus
-from kd_nn.distributions._mappings import mappings as mappings
 
 if TYPE_CHECKING:
     from kd_nn._cuda_graphs import CudaGraphModule as CudaGraphModule
@@ -42,11 +30,23 @@ if TYPE_CHECKING:
     from kd_nn._functional.make_functional import is_functional as is_functional
     from kd_nn._functional.make_functional import make_functional as make_functional
     from kd_nn._functional.make_functional import repopulate_module as repopulate_module
+    from kd_nn._modules.wrappers import TensorDictModuleWrapper as TensorDictModuleWrapper
+    from kd_nn._modules.wrappers import WrapModule as WrapModule
+    from kd_nn._modules.wrappers import as_tensordict_module as as_tensordict_module
+    from kd_nn.distributions import (
+        AddStateIndependentNormalScale as AddStateIndependentNormalScale,
+    )
     from kd_nn.distributions import Delta as Delta
+    from kd_nn.distributions import NormalParamExtractor as NormalParamExtractor
+    from kd_nn.distributions import NormalParamWrapper as NormalParamWrapper
     from kd_nn.distributions import OneHotCategorical as OneHotCategorical
     from kd_nn.distributions import TanhNormal as TanhNormal
     from kd_nn.distributions import TruncatedNormal as TruncatedNormal
+    from kd_nn.distributions import add_custom_mapping as add_custom_mapping
+    from kd_nn.distributions import mappings as mappings
     from kd_nn.distributions import rand_one_hot as rand_one_hot
+    from kd_nn.distributions._mappings import biased_softplus as biased_softplus
+    from kd_nn.distributions._mappings import inv_softplus as inv_softplus
 
 __version__ = "0.1.0"
 
@@ -58,6 +58,11 @@ _publish(
         "kd_nn._functional.make_functional": (
             "ParametersMissing get_functional is_functional make_functional repopulate_module"
         ),
-        "kd_nn.distributions": "Delta OneHotCategorical TanhNormal TruncatedNormal rand_one_hot",
+        "kd_nn._modules.wrappers": "TensorDictModuleWrapper WrapModule as_tensordict_module",
+        "kd_nn.distributions": (
+            "AddStateIndependentNormalScale Delta NormalParamExtractor NormalParamWrapper "
+            "OneHotCategorical TanhNormal TruncatedNormal add_custom_mapping mappings rand_one_hot"
+        ),
+        "kd_nn.distributions._mappings": "biased_softplus inv_softplus",
     },
 )

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core.extending import public_in
 from kd_nn._dispatch.dispatch import dispatch, keys_of
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._dispatch.skip_existing import outputs_exist
@@ -18,6 +19,7 @@ from kd_nn._modules.module import InKeys, OutKeys, TensorDictModule
 from kd_nn._modules.settings import Check, checked_flag
 
 
+@public_in("kd_nn")
 class TensorDictModuleWrapper(TensorDictModuleBase):
     """Wrap a keyed module and forward everything to it.
 
@@ -106,6 +108,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         self.td_module.out_keys = list(keys)  # type: ignore[assignment]  # keyed
 
 
+@public_in("kd_nn")
 class WrapModule(TensorDictModuleBase):
     """Build a keyed module from a function of a container that returns a container.
 

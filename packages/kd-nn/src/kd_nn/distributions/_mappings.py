@@ -32,6 +32,7 @@ PositiveMap: TypeAlias = Callable[[Tensor], Tensor]
 def inv_softplus(bias: float) -> float: ...
 @overload
 def inv_softplus(bias: Tensor) -> Tensor: ...
+@public_in("kd_nn")
 def inv_softplus(bias: float | Tensor) -> float | Tensor:
     """Invert the softplus: return `x` such that `log(1 + exp(x))` is `bias`.
 
@@ -126,6 +127,7 @@ def _constant(value: float) -> Tensor | None:
     return tensor if tensor.__class__ is Tensor else None
 
 
+@public_in("kd_nn")
 class biased_softplus(nn.Module):  # noqa: N801 - the usual name
     """Map to positive numbers with a softplus that is `bias` at zero and never below `min_val`.
 
@@ -175,6 +177,7 @@ _REGISTRY: dict[str, PositiveMap | None] = {
 """Mappings by name; `None` is one that holds tensors, which is built when it is asked for."""
 
 
+@public_in("kd_nn.distributions")
 def mappings(key: str | PositiveMap) -> PositiveMap:
     """Return the positive mapping of a name.
 
@@ -222,6 +225,7 @@ def _parametrised(key: str) -> PositiveMap:
     )
 
 
+@public_in("kd_nn.distributions")
 def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
     """Register a mapping under a name, for this process.
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import InvalidValue
+from kd_core.extending import public_in
 from kd_nn.distributions._mappings import PositiveMap, mappings
 
 
+@public_in("kd_nn.distributions")
 class NormalParamExtractor(nn.Module):
     """Split a tensor in two along its last dimension: a location, and a positive scale.
 
@@ -68,6 +70,7 @@ class NormalParamExtractor(nn.Module):
         return (loc, self.scale_mapping(raw).clamp_min(self.scale_lb), *others)
 
 
+@public_in("kd_nn.distributions")
 class NormalParamWrapper(nn.Module):
     """Run a network and split its (first) output into a location and a positive scale.
 
@@ -112,6 +115,7 @@ class NormalParamWrapper(nn.Module):
         return parts
 
 
+@public_in("kd_nn.distributions")
 class AddStateIndependentNormalScale(nn.Module):
     """Add a scale that does not depend on the input next to a location; it can be trained.
 
