@@ -1,4 +1,5 @@
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncGenerator, Generator
 

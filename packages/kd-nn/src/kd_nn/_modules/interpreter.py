@@ -155,8 +155,6 @@ def run_steps(
     return target
 
 
-
-
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     recomputed = step._modules.get("_checkpoint_wrapped_module")
     if recomputed is not None:
