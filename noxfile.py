@@ -21,6 +21,8 @@ TORCH = os.environ.get("KD_TORCH", "2.13.0")
 # Below 2.10 dynamo does not trace a `forward` that is a descriptor, as ours is: its signature comes
 # from the keys of each module.
 TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+# Beside the oldest, which all other lanes use.
+PYTHONS = ("3.12", "3.13", "3.14")
 # The suite in parts, the most telling about torch first: what traces and transforms, what exports,
 # random programs and operations, what asks little of torch. Each has its share of the time in
 # percent, and what pytest is given. CI runs them one by one against the newest torch, as far as its
@@ -90,6 +92,13 @@ def tests(session: nox.Session) -> None:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the test suite against one supported torch: `nox -s "matrix(torch-2.10.0)"`."""
     install(session, "suite", torch=torch)
+    session.run("pytest", *PARALLEL, *session.posargs)
+
+
+@nox.session(python=PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """Run the test suite under another Python, if it is installed: `nox -s pythons-3.13`."""
+    install(session, "suite")
     session.run("pytest", *PARALLEL, *session.posargs)
 
 

@@ -68,6 +68,19 @@ def test_every_package_names_the_torch_floor_that_is_tested() -> None:
     assert f"torch {minors[0]} to {minors[-1]}" in readme
 
 
+def test_every_package_names_the_pythons_that_are_tested() -> None:
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    newer = re.findall(r'"(\d\.\d+)"', re.findall(r"^PYTHONS = \((.*)\)$", noxfile, re.M)[0])
+    for distribution in DISTRIBUTIONS:
+        text = (ROOT / "packages" / distribution / "pyproject.toml").read_text(encoding="utf-8")
+        named = re.findall(r'"Programming Language :: Python :: (\d\.\d+)"', text)
+        assert named == [re.findall(r'requires-python = ">=([^"]+)"', text)[0], *newer]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Python {named[0]} to {named[-1]}" in readme
+    lanes = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert str(newer).replace("'", '"') in lanes
+
+
 def test_bump_writes_every_place(tmp_path: Path) -> None:
     for name in ("VERSION", "CITATION.cff", "packages"):
         source = ROOT / name
