@@ -6,8 +6,10 @@ The classes of this library write what is selected. A class of the user need not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TypeAlias, cast
+
+from torch import nn
 
 from kd_core import (
     NestedKey,
@@ -49,9 +51,7 @@ def call_as_selected(
     given = args[0] if args else kwargs.get("tensordict")
     if not is_tensor_collection(given):
         return call(*args, **kwargs)
-    source = keys_of(module, "out_keys_source")
-    # Less those that a selected one holds or is in.
-    hidden = tuple(key for key in source if key != DISCARD and not overlaps(key, selected))
+    hidden = _hidden(module, selected)
     before: Before = [(part, _present(part, hidden)) for part in parts_of(given)]
     result = call(*args, **kwargs)
     if result is given or result is None:
@@ -60,35 +60,65 @@ def call_as_selected(
     elif is_tensor_collection(result) and not any(result is value for value in kwargs.values()):
         kept = {key for _, entries in before for key in entries}
         for part in parts_of(result):
-            _restore(part, tuple(key for key in hidden if key not in kept), {})
+            _take_back(part, hidden, kept)
     return result
+
+
+def without_hidden(
+    module: nn.Module, made: TensorDictBase, given: TensorDictBase
+) -> TensorDictBase:
+    """Return a container without entries at hidden keys that were not in the one given.
+
+    Args:
+        module: The keyed module that made it of the one given.
+        made: The container; it is not changed.
+        given: The input of the module.
+    """
+    selected = module.__dict__.get("_selected")
+    if selected is None:
+        return made
+    hidden, result = _hidden(module, selected), made.copy()
+    kept = {key for part in parts_of(given) for key in _present(part, hidden)}
+    for part in parts_of(result):
+        _take_back(part, hidden, kept)
+    return result
+
+
+def _hidden(module: nn.Module, selected: Keys) -> Keys:
+    """Return the keys that are not selected, less those that a selected one holds or is in."""
+    source = keys_of(module, "out_keys_source")
+    return tuple(key for key in source if key != DISCARD and not overlaps(key, selected))
 
 
 def _present(tensordict: TensorDictBase, keys: Keys) -> dict[NestedKey, object]:
     """Return the entries at those of the keys, and of the levels above them, that are there."""
-    levels = {level for key in keys for level in levels_of(key)}
+    levels = {level for key in keys for level in _levels(key)}
     return {key: tensordict.get(key) for key in levels if has_entry(tensordict, key)}
 
 
 def _restore(tensordict: TensorDictBase, keys: Keys, before: dict[NestedKey, object]) -> None:
     for key in keys:
-        if key in before:
-            if tensordict.get(key) is not before[key]:
-                tensordict.set(key, before[key])
-            continue
-        for level in levels_of(key):  # a level that the module made goes with its last entry
-            if level in before or not is_left(tensordict, level, key):
+        if key in before and tensordict.get(key) is not before[key]:
+            tensordict.set(key, before[key])
+    _take_back(tensordict, keys, before)
+
+
+def _take_back(tensordict: TensorDictBase, keys: Keys, before: Container[NestedKey]) -> None:
+    """Remove the entries at keys that were not there, and the levels that were made for them."""
+    for key in keys:
+        for level in _levels(key):  # a level that the module made goes with its last entry
+            if level in before or not _is_left(tensordict, level, key):
                 break
             _remove(tensordict, level)
 
 
-def levels_of(key: NestedKey) -> list[NestedKey]:
+def _levels(key: NestedKey) -> list[NestedKey]:
     """Return a key and the keys of the containers that it is in, innermost first."""
     parts = unravel_key_to_tuple(key)
     return [unravel_key(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def is_left(tensordict: TensorDictBase, level: NestedKey, key: NestedKey) -> bool:
+def _is_left(tensordict: TensorDictBase, level: NestedKey, key: NestedKey) -> bool:
     """Return whether there is something to remove: the entry itself, or an empty level above."""
     if not has_entry(tensordict, level):
         return False

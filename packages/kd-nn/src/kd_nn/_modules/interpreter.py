@@ -29,8 +29,8 @@ from kd_nn._dispatch.entries import (
 )
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._errors import not_a_container, not_written
-from kd_nn._keys.specs import DISCARD, Keys, is_covered, overlaps
-from kd_nn._modules.hiding import is_left, levels_of
+from kd_nn._keys.specs import DISCARD, Keys, is_covered
+from kd_nn._modules.hiding import without_hidden
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.program import is_watched, runs_in_part
 
@@ -149,7 +149,7 @@ def run_steps(
             raise
         replaced = replaced or swapped
     if replaced and target is tensordict:
-        return _without_hidden(sequence, work, tensordict)
+        return without_hidden(sequence, work, tensordict)
     target = work.empty() if target is None else target
     _commit(sequence, work, target, tensordict, outputs)
     return target
@@ -220,21 +220,6 @@ def _commit(
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
     write_entries(target, keys, [entry(work, key) for key in keys])
-
-
-def _without_hidden(
-    sequence: StepList, made: TensorDictBase, source: TensorDictBase
-) -> TensorDictBase:
-    """Remove from a container that a step made what is not selected and was not in the source."""
-    selected: Keys | None = sequence.__dict__.get("_selected")
-    for key in () if selected is None else sequence.out_keys_source:
-        if key == DISCARD or overlaps(key, selected or ()):
-            continue
-        for level in levels_of(key):  # a level that the steps made goes with its last entry
-            if has_entry(source, level) or not is_left(made, level, key):
-                break
-            made = made.exclude(level)
-    return made
 
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
