@@ -145,7 +145,7 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
         plain = _check_wrapped(writes, write)
     elif writes:
         plain = writes[0][0].__class__ in PLAIN and writes[0][1].__class__ in PLAIN
-    if plain or write not in (_copy, _copy_later):
+    if plain or write not in (_copy, _copy_later):  # a write at an index may be of a large leaf
         _write_each(writes, write)
         return
     with putting_back([each[0] for each in writes], [each[1] for each in writes]):

@@ -16,13 +16,7 @@ from kd_core._errors import InvalidArgument, KeyCollision, batch_does_not_fit, w
 from kd_core._keys import Path, format_key, path_of, plain_str, several
 from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
-from kd_core._leaves.writes import (
-    Write,
-    check_write,
-    putting_back,
-    write_all,
-    write_checked,
-)
+from kd_core._leaves.writes import Write, check_write, write_all, write_checked
 from kd_core._naming import refuse_parameter
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
@@ -38,7 +32,8 @@ if TYPE_CHECKING:
 
     W = TypeVar("W", bound=AbstractContainer)
 
-Staged: TypeAlias = "list[Callable[[], None]]"
+_Commit: TypeAlias = "Callable[[], None]"
+Staged: TypeAlias = "list[_Commit | _Deciding]"
 IsLeaf: TypeAlias = Callable[[type], bool]
 _LEVELS: Final = (AbstractContainer, Mapping)
 _TENSORS: Final = (AbstractContainer, Tensor)
@@ -189,19 +184,16 @@ def _stage_update(
 
 def commit_all(stage: Staged) -> None:
     """Run what was staged."""
-    if not is_compiling() and _Deciding in map(type, stage):
-        stage = _after_deciding(stage)
-    for commit in stage:
+    commits = cast("list[_Commit]", stage) if is_compiling() else _after_deciding(stage)
+    for commit in commits:
         commit()
 
 
-def _after_deciding(stage: Staged) -> Staged:
-    """Run the staged writes that may fail, all or none; return the others."""
+def _after_deciding(stage: Staged) -> list[_Commit]:
+    """Run the staged writes that may fail, all or none; return what else was staged."""
     doubtful = [each for each in stage if isinstance(each, _Deciding)]
-    pairs = [pair for each in doubtful for pair in each.writes]
-    with putting_back([pair[0] for pair in pairs], [pair[1] for pair in pairs]):
-        for each in doubtful:
-            each()
+    if doubtful:
+        write_all([each for staged in doubtful for each in staged.writes], doubtful[0].non_blocking)
     return [each for each in stage if not isinstance(each, _Deciding)]
 
 
@@ -214,17 +206,14 @@ class _Deciding:
         self.writes = writes
         self.non_blocking = non_blocking
 
-    def __call__(self) -> None:
-        write_all(self.writes, self.non_blocking)
 
-
-def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
+def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> _Commit:
     return lambda: level._set_entry(key, entry)
 
 
 def _staged_write(
     level: AbstractContainer, path: Path, value: object, non_blocking: bool = False
-) -> Callable[[], None]:
+) -> _Commit | _Deciding:
     writes = level._writes(path[-1], value, path)
     if is_compiling():
         return lambda: write_all(writes, non_blocking)
