@@ -214,6 +214,12 @@ def test_names_are_refined() -> None:
         ("ab", InvalidArgument, r"a list of strings or `None`, got a `str`. Write `\['ab'\]`"),
         ({"a", "b"}, InvalidArgument, "a list of strings or `None`, got a `set`"),
         (3, InvalidArgument, "a list of strings or `None`, got an `int`"),
+        (3.5, InvalidArgument, "a list of strings or `None`, got a `float`"),
+        (
+            (name for name in "ab"),
+            InvalidArgument,
+            "a list of strings or `None`, got a `generator`",
+        ),
     ],
 )
 def test_wrong_names_change_nothing(names: Names, error: type[Exception], words: str) -> None:

@@ -170,7 +170,7 @@ def checked_names(names: Sequence[str | None], batch: Batch) -> Names:
         InvalidValue: if there is not one for each dimension, or one is given twice.
     """
     what: object = names
-    if isinstance(what, (str, int, set)):
+    if isinstance(what, str) or not isinstance(what, Sequence):
         remedy = f"Write `[{what!r}]`." if isinstance(what, str) else ""
         raise wrong_type("names", "a list of strings or `None`", what, remedy)
     given = tuple(names)
