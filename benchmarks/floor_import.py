@@ -2,9 +2,8 @@
 
 The bytecode of all modules lies in one piece in memory. The clock covers what no layout of the code
 into files saves: unmarshalling it, making the modules and running them, which creates the same
-classes and functions. It says nothing about whether less code would do:
-`tests/repo/test_import_cost.py` holds the number of modules and the size of their sources. Knows
-the names of modules; must not know kd.
+classes and functions. It says nothing about whether less code would do. Knows the names of modules;
+must not know kd.
 """
 
 ROWS = {
