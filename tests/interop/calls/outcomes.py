@@ -1,0 +1,224 @@
+"""What a call did, in plain values that two libraries can be compared by.
+
+Knows how to read a result, a container and an exception through public names; must not know which
+differences are allowed.
+"""
+
+import inspect
+import math
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.interop.calls.subjects import Library
+
+BUILTIN_ERRORS = (
+    KeyError, IndexError, NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError,
+    OSError, AssertionError, StopIteration, ImportError,
+)  # fmt: skip
+
+
+def leaves(value: Any, lib: Library, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a container with their paths, members of lazy stacks one by one."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif type(value).__name__ == "UnbatchedTensor":
+        yield path, value.data
+    elif not lib.is_non_tensor(value) and lib.is_tensor_collection(value):
+        for key, entry in entries(value):
+            yield from leaves(entry, lib, f"{path}.{key}")
+
+
+def entries(value: Any) -> list[tuple[str, Any]]:
+    """Return the entries of a container as they are stored; members of a lazy stack as numbers."""
+    if type(value).__name__ == "LazyStackedTensorDict":
+        return [(str(i), member) for i, member in enumerate(value.tensordicts)]
+    return [(key, value.get(key)) for key in type(value).keys(value)]
+
+
+class Aliases:
+    """Names for the storages of a container before the call, so that views can be told."""
+
+    def __init__(self, subject: Any, lib: Library) -> None:
+        self.subject = subject
+        self.names: dict[int, str] = {}
+        self.kept = list(leaves(subject, lib))  # keeps addresses from being used again
+        for path, tensor in self.kept:
+            try:
+                pointer = tensor.untyped_storage().data_ptr()
+            except (RuntimeError, NotImplementedError):
+                continue
+            if pointer:
+                self.names.setdefault(pointer, path)
+
+    def of(self, tensor: torch.Tensor) -> str:
+        try:
+            pointer = tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return "?"
+        return self.names.get(pointer, "new") if pointer else "new"
+
+
+def number(value: Any) -> Any:
+    if isinstance(value, float):
+        return (
+            "nan"
+            if math.isnan(value)
+            else float(f"{value:.5g}")
+            if math.isfinite(value)
+            else str(value)
+        )
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return values of any kind as numbers, strings, lists and dicts."""
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(key): plain(v) for key, v in value.items()}
+    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+        return plain(value.tolist())
+    return number(value) if isinstance(value, (int, float, str, type(None))) else repr(value)
+
+
+def describe(value: Any, lib: Library, aliases: Aliases, depth: int = 0) -> Any:
+    """Return plain values that say all about a result that a program may rely on."""
+    if depth > 8:
+        return "..."
+    if value is aliases.subject:
+        return "self"
+    if isinstance(value, torch.Tensor):
+        return tensor(value, aliases)
+    if isinstance(value, type):
+        return f"class {value.__name__}"
+    if type(value).__name__ == "UnbatchedTensor":
+        return ("UnbatchedTensor", tuple(value.batch_size), tensor(value.data, aliases))
+    if lib.is_non_tensor(value) or lib.is_tensor_collection(value):
+        return container(value, lib, aliases, depth)
+    if isinstance(value, torch.Size):
+        return ("Size", *value)
+    if isinstance(value, Mapping):
+        return (
+            "dict" if isinstance(value, dict) else "mapping",
+            [(str(k), describe(v, lib, aliases, depth + 1)) for k, v in value.items()],
+        )
+    if isinstance(value, (list, tuple)):
+        kind = (
+            type(value).__name__ if hasattr(value, "_fields") else type(value).__mro__[-2].__name__
+        )
+        return (kind, [describe(v, lib, aliases, depth + 1) for v in value])
+    if isinstance(value, (types.GeneratorType, Iterator)) or type(value).__name__.endswith(
+        ("View", "keys", "values", "items", "Keys", "Values", "Items")
+    ):
+        return ("iterable", [describe(v, lib, aliases, depth + 1) for v in value])
+    if isinstance(value, (bool, int, float, str, bytes, complex, type(None))):
+        return number(value)
+    if isinstance(value, (torch.device, torch.dtype, torch.layout, Enum, Path)):
+        return str(value).rpartition("/")[2] if isinstance(value, Path) else str(value)
+    if type(value).__module__ == "numpy":
+        listed = value.tolist() if hasattr(value, "tolist") else repr(value)
+        return (type(value).__name__, str(getattr(value, "dtype", "")), plain(listed))
+    return f"object {type(value).__name__}" if not callable(value) else "callable"
+
+
+def tensor(value: torch.Tensor, aliases: Aliases) -> Any:
+    kind = type(value).__name__
+    if value.is_nested:
+        return (kind, str(value.dtype), [tensor(part, aliases) for part in value.unbind()])
+    values = plain(value.detach().tolist()) if value.device.type != "meta" else "meta"
+    return (
+        kind, str(value.dtype), tuple(value.shape), values, value.requires_grad, aliases.of(value),
+    )  # fmt: skip
+
+
+def container(value: Any, lib: Library, aliases: Aliases, depth: int) -> Any:
+    facts = {
+        "class": type(value).__name__,
+        "batch": tuple(inspect.getattr_static(type(value), "batch_size").__get__(value)),
+        "device": str(getattr(value, "device", None)),
+        "locked": bool(getattr(value, "is_locked", False)),
+    }
+    names = getattr(value, "names", None) or ()
+    if any(name is not None for name in names):
+        facts["names"] = tuple(names)
+    if lib.is_non_tensor(value):
+        return (facts, plain(value.tolist()))
+    if type(value).__name__ == "LazyStackedTensorDict":
+        facts["stack_dim"] = value.stack_dim
+    return (
+        facts,
+        [(key, describe(entry, lib, aliases, depth + 1)) for key, entry in entries(value)],
+    )
+
+
+def family(error: BaseException) -> tuple[str, ...]:
+    """Return the builtin classes under which a program may catch an error."""
+    return tuple(cls.__name__ for cls in BUILTIN_ERRORS if isinstance(error, cls))
+
+
+def outcome(call: Callable[[], Any], subject: Any, lib: Library) -> dict[str, Any]:
+    """Return what a call gave and what it wrote."""
+    aliases = Aliases(subject, lib)
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = call()
+            if inspect.isgenerator(result):
+                result = list(result)
+        except Exception as error:
+            found["error"] = family(error)
+            found["text"] = f"{type(error).__name__}: {str(error)[:150]}"
+        else:
+            try:
+                found["result"] = describe(result, lib, aliases)
+            except Exception as error:
+                found["result"] = f"unreadable: {type(error).__name__}: {str(error)[:80]}"
+        try:
+            found["after"] = container(subject, lib, Aliases(subject, lib), 0)
+            found["moved"] = [(path, aliases.of(leaf)) for path, leaf in leaves(subject, lib)]
+        except Exception as error:
+            found["after"] = f"unreadable: {type(error).__name__}: {str(error)[:80]}"
+    return found
+
+
+def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
+    """Return what differs, in a word; `None` if a program sees no difference."""
+    if "error" in ours and "error" in theirs:
+        if not set(theirs["error"]) <= set(ours["error"]):
+            return "kind of error"
+        return None
+    if "error" in ours:
+        return "raises here"
+    if "error" in theirs:
+        return None  # a program that relies on an error of the peer says so by `except`
+    if ours["result"] != theirs["result"]:
+        return "result: " + where(ours["result"], theirs["result"])
+    for aspect in ("after", "moved"):
+        if ours.get(aspect) != theirs.get(aspect):
+            return f"{aspect}: " + where(ours.get(aspect), theirs.get(aspect))
+    return None
+
+
+def where(ours: Any, theirs: Any) -> str:
+    """Return the first place at which two descriptions differ."""
+    if type(ours) is not type(theirs) or not isinstance(ours, (dict, list, tuple)):
+        return f"{short(ours)} != {short(theirs)}"
+    if isinstance(ours, dict):
+        for key in {**ours, **theirs}:
+            if ours.get(key) != theirs.get(key):
+                return f"{key} {where(ours.get(key), theirs.get(key))}"
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            return where(mine, other)
+    return f"length {len(ours)} != {len(theirs)}"
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."
