@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -69,14 +70,11 @@ def prepare(
     chosen_in = _chosen(inputs, _keys(module, "in_keys"), "input", all_needed=True)
     chosen_out = _chosen(outputs, _keys(module, "out_keys"), "output", all_needed=False)
     _refuse_lazy(module)
+    known = _detached(module) | (_shared(module) if shared else {})
     try:
-        known = _copies(module) | (_shared(module) if shared else {})
         frozen = copy.deepcopy(module, known).cpu().eval()
     except (RuntimeError, TypeError) as error:
-        raise NotExportable(
-            f"the module cannot be copied: {error}",
-            hint="Let it hold parameters and buffers only, no results of a graph or open handles.",
-        ) from error
+        raise _not_copied(module, error) from error
     return frozen, chosen_in, list(dict.fromkeys(chosen_out))
 
 
@@ -95,17 +93,56 @@ def _check_list(name: str, asked: object) -> None:
         )
 
 
-def _copies(module: nn.Module) -> dict[int, object]:
-    """Copy the results of a graph that modules keep as attributes: torch refuses to deep-copy them.
+def _detached(module: nn.Module) -> dict[int, object]:
+    """Return detached copies of the results of a graph that a module keeps, by their identity.
 
-    Old `weight_norm` keeps its weight so, and computes it anew in each call.
+    torch refuses to deep-copy them. A policy keeps the distribution of its last call, old
+    `weight_norm` its weight, which it computes anew in each call.
     """
-    return {
-        id(value): value.detach().clone()
-        for part in module.modules()
-        for value in vars(part).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
+    found: dict[int, object] = {}
+    seen: set[int] = set()
+    waiting: list[object] = [module]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            if not value.is_leaf:
+                found[id(value)] = value.detach().clone()
+            waiting.extend(vars(value).values())
+        elif isinstance(value, TensorDictBase | Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting.extend(value)
+        elif isinstance(value, MethodType):
+            waiting.append(value.__self__)
+        elif not isinstance(value, type | FunctionType | ModuleType):
+            waiting.extend(getattr(value, "__dict__", {}).values())
+    return found
+
+
+def _not_copied(module: nn.Module, error: Exception) -> NotExportable:
+    """Return the error for a module that cannot be copied, which names the attribute at fault."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name in ("_modules", "_parameters", "_buffers"):
+                continue
+            try:
+                copy.deepcopy(value, _detached(part))
+            except Exception as reason:
+                place = f"{path}.{name}" if path else name
+                return NotExportable(
+                    f"the module cannot be copied: its attribute `{place}`, {kind_of(value)}, "
+                    f"cannot: {reason}",
+                    expected="attributes that can be copied",
+                    got=kind_of(value),
+                    hint=f"Delete `{place}` before the export, or give its class a `__deepcopy__`.",
+                )
+    return NotExportable(
+        f"the module cannot be copied: {error}",
+        hint="Give the class of the part that is named a `__deepcopy__`.",
+    )
 
 
 def _shared(module: nn.Module) -> dict[int, object]:
