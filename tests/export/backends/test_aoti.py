@@ -43,9 +43,12 @@ def model() -> TensorDictSequential:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("artefacts") / "model.aoti.pt2"
+    """Return a file that was converted: what is compiled was saved and loaded before."""
+    source = tmp_path_factory.mktemp("artefacts") / "model.pt2"
     example = {("obs", "x"): torch.randn(2, 3), "h": torch.randn(2, 4)}
-    assert kd_export.save(model(), target, example, state={"h": ("next", "h")}).ok
+    assert kd_export.save(model(), source, example, state={"h": ("next", "h")}).ok
+    target = source.with_name("model.aoti.pt2")
+    assert kd_export.convert(source, target, trusted=True).ok
     return target
 
 

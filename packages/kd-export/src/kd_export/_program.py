@@ -213,8 +213,14 @@ def convert(
     def reference(tensors: Sequence[Tensor]) -> Mapping[str, Tensor]:
         return session.run(dict(zip(wires, tensors, strict=True)))
 
-    example = None if stored is None else tuple(stored)
-    return KeyedProgram(schema, runner.program, (), reference, example).save(target)
+    if stored is None:
+        return KeyedProgram(schema, runner.program, (), reference, None).save(target)
+    from torch.utils import _pytree as pytree
+
+    # A file keeps no example, and AOTInductor compiles for the sizes of one.
+    program = runner.program
+    program.example_inputs = pytree.tree_unflatten(stored, program.call_spec.in_spec)
+    return KeyedProgram(schema, program, (), reference, tuple(stored)).save(target)
 
 
 def _owned(schema: Schema, runner: TorchRunner, target: Path) -> Schema:
