@@ -225,14 +225,6 @@ def test_a_patched_constructor_is_called(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1
 
 
-def test_a_kept_distribution_goes_on_checking() -> None:
-    module = module_of(Normal, "loc", "scale", cache_dist=True)
-    assert isinstance(module, ProbabilisticTensorDictModule)
-    td = TensorDict({"loc": torch.zeros(3), "scale": torch.ones(3)}, [3])
-    module(td)
-    assert module.get_dist(td)._validate_args is Distribution._validate_args
-
-
 def test_vmap_and_copies_give_the_same() -> None:
     logits = torch.randn(4, 3)
     module = module_of(Categorical, "logits", default_interaction_type="mode")

@@ -20,7 +20,6 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_existing
-from kd_probabilistic._cache import CachedDistribution
 from kd_probabilistic._components import available, check_keys
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._construction import log_prob_of_draw
@@ -53,8 +52,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         log_prob_key: Where to; by default the key of the value with `_log_prob` at its end. For a
             `CompositeDistribution` it asks for the sum over all values.
         log_prob_keys: The same for several values: one key for each.
-        cache_dist: Whether to keep the last distribution, and use it again while the parameters are
-            the same tensors, for example for `log_prob` after a call. It keeps them alive.
+        cache_dist: Accepted, and changes nothing: a distribution is built for each call, since nothing
+            tells that the memory of its parameters was written.
         n_empirical_estimate: Number of draws to average for a mean without a formula.
         num_samples: Number of values, in a new first dimension; or the sizes of several such
             dimensions. The result is then a new container with these in front of its batch size.
@@ -144,7 +143,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             if must_not_look(fed):
                 with unchecked(self.described_as):
                     return self._settings.build(fed)
-            return self._built(fed)
+            return self._settings.build(fed)
         except Exception as error:
             self._add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
             raise
@@ -282,7 +281,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
     def _taken(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        dist = self._built(values)
+        dist = self._settings.build(values)
         kind = interaction_type() or self.default_interaction_type
         if generator is None:
             made = self._values(dist, kind)
@@ -321,22 +320,6 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
                 f"{type(dist).__name__}, which has one value. Give one key."
             )
         return self._take(dist, kind)
-
-    def _built(self, fed: Sequence[object]) -> Distribution:
-        """Build the distribution of the parameters, or return the one that is kept of them."""
-        settings = self._settings
-        if not settings.cache_dist or torch.compiler.is_compiling():
-            return settings.build(fed)
-        kept: CachedDistribution | None = self.__dict__.get("_kept")
-        if kept is not None and kept.fits(settings, fed):
-            return kept.distribution
-        made = settings.build(fed)
-        self.__dict__["_kept"] = CachedDistribution(settings, fed, made)
-        return made
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state to copy or pickle, without the distribution that is kept."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_kept"}
 
     def _take(self, dist: Distribution, kind: InteractionType) -> Tensor:
         shape = _shape_of(self)
