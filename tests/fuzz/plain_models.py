@@ -308,9 +308,13 @@ class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.rand(2))
+        self.deeds: list[tuple[Callable[[nn.Module], None], nn.Module]] = []
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Add and scale."""
+        """Add and scale; do first what is to be done to other modules."""
+        while self.deeds:
+            deed, target = self.deeds.pop()
+            deed(target)
         return sum(values[1:], values[0]) * self.weight
 
 

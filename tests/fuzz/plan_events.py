@@ -384,6 +384,57 @@ def patches() -> Iterator[None]:
                 setattr(kind, name, before)
 
 
+def put_into_the_instance(world: World, rng: random.Random) -> None:
+    """Put a tensor where torch looks first, in place of a parameter."""
+    for net in a_net(world, rng, nn.Linear) or ():
+        if "weight" in net._parameters:
+            net.__dict__["weight"] = net.weight.detach() - 1
+
+
+def read_otherwise(world: World, rng: random.Random) -> None:
+    """Make a class read a parameter in another way; `patches` undoes it."""
+    name = rng.choice(["bias", "__getattr__"])
+    PATCHED.append((nn.Linear, name, nn.Linear.__dict__.get(name)))
+    original = nn.Linear.__getattr__
+
+    def read(net: nn.Module, name: str) -> object:
+        found = original(net, name)
+        return found + 1 if isinstance(found, Tensor) and name == "weight" else found
+
+    setattr(nn.Linear, name, property(lambda net: None) if name == "bias" else read)
+
+
+def meddle(world: World, rng: random.Random) -> None:
+    """Let a module make an event happen to another one, in the middle of its next call."""
+    pairs = [pair for pair in world.pairs() if isinstance(pair[0], Scale)]
+    if not pairs:
+        return
+    deed, targets = rng.choice(list(DEEDS)), a_net(world, rng, (nn.Linear, nn.Tanh))
+    for net, target in zip(rng.choice(pairs), targets or (), strict=False):
+        cast(Any, net).deeds.append((DEEDS[deed], target))
+
+
+def add_one(_: object, args: object, out: Tensor) -> Tensor:
+    return out + 1
+
+
+def hook_in_call(net: nn.Module) -> None:
+    net.register_forward_hook(add_one)
+
+
+def replace_in_call(net: nn.Module) -> None:
+    if "weight" in net._parameters:
+        net._parameters["weight"] = nn.Parameter(cast(Tensor, net.weight).detach() + 1)
+
+
+def patch_in_call(net: nn.Module) -> None:
+    if "forward" not in net.__dict__:
+        setattr(net, "forward", Flip(net))  # noqa: B010 - methods are read-only to a type checker
+
+
+DEEDS = {"hook": hook_in_call, "replace": replace_in_call, "patch": patch_in_call}
+
+
 def change_class(world: World, rng: random.Random) -> None:
     for net in a_net(world, rng, (nn.Tanh, nn.Sigmoid)) or ():
         net.__class__ = nn.Sigmoid if type(net) is nn.Tanh else nn.Tanh
@@ -427,8 +478,10 @@ def train(world: World, rng: random.Random) -> None:
 EVENTS: list[Event] = [
     *[hook, count, bump, drop_hooks, rekey, reselect, edit_steps, tolerate, store_elsewhere],
     *[swap_net, patch_instance, patch_class, change_class, replace_parameter, make_buffer],
-    *[parametrise, reorder, train],
+    *[parametrise, reorder, train, put_into_the_instance, read_otherwise, meddle],
 ]
 
-UNSEEN_BY_DYNAMO: list[Event] = [hook, count, bump, drop_hooks, patch_class]
+UNSEEN_BY_DYNAMO: list[Event] = [
+    *[hook, count, bump, drop_hooks, patch_class, read_otherwise, meddle, put_into_the_instance]
+]
 """Code that is compiled asks neither for hooks that are added later nor for patches of a class."""

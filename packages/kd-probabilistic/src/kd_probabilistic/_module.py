@@ -52,8 +52,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         log_prob_key: Where to; by default the key of the value with `_log_prob` at its end. For a
             `CompositeDistribution` it asks for the sum over all values.
         log_prob_keys: The same for several values: one key for each.
-        cache_dist: Accepted, and changes nothing: a distribution is built for each call, since nothing
-            tells that the memory of its parameters was written.
+        cache_dist: Accepted, and changes nothing: each call builds its distribution, since nothing
+            tells that the memory of the parameters was written.
         n_empirical_estimate: Number of draws to average for a mean without a formula.
         num_samples: Number of values, in a new first dimension; or the sizes of several such
             dimensions. The result is then a new container with these in front of its batch size.

@@ -4,12 +4,12 @@
 Linear layers become one batched product, layer norms are scaled after all copies are normalised,
 pointwise layers run as they are. All others are left to `vmap`, and so is a module with hooks,
 patches or parameters of other kinds, which would show a difference.
-Knows the `forward` of torch's layers; must not know keys.
+Knows what `forward` of torch's layers does; must not know keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 import torch
@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # as everywhere
 from torch.nn.modules import module as torch_module
 
+from kd_nn._torch_private import HOOKS, calls_are_own, defines, is_called_plainly, reads_plainly
+
 Stacked: TypeAlias = Mapping[str, object]
 """The entries of one level: parameters with the copies in front, and levels below."""
 
-_CALL: Final = nn.Module.__call__
-_IMPL: Final = nn.Module._call_impl
-_POINTWISE: Final[dict[type[nn.Module], Callable[..., Tensor]]] = {
-    kind: kind.forward
-    for kind in (
+_POINTWISE: Final = frozenset(
+    {
         nn.CELU,
         nn.ELU,
         nn.GELU,
@@ -44,18 +43,18 @@ _POINTWISE: Final[dict[type[nn.Module], Callable[..., Tensor]]] = {
         nn.Softsign,
         nn.Tanh,
         nn.Tanhshrink,
-    )
+    }
+)
+_READS: Final[Mapping[type[nn.Module], tuple[str, ...]]] = {
+    **dict.fromkeys(_POINTWISE, ()),
+    nn.LayerNorm: ("weight", "bias", "normalized_shape", "eps"),
+    nn.Linear: ("weight", "bias"),
+    nn.Sequential: (),
 }
-_FORWARDS: Final[dict[type[nn.Module], Callable[..., object]]] = {
-    **_POINTWISE,
-    nn.LayerNorm: nn.LayerNorm.forward,
-    nn.Linear: nn.Linear.forward,
-    nn.Sequential: nn.Sequential.forward,
-}
+"""The layers that are known, and the attributes that are read here in place of their `forward`."""
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: Final = tuple(
-    getattr(torch_module, f"_global{name}") for name in (*_HOOKS, "_forward_hooks_always_called")
+    getattr(torch_module, f"_global{name}") for name in (*HOOKS, "_forward_hooks_always_called")
 )
 
 
@@ -70,22 +69,29 @@ def runs_at_once(module: nn.Module, params: Stacked, value: object, stacked: boo
     """
     if type(value) is not Tensor or value.ndim <= stacked:
         return False
-    if any(_GLOBAL_HOOKS) or torch._C._len_torch_function_stack():
+    if any(_GLOBAL_HOOKS) or torch._C._len_torch_function_stack() or not calls_are_own():
         return False
     return _is_known(module, params)
 
 
 def _is_known(module: nn.Module, params: Stacked) -> bool:
     kind = type(module)
-    if not is_unchanged(module, _FORWARDS.get(kind)):
+    reads = _READS.get(kind)
+    if reads is None or not defines(kind, "forward") or not is_unchanged(module, nn.Module):
         return False
     if kind is nn.Sequential:
+        if not defines(kind, "__iter__"):
+            return False
         for name, member in module._modules.items():
             below = params.get(name)
             if member is None or not _is_known(member, {} if below is None else _level(below)):
                 return False
         return True
+    if reads and not reads_plainly(kind, reads):
+        return False
     for name, parameter in module._parameters.items():
+        if name in module.__dict__:
+            return False
         mine = params.get(name)
         if parameter is not None and not (isinstance(mine, Tensor) and _is_plain(mine)):
             return False
@@ -96,14 +102,12 @@ def _is_plain(parameter: Tensor) -> bool:
     return type(parameter) in _PLAIN and parameter.layout is torch.strided
 
 
-def is_unchanged(module: nn.Module, forward: object, call: object = _CALL) -> bool:
-    """Return whether a module runs these functions of its class, and nothing around them."""
-    kind, own = type(module), module.__dict__
-    if forward is None or kind.forward is not forward or "forward" in own:
+def is_unchanged(module: nn.Module, base: type[nn.Module]) -> bool:
+    """Return whether a module is called as those of a class are, and nothing is around that."""
+    own = module.__dict__
+    if "forward" in own or any(own[name] for name in HOOKS):
         return False
-    if kind.__call__ is not call or kind._call_impl is not _IMPL or "_call_impl" in own:
-        return False
-    return module._compiled_call_impl is None and not any(own[name] for name in _HOOKS)
+    return is_called_plainly(module, base.__call__, nn.Module._call_impl)
 
 
 def _level(entry: object) -> Stacked:
@@ -142,7 +146,7 @@ def _run(
     if kind is nn.LayerNorm:
         return _layer_norm(module, params, value, stacked)  # type: ignore[arg-type]  # of this class
     if kind is not nn.Sequential:
-        return _POINTWISE[kind](module, value), stacked
+        return module.forward(value), stacked
     for name, member in module._modules.items():
         below = params.get(name)
         entries = {} if below is None else _level(below)

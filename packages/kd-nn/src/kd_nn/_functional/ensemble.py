@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from typing import Final, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from kd_nn._keys.specs import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.settings import reset_members
+from kd_nn._plan.invalidation import is_patched
 
 
 @public_in("kd_nn")
@@ -247,17 +248,15 @@ def _with_keys(module: nn.Module) -> TensorDictModule:
 
 def _only_calls(keyed: nn.Module) -> bool:
     """Return whether a keyed module passes one tensor to a module, and writes what it returns."""
-    if type(keyed) is not TensorDictModule or not is_unchanged(keyed, _FORWARD, _CALL):
+    if type(keyed) is not TensorDictModule or is_patched(TensorDictModule):
+        return False
+    if not is_unchanged(keyed, TensorDictModule):
         return False
     if keyed.method is not None or keyed.method_kwargs or keyed._modules.get("module") is None:
         return False
     spec = keyed.spec
     outputs = keyed.__dict__.get("_out_names") is None and len(keyed.out_keys_source) == 1
     return outputs and spec.names is None and len(spec.reads) == 1 and not skip_existing()
-
-
-_FORWARD: Final = TensorDictModule.forward
-_CALL: Final = TensorDictModule.__call__
 
 
 def _fresh(module: nn.Module) -> nn.Module:

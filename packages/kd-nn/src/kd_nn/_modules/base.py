@@ -38,6 +38,7 @@ from kd_nn._modules.settings import ModuleFacts, reset_members
 from kd_nn._modules.tensor_hooks import TensorHooks
 from kd_nn._plan.invalidation import lists_in, raise_if_written
 from kd_nn._plan.outcome import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan
+from kd_nn._torch_private import calls_are_own
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -367,7 +368,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _plan_again(self) -> Plan:
         # An export takes the long way, and is not to find attributes made meanwhile.
-        if is_compiling():
+        if is_compiling() or not calls_are_own():
             return NO_PLAN
         # The first call goes the long way: a module that is called once needs no plan.
         made, wait = self.__dict__.get("_plans_made", (0, 1))

@@ -19,6 +19,7 @@ from kd_core import (
     is_tensor_collection,
     lazy_stack,
 )
+from kd_nn._dispatch.call_names import MISSING
 from kd_nn._dispatch.dispatch import Dispatched, describe, keys_of
 from kd_nn._dispatch.entries import (
     container_of,
@@ -32,9 +33,10 @@ from kd_nn._errors import not_a_container, not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.hiding import without_hidden
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.program import is_watched, runs_in_part
+from kd_nn._plan.program import Path, is_watched, keyed, runs_in_part
 
 Pair: TypeAlias = tuple[TensorDictBase, TensorDictBase]
+Made: TypeAlias = Mapping[Path, tuple[object, ...]]
 
 
 class _Wanted(threading.local):
@@ -119,6 +121,7 @@ def run_steps(
     target: TensorDictBase | None,
     live: Mapping[int, Keys],
     outputs: Keys,
+    made: Made | None = None,
 ) -> TensorDictBase:
     """Call the steps one by one on a working copy, then write the outputs.
 
@@ -128,6 +131,8 @@ def run_steps(
         target: The container to write; None for an empty one like that of the last step.
         live: The steps to run, and which of their keys are needed; see `KeyGraph.live_writes`.
         outputs: The keys to write.
+        made: What steps have computed already, by their names and those of the sequences around
+            them; they are not called again.
 
     Returns:
         The container that was written; or, where `target` is the one to read and a step replaced
@@ -136,10 +141,25 @@ def run_steps(
     work = tensordict.copy()
     replaced = False
     for idx, (name, step) in enumerate(sequence.named_steps()):
-        if idx not in live or sequence._skips(step, work):
+        if idx not in live:
+            continue
+        step = _step_of_now(sequence, name, step)
+        inside = (
+            None if made is None else {path[1:]: v for path, v in made.items() if path[0] == name}
+        )
+        if inside and () in inside:
+            _write_made(step, work, inside[()])
+            continue
+        if not inside and sequence._skips(step, work):
             continue
         try:
-            work, swapped = _merge(step, work, _run_step(step, work, live[idx]))
+            if inside:
+                nested = cast("StepList", step)
+                needed = nested._graph().live_writes(live[idx])
+                result: object = run_steps(nested, work, work, needed, live[idx], inside)
+            else:
+                result = _run_step(step, work, live[idx])
+            work, swapped = _merge(step, work, result)
         except Exception as error:
             from kd_nn._dispatch.notes import add_step_note
 
@@ -153,6 +173,31 @@ def run_steps(
     target = work.empty() if target is None else target
     _commit(sequence, work, target, tensordict, outputs)
     return target
+
+
+def _step_of_now(sequence: StepList, name: str, step: nn.Module) -> nn.Module:
+    """Return the step of a name, which an earlier step of this call may have replaced.
+
+    Raises:
+        InvalidArgument: If it was removed, or has other keys: what runs was decided before.
+    """
+    now = sequence._modules["module"]._modules.get(name)  # type: ignore[union-attr]  # it is there
+    if now is step:
+        return step
+    names = ("in_keys", "out_keys")
+    if now is None or any(keys_of(now, each) != keys_of(step, each) for each in names):
+        raise InvalidArgument(
+            f"step `{name}` of {describe(sequence)} was removed, or replaced by one with other "
+            "keys, while the sequence ran. Change the steps between calls."
+        )
+    return now
+
+
+def _write_made(step: nn.Module, work: TensorDictBase, values: Sequence[object]) -> None:
+    """Write what a step has computed; what nobody reads any more is None."""
+    keys = keyed(step).out_keys_source
+    made = {k: v for k, v in zip(keys, values, strict=False) if v is not None and v is not MISSING}
+    write_entries(work, list(made), list(made.values()))
 
 
 def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:

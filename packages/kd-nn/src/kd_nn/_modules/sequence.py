@@ -30,13 +30,14 @@ from kd_nn._dispatch.entries import (
     container_of,
     destination,
     entry,
+    read_optional,
 )
 from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist, skip_existing
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
-from kd_nn._keys.specs import InKeySpec, Keys, overlaps, parse_keys
+from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, overlaps, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
-from kd_nn._modules.interpreter import run_members, run_steps, take_wanted
+from kd_nn._modules.interpreter import Made, run_members, run_steps, take_wanted
 from kd_nn._modules.nodes import label_of
 from kd_nn._modules.resolved import Resolved, resolve_sequence
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
@@ -181,6 +182,33 @@ class TensorDictSequential(StepList):
         else:
             live = resolved.live if wanted is None else resolved.graph.live_writes(outputs)
         return run_steps(self, tensordict, target, live, outputs)
+
+    def continue_from(
+        self,
+        container: TensorDictBase | None,
+        given: Mapping[NestedKey, object],
+        made: Made,
+    ) -> object:
+        """Finish a call that a plan has begun; plans call this.
+
+        Args:
+            container: What the sequence was called with, None for a call with tensors.
+            given: The inputs by key.
+            made: What steps have computed already; see `run_steps`.
+
+        Returns:
+            What the call returns.
+        """
+        resolved = self._resolve()
+        live, outputs = resolved.live, resolved.graph.outputs
+        if container is not None:
+            target = None
+            if self.inplace != "empty":
+                target = destination(container, self.inplace, None)
+            return run_steps(self, container, target, live, outputs, made)
+        result = run_steps(self, container_of(given), TensorDict(), live, outputs, made)
+        found = read_optional(result, [key for key in self.out_keys if key != DISCARD])
+        return found[0] if len(found) == 1 else tuple(found)
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""

@@ -39,6 +39,7 @@ class Text:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.names: dict[str, object] = dict(_NAMES)
+        self._shared: list[tuple[str, object]] = []
 
     def add(self, depth: int, *lines: str) -> None:
         """Append lines at an indentation depth."""
@@ -47,6 +48,15 @@ class Text:
     def name(self, name: str, meaning: object) -> str:
         """Assign a meaning to a name and return the name."""
         self.names[name] = meaning
+        return name
+
+    def name_of(self, prefix: str, meaning: object) -> str:
+        """Return the name of something that has one name wherever it is used."""
+        for name, known in self._shared:
+            if known is meaning:
+                return name
+        name = self.name(f"{prefix}{len(self._shared)}", meaning)
+        self._shared.append((name, meaning))
         return name
 
     def function(self, name: str) -> Callable[..., object]:
@@ -74,6 +84,7 @@ class Calls:
         self.text = Text()
         self.absent = "_MISSING" if program.tolerant else "None"
         self.checks_batch = False
+        self.in_container = False
         self._like = "_like"
         self._holders: dict[Path, str] = {}
         self._dying = last_reads(program)
@@ -87,6 +98,7 @@ class Calls:
             inplace: Which container is written; see `destination`.
         """
         text, program = self.text, self.program
+        self.in_container = True
         text.add(0, "def _call(_root, _td):")
         self.write_guard()
         default = ", _MISSING" if program.tolerant else ""  # `get` without one is the fastest read
@@ -135,6 +147,9 @@ class Calls:
     def write_guard(self) -> None:
         """Write the tests that the function may run at all."""
         raise NotImplementedError
+
+    def write_test_again(self, depth: int, idx: int) -> None:
+        """Write a test before call `idx` that what has run has changed nothing that follows."""
 
     def write_input_test(self) -> None:
         """Write the tests that the inputs are what the calls can work with."""
@@ -293,6 +308,7 @@ class Calls:
         text.name("_note", partial(_note_call, self.program))
         text.add(1, "_step = -1", "try:")
         for idx in range(len(calls)):
+            self.write_test_again(2, idx)
             self.write_call(2, idx)
         text.add(2, "pass")
         text.add(1, "except _Exception as _error:")
@@ -354,6 +370,8 @@ def plain_module(step: nn.Module) -> bool:
 
 def _note_call(program: Program, error: Exception, idx: int, values: dict[str, object]) -> None:
     """Add to an exception which call raised it, from the local variables of the function."""
+    if idx < 0:
+        return
     call = program.calls[idx]
     keys = cast("list[NestedKey]", call.step.in_keys)
     given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}

@@ -16,21 +16,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
+from types import BuiltinFunctionType
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 
-from kd_core import NestedKey
+from kd_core import NestedKey, TensorDictBase
 from kd_core.extending import assign_levels
-from kd_nn._dispatch.call_names import CallNames
+from kd_nn._dispatch.call_names import MISSING, CallNames
 from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._keys.specs import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, plain_module
-from kd_nn._plan.inlining import CALL, HOOKS, IMPL, PLACE, SECOND, Watch
+from kd_nn._plan.inlining import PLACE, SECOND, Watch
 from kd_nn._plan.invalidation import Dependency, Flag, depend_on, lists_in, running_classes
 from kd_nn._plan.outcome import BUSY, NO_PLAN, STALE, Plan, never
 from kd_nn._plan.program import (
+    Path,
     Program,
     inplace_of,
     is_sequence,
@@ -38,6 +41,7 @@ from kd_nn._plan.program import (
     resolve,
     runs_on_values,
 )
+from kd_nn._torch_private import HOOKS
 
 
 def make_plan(module: nn.Module) -> Plan:
@@ -77,16 +81,20 @@ class FastCalls(Calls):
     Attributes:
         empty: Dicts and lists that change in place: whatever is in them must not be left out.
         checks: Expressions that are true if something is not what it was.
+        again: By the call before which they are tested: what modules must be from there on. What
+            runs before is code of others, which may add a hook, or replace a step.
     """
 
     def __init__(self, root: nn.Module, program: Program, changed: Flag) -> None:
         super().__init__(program)
         text = self.text
         self.root = root
-        self.watch = Watch(text)
+        self._first = self.watch = Watch(text)
         self.empty: list[object] = [anyone_skips, *_global_hooks()]
         self.checks = self.watch.checks
         self.checks.append(text.name("_changed", changed))
+        self.again: dict[int, Watch] = {}
+        self._members: list[str] = []
         self.classes: set[type] = set()
         self.opened: set[int] = set()
         self.forms: dict[int, list[str]] = {}
@@ -96,8 +104,12 @@ class FastCalls(Calls):
         for idx, call in enumerate(program.calls):
             if call.path:
                 text.name(f"_S{idx}", call.step)
+            if idx and self.watch.runs_others:
+                self.watch = self.again[idx] = Watch(text)
             if plain_module(call.step):
                 self._prepare(idx)
+            else:
+                self.watch.runs_others = True
 
     def step(self, idx: int) -> str:
         """Return the name of the keyed module of call `idx`."""
@@ -132,13 +144,13 @@ class FastCalls(Calls):
             _compiler=torch.compiler,
             _tracing=torch._C._get_tracing_state,
             _Module=nn.Module,
-            _call_of_modules=CALL,
-            _impl_of_modules=IMPL,
+            _call_of_modules=nn.Module.__call__,
+            _impl_of_modules=nn.Module._call_impl,
             _owner=weakref.ref(self.root),
             _any=any,
             _empty=tuple(self.empty),
         )
-        busy = ["_any(_empty)", *self.watch.hooks, "_compiler._is_compiling_flag"]
+        busy = ["_any(_empty)", *self._first.hooks, "_compiler._is_compiling_flag"]
         busy += ["_Module.__call__ is not _call_of_modules"]
         busy += ["_Module._call_impl is not _impl_of_modules", "_tracing()"]
         text.add(1, f"if {' or '.join(busy)}:")
@@ -159,6 +171,25 @@ class FastCalls(Calls):
         if strange:
             self.text.add(1, f"if {' or '.join(strange)}:")
             self.text.add(2, "return _BUSY")
+
+    def write_test_again(self, depth: int, idx: int) -> None:
+        """Write the test before call `idx` that what has run has changed nothing that follows."""
+        watch, text = self.again.get(idx), self.text
+        if watch is None or not self.program.is_sequence:
+            return
+        end = next((start for start in self.again if start > idx), len(self.program.calls))
+        steps = [*self.program.containers, *(c.step for c in self.program.calls[idx:end])]
+        hooks = [getattr(step, kind) for step in steps for kind in HOOKS]
+        empty = text.name(f"_empty{idx}", (anyone_skips, *_global_hooks(), *hooks))
+        text.names["_continued"] = partial(continued, self.program)
+        tests = [f"_any({empty})", "_changed", *self._members, *watch.hooks, *watch.checks]
+        tests += ["_Module.__call__ is not _call_of_modules"]
+        tests += ["_Module._call_impl is not _impl_of_modules"]
+        text.add(depth, "try:", f"    _other = {' or '.join(tests)}")
+        text.add(depth, "except _KeyError:", "    _other = _True")
+        text.add(depth, "if _other:", "    _step = -1")
+        container = "_td" if self.in_container else "None"
+        text.add(depth + 1, f"return _continued(_root, {container}, _locals(), {idx})")
 
     def write_assignment(self, depth: int) -> None:
         """Write that all outputs are stored at once, sorted by level here and not on each call."""
@@ -185,6 +216,7 @@ class FastCalls(Calls):
             name = f"_L{place}"
             if holder is not None:
                 self.watch.holds(holder, name)
+                self._members.append(self.checks[-1])
             for idx, member in enumerate(members.values()):
                 if member is not None:
                     self._watch(member, f"{name}_{idx}")
@@ -225,24 +257,62 @@ class FastCalls(Calls):
 
     def _prepare(self, idx: int) -> None:
         """Name what a step wraps, and find out whether its `forward` can be called directly."""
-        step = self.program.calls[idx].step
+        step, watch = self.program.calls[idx].step, self.watch
         kwargs = step.__dict__["method_kwargs"]
         if not kwargs:  # others are passed as they are at the time of the call
-            self.checks.append(self.text.name(f"_A{idx}", kwargs))
+            watch.checks.append(self.text.name(f"_A{idx}", kwargs))
         module = step._modules.get("module")
         if module is None:
+            watch.runs_others = not isinstance(step.__dict__.get("module"), BuiltinFunctionType)
             return
         name = self.text.name(f"_M{idx}", module)
         holder = self.text.name(f"_H{idx}", step._modules)
-        self.checks.append(f"{holder}['module'] is not {name}")
-        if not self.watch.opens(module, name):
+        watch.checks.append(f"{holder}['module'] is not {name}")
+        if not watch.opens(module, name):
+            watch.runs_others = True
             return
         self.opened.add(idx)
         spec = cast("InKeySpec", step.spec)
         if spec.names is None and step.__dict__["method"] is None and not kwargs:
-            lines = self.watch.lines(module, name, len(spec.reads))
+            lines = watch.lines(module, name, len(spec.reads))
             if lines is not None:
                 self.forms[idx] = lines
+                return
+        watch.runs_others = not watch.is_closed(module, name)
+
+
+class _Continues(Protocol):
+    def continue_from(
+        self,
+        container: TensorDictBase | None,
+        given: dict[NestedKey, object],
+        made: dict[Path, tuple[object, ...]],
+    ) -> object: ...
+
+
+def continued(
+    program: Program,
+    root: _Continues,
+    container: TensorDictBase | None,
+    values: dict[str, object],
+    idx: int,
+) -> object:
+    """Run the rest of a call step by step, since code that ran has changed what follows.
+
+    Args:
+        program: The program.
+        root: The sequence.
+        container: The container of the call, None for a call with tensors.
+        values: The local variables of the function; None for those that nobody reads any more.
+        idx: The first call that was not made.
+    """
+    named = {key: values[f"_v{slot}"] for key, slot in program.inputs}
+    given = {key: v for key, v in named.items() if v is not None and v is not MISSING}
+    made = {
+        call.path: tuple(None if slot is None else values[f"_v{slot}"] for slot in call.writes)
+        for call in program.calls[:idx]
+    }
+    return root.continue_from(container, given, made)
 
 
 def _global_hooks() -> list[object]:

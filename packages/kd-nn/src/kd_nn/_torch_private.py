@@ -1,0 +1,72 @@
+"""What this library knows of torch's private names: how torch calls a module, and what is its own.
+
+A class of torch may be patched at any time, also before this library is imported. So a function is
+taken for torch's own only where it says so itself: its globals are those of the file of torch that
+defines the class, and its qualified name is the one that it has there. What a decorator returns has
+other globals. Everything here is asked when it is needed, nothing is recorded at import.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Final
+
+from torch import nn
+
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The dicts of a module that hold its hooks."""
+
+
+def is_own(function: object, owner: type, name: str) -> bool:
+    """Return whether a function is the one that torch defines under a name in a class."""
+    home = sys.modules.get(owner.__module__)
+    return (
+        type(function) is FunctionType
+        and home is not None
+        and function.__globals__ is home.__dict__
+        and function.__qualname__ == f"{owner.__qualname__}.{name}"
+    )
+
+
+def defines(kind: type, name: str) -> bool:
+    """Return whether a class of torch has its own function under a name, inherited or not."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return is_own(base.__dict__[name], base, name)
+    return False
+
+
+def calls_are_own() -> bool:
+    """Return whether `nn.Module` calls its subclasses as torch does."""
+    call = nn.Module.__dict__["__call__"]
+    return is_own(call, nn.Module, "_wrapped_call_impl") and defines(nn.Module, "_call_impl")
+
+
+def is_called_plainly(module: nn.Module, call: object, impl: object) -> bool:
+    """Return whether a call of a module is a call of its `forward`, but for hooks.
+
+    Args:
+        module: The module.
+        call: The `__call__` that its class must have.
+        impl: The `_call_impl` that its class must have.
+    """
+    kind = type(module)
+    return (
+        kind.__call__ is call
+        and kind._call_impl is impl
+        and module._compiled_call_impl is None
+        and "_call_impl" not in module.__dict__
+    )
+
+
+def reads_plainly(kind: type[nn.Module], names: Iterable[str]) -> bool:
+    """Return whether modules of a class read attributes where torch puts them.
+
+    That is in `__dict__`, else among parameters, buffers and sub-modules: no class defines one of
+    the names, and none says how attributes are read.
+    """
+    if kind.__getattribute__ is not object.__getattribute__ or not defines(kind, "__getattr__"):
+        return False
+    return not any(name in base.__dict__ for base in kind.__mro__ for name in names)
