@@ -245,6 +245,30 @@ def test_a_key_with_a_dot_is_not_the_name_of_a_nested_one(tmp_path: Path) -> Non
         assert outcome(session.run, x) == outcome(lambda x: session._checked(x, None), x)
 
 
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_key_with_a_dot_comes_back_as_it_was_given(tmp_path: Path, suffix: str) -> None:
+    module = TensorDictModule(
+        lambda x, h: (x + h, x * 2), in_keys=["a.b", "h.0"], out_keys=["h.1", ("n", "o.p")]
+    )
+    example = {"a.b": X, "h.0": X}
+    path = tmp_path / f"m{suffix}"
+    kd_export.save(module, path, example, state={"h.0": "h.1"})
+    session = kd_export.open(path, trusted=True)
+    assert list(session.run({"a.b": X, "h.0": X})) == ["h.1", "n.o%2Ep"]
+    assert list(session.step({"a.b": X})) == ["h.1", "n.o%2Ep"]
+    assert list(session.run({"a%2Eb": X, "h%2E0": X})) == ["h%2E1", "n.o%2Ep"]
+    assert list(session.run({("a.b",): X, ("h.0",): X})) == [("h.1",), ("n", "o.p")]
+
+
+def test_a_key_with_a_dot_gives_way_to_a_nested_one(tmp_path: Path) -> None:
+    module = TensorDictModule(lambda x: (x, x + 1), in_keys=["x"], out_keys=["o.p", ("o", "p")])
+    kd_export.save(module, tmp_path / "m.pt2", {"x": X})
+    session = kd_export.open(tmp_path / "m.pt2", trusted=True)
+    found = session.run({"x": X})
+    assert list(found) == ["o%2Ep", "o.p"]
+    assert torch.equal(found["o.p"], X + 1)
+
+
 def outcome(call: Callable[[object], object], x: object) -> object:
     """Return what a call gives as plain data, or how it fails."""
     try:

@@ -58,7 +58,7 @@ class Session:
     def __init__(self, schema: Schema, runner: Runner) -> None:
         self.schema = schema
         self.runner = runner
-        self._direct = runner.direct
+        self._direct = None if _has_dots(schema) else runner.direct
         self._arranged = None if runner.direct is None else Arranged(schema, runner.direct)
         self._carried = Carried(schema, runner)
 
@@ -78,7 +78,9 @@ class Session:
             outputs: The keys or wire names wanted, by default all.
 
         Returns:
-            The outputs, arranged as the inputs were: a flat dict for a flat dict, and so on.
+            The outputs, arranged as the inputs were: a flat dict for a flat dict, and so on. A
+            key with a dot in it keeps its name, unless an input was given by a wire name, in which
+            the dot is ``%2E``.
 
         Raises:
             KeyMismatch: An input is missing or unknown.
@@ -221,8 +223,40 @@ _Arrange: TypeAlias = Callable[[Mapping[Key, object]], object]
 """Arranges results by key as the inputs were."""
 
 
+def _has_dots(schema: Schema) -> bool:
+    """Return whether some key has another wire name than its own, because a dot is in it."""
+    entries = (*schema.inputs, *schema.outputs)
+    return any(len(entry.key) == 1 and entry.key[0] != entry.wire for entry in entries)
+
+
 def _by_wire(found: Mapping[Key, object]) -> dict[str, object]:
     return {wire_name(key): value for key, value in found.items()}
+
+
+def _by_word(found: Mapping[Key, object]) -> dict[str, object]:
+    """Arrange results by wire name, but keys of one part by that part, where both are unlike."""
+    wires = {wire_name(key) for key in found if len(key) > 1}
+    return {
+        key[0] if len(key) == 1 and key[0] not in wires else wire_name(key): value
+        for key, value in found.items()
+    }
+
+
+def _flat(
+    x: Mapping[object, object], inputs: Sequence[Entry]
+) -> tuple[dict[Key, object], _Arrange]:
+    """Read a flat dict, by wire names or by keys that may have dots in them."""
+    known = {entry.key for entry in inputs}
+    entries: dict[Key, object] = {}
+    escaped = False
+    for word, value in x.items():
+        key = wire_key(str(word))
+        if key not in known and (word,) in known:
+            key = (str(word),)
+        elif key != (word,) and len(key) == 1:
+            escaped = True
+        entries[key] = value
+    return entries, _by_wire if escaped else _by_word
 
 
 def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Arrange]:
@@ -246,7 +280,7 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Arrange]:
     elif any(isinstance(word, tuple) for word in x):
         entries, arrange = {as_key(word): value for word, value in x.items()}, dict
     else:
-        entries, arrange = {wire_key(str(word)): value for word, value in x.items()}, _by_wire
+        entries, arrange = _flat(x, inputs)
     known = {entry.key for entry in inputs}
     values = _in_order(entries, inputs, map(wire_name, entries))
     for key in entries:
