@@ -211,6 +211,6 @@ def own_row(entry: Entry) -> RowData | None:
     """Return what writes to an entry of a member, if that is the value of one row."""
     if not isinstance(entry, NonTensorData) or entry._of_batch:
         return None
-    from kd_core._containers.row_values import RowValue
+    from kd_core._containers.row_cells import RowValue
 
     return cast("RowData", RowValue(entry))

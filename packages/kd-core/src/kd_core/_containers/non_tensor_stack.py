@@ -1,13 +1,8 @@
 """`NonTensorStack`: a non-tensor entry with one value per row.
 
-It holds its values in a list, the *pool*, and a tensor of the batch size with the position of each
-row's value in the pool; trailing dimensions of it are lists of values. An operation that moves rows
-is applied to the positions as to any leaf, so rows stay aligned with the tensors. A write to rows
-is a write to the positions.
-
-A pool belongs to one storage of positions: views share both, copies have a pool of their own. So a
-pool that many writes have filled can be compacted in place. Compiled code cannot compare storages,
-and its copies share the pool: it only grows then.
+It holds the numbers of its rows' cells (`row_cells`), a tensor of the batch size. An operation that
+moves rows is applied to the numbers as to any leaf, so rows stay aligned with the tensors. Views
+share the cells, copies have cells of their own. A write to a row replaces what is in its cell.
 """
 
 from __future__ import annotations
@@ -28,17 +23,23 @@ from kd_core._containers.non_tensor import (
     refuse_tensors,
     wrap_data,
 )
-from kd_core._containers.row_pool import (
-    add_values,
-    compact,
-    count_rows,
+from kd_core._containers.row_cells import (
+    Cells,
+    Loose,
+    cells_for,
+    cells_of,
+    encoded,
+    encoded_rows,
     flat_values,
-    join_rows,
+    lend,
+    listed,
+    loosely,
     move_positions,
+    nested_rows,
     nested_values,
-    own_pool,
     pool_rows,
     share_storage,
+    table_of,
     without_wrappers,
 )
 from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 _SHOWN: Final = 20
@@ -86,10 +87,12 @@ class NonTensorStack(NonTensorDataBase):
         True
     """
 
-    __slots__ = ("_pool", "_positions")
+    __slots__ = ("_cells", "_loose", "_positions")
 
-    _pool: list[object]
     _positions: Tensor
+    _cells: Cells
+    _loose: Loose | None
+    """The values that the numbers count, in what compiled code made; see `row_cells`."""
 
     @explains_parameters
     def __init__(
@@ -105,11 +108,12 @@ class NonTensorStack(NonTensorDataBase):
                         f"value 0 and {shape_text(node._desc.batch)} in value {number} of "
                         "`NonTensorStack`."
                     )
-            self._pool, self._positions = join_rows(nodes, torch.stack, at)
+            pool, columns = pool_rows(nodes)
+            joined = torch.stack(columns, at)
+            _fill(self, pool, joined, describe_on(tuple(joined.shape), device))
         else:
-            self._pool = list(values)
-            self._positions = count_rows(len(values))
-        self._desc = describe_on(tuple(self._positions.shape), device)
+            self._positions, self._cells = cells_for(list(values), (len(values),))
+            self._loose, self._desc = None, describe_on((len(values),), device)
 
     @classmethod
     @explains_parameters
@@ -163,21 +167,29 @@ class NonTensorStack(NonTensorDataBase):
 
     def tolist(self) -> object:
         """Return the values as nested lists of shape `batch_size`."""
-        return nested_values(self._positions.tolist(), self._pool)
+        values = cells_of(self).values if not is_compiling() else []
+        return nested_values(self._positions.tolist(), values)
 
     def maybe_to_stack(self) -> NonTensorStack:
         """Return the entry itself."""
         return self
 
     def _with(self, positions: Tensor, desc: Descriptor) -> Self:
-        """Return the entry of other positions in the pool."""
+        """Return the entry of other numbers: a view, or a copy with cells of its own."""
         positions = without_wrappers(positions)
-        if not desc.ndim and not is_compiling():
-            return cast("Self", _value_of_row(self._pool, positions, desc))
         new = object.__new__(type(self))
-        new._pool, new._positions, new._desc = self._pool, positions, desc._unlocked
-        if not is_compiling() and not share_storage(positions, self._positions):
-            new._pool, new._positions = own_pool(self._pool, positions)
+        if is_compiling():
+            new._loose, new._cells = lend(self), self._cells
+            new._positions, new._desc = positions, desc._unlocked
+            return new
+        cells = cells_of(self)
+        if not desc.ndim:
+            return cast("Self", wrap_data(cells.values[int(positions)], desc))
+        if not share_storage(positions, self._positions):
+            _fill(new, cells.values, positions, desc)
+            return new
+        new._cells, new._loose = cells, None
+        new._positions, new._desc = positions, desc._unlocked
         return new
 
     def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
@@ -210,7 +222,12 @@ class NonTensorStack(NonTensorDataBase):
         if gone:
             moved = lists.permute(*kept, *gone)
             lists = moved.reshape(*desc.batch[len(lead) :], *moved.shape[len(kept) :])
-        return self._with(lists.expand((*lead, *lists.shape)).clone(), desc)
+        lists = lists.expand((*lead, *lists.shape)).clone()
+        found = self._with(lists, desc) if is_compiling() else None
+        if found is None:
+            build = wrap_rows if desc.ndim else _value_of_row
+            found = cast("Self", build(cells_of(self).values, lists, desc))
+        return found
 
     def _fresh(self, desc: Descriptor) -> Self:
         """Return the values of new rows: none."""
@@ -219,7 +236,18 @@ class NonTensorStack(NonTensorDataBase):
         return cast("Self", wrap_rows([None], torch.zeros((), dtype=torch.int64), desc))
 
     def _copy(self, desc: Descriptor) -> Self:
-        return self._with(self._positions.clone(), desc)
+        positions = self._positions
+        if is_compiling():
+            return self._with(positions.clone(), desc)
+        cells = cells_of(self)
+        if not desc.ndim:
+            return cast("Self", wrap_data(cells.values[int(positions)], desc))
+        if positions is not cells.positions:
+            return cast("Self", wrap_rows(cells.values, positions, desc))
+        new = object.__new__(type(self))
+        new._positions, new._cells = positions, Cells(cells.values.copy(), positions)
+        new._loose, new._desc = None, desc._unlocked
+        return new
 
     def _shallow(self) -> Self:
         return self._with(self._positions, self._desc)
@@ -251,7 +279,10 @@ class NonTensorStack(NonTensorDataBase):
         if shape[: desc.ndim] != desc.batch:
             raise batch_does_not_fit("of non-tensor data", desc.batch, shape)
         new = object.__new__(type(self))
-        new._pool, new._positions = self._pool, self._positions
+        new._cells, new._loose = self._cells, self._loose
+        if self._loose is not None and not is_compiling():
+            new._cells, new._loose = cells_of(self), None
+        new._positions = self._positions
         new._desc = desc._unlocked if desc.ndim == len(shape) else desc.with_batch(shape)
         return new
 
@@ -266,7 +297,7 @@ class NonTensorStack(NonTensorDataBase):
     def _encode(
         self, value: object, path: tuple[str, ...], shape: Batch | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Add values to the pool; return the positions of all rows, and those of the values.
+        """Return a tensor that stands for all rows, and one for the values to write.
 
         Args:
             value: a wrapper, nested lists with one value for each row, or one value for all.
@@ -278,22 +309,13 @@ class NonTensorStack(NonTensorDataBase):
             ShapeMismatch: if there is not one value for each row.
         """
         refuse_tensors(value, path)
-        if isinstance(value, NonTensorStack) and is_compiling():  # positions cannot be read
-            return self._positions, value._positions + add_values(self, value._pool)
         rows = self._desc.batch if shape is None else shape
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
-            values, batch = flat_values(node), node._desc.batch
-        elif node is not None or not rows or not isinstance(value, (list, tuple)):
-            values, batch = [value if node is None else node._item()], ()
-        else:
-            values, batch = values_of_rows(value, rows, format_key(path)), rows
-        compact(self, len(values))
-        if self._positions.ndim > self._desc.ndim:  # its values are lists
-            self._pool = flat_values(self)
-            self._positions = count_rows(len(self._pool)).reshape(self._desc.batch)
-        start = add_values(self, values)
-        return self._positions, (count_rows(len(values)) + start).reshape(batch)
+            return encoded_rows(self, node)
+        if node is not None or not rows or not isinstance(value, (list, tuple)):
+            return encoded(self, [value if node is None else node._item()], ())
+        return encoded(self, values_of_rows(value, rows, format_key(path)), rows)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorStack):
@@ -310,23 +332,25 @@ class NonTensorStack(NonTensorDataBase):
 
     def __repr__(self) -> str:
         desc = self._desc
-        if self._positions.numel() <= _SHOWN or self._positions.ndim > desc.ndim:
+        values = cells_of(self).values
+        if self._positions.numel() <= _SHOWN:
             shown = repr(self.tolist())
         else:
             first = self._positions.reshape(-1)[:_SHOWN].tolist()
             rest = self._positions.numel() - _SHOWN
-            values = ", ".join(repr(self._pool[position]) for position in first)
-            shown = f"[{values}, ... ({rest} more)]"
+            listed = ", ".join(repr(values[position]) for position in first)
+            shown = f"[{listed}, ... ({rest} more)]"
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
 
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:
     """Return the values with `None` for the rows that were added."""
     rows = node._positions.double()  # what is added may be no integer
-    moved, marked = fn(rows), fn(rows + len(node._pool))
+    values = table_of(node)
+    moved, marked = fn(rows), fn(rows + len(values))
     added = (moved == marked) | moved.isnan()
-    padded = torch.where(added, len(node._pool), moved).long()
-    return wrap_rows([*node._pool, None], padded, desc)
+    padded = torch.where(added, len(values), moved).long()
+    return wrap_rows([*values, None], padded, desc)
 
 
 def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorData:
@@ -353,28 +377,50 @@ def join_data(
         for node in nodes
     ):
         return first._under(desc)
-    return wrap_rows(*join_rows(nodes, call, dim), desc)
+    pool, columns = pool_rows(nodes)
+    return wrap_rows(pool, call(columns, dim), desc)
 
 
 def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:
-    """Build an entry that takes ownership of a pool and of positions, which are broadcast."""
+    """Build an entry of values, and the number of each row's value, which are broadcast.
+
+    Numbers with further dimensions than the batch have stand for lists of values.
+    """
     node = object.__new__(NonTensorStack)
     positions = without_wrappers(positions)
     if positions.shape[: desc.ndim] != desc.size:
         positions = positions.expand(desc.batch).clone()
-    node._pool, node._positions, node._desc = pool, positions, desc._unlocked
+    _fill(node, pool, positions, desc)
     return node
+
+
+def _fill(node: NonTensorStack, pool: list[object], positions: Tensor, desc: Descriptor) -> None:
+    """Give an entry cells of its own; in compiled code later."""
+    node._desc = desc._unlocked
+    if is_compiling():
+        node._positions, node._loose = positions, loosely(pool)
+        node._cells = Cells(pool, positions)
+        return
+    node._loose, node._positions = None, positions
+    if positions.ndim == desc.ndim:
+        values = list(map(pool.__getitem__, listed(positions)))
+    else:
+        values = nested_rows(node, pool)
+    node._positions, node._cells = cells_for(values, desc.batch)
 
 
 def restore_rows(
     values: list[object], batch: Batch, device: DeviceLike | None = None
 ) -> NonTensorStack:
     """Build an entry from the values of all rows in one list; called by pickle."""
-    return wrap_rows(values, count_rows(len(values)).reshape(batch), describe_on(batch, device))
+    return _wrap_list(values, describe_on(batch, device))
 
 
-def _wrap_list(values: list[object], desc: Descriptor) -> Node:
-    return wrap_rows(values, count_rows(len(values)).reshape(desc.batch), desc)
+def _wrap_list(values: list[object], desc: Descriptor) -> NonTensorStack:
+    node = object.__new__(NonTensorStack)
+    node._positions, node._cells = cells_for(values, desc.batch)
+    node._loose, node._desc = None, desc._unlocked
+    return node
 
 
 registry.register("wrap_rows", wrap_rows)

@@ -17,13 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Kernel: TypeAlias = Callable[..., object]
 """A foreach function: lists of tensors and more, to a sequence of tensors (or nothing)."""
@@ -147,6 +150,40 @@ def are_unwrapped(*values: object) -> bool:
     """Return whether no value is made of other tensors."""
     found = [value for value in values if isinstance(value, Tensor)]
     return PLAIN.issuperset(map(type, found)) or not any(map(wraps_tensors, found))
+
+
+class StandIn(Tensor):
+    """A tensor that stands for values that are not tensors: a write into it stores them.
+
+    Storing never fails. What torch makes of it is a plain tensor; `of` makes that a stand-in.
+
+    Attributes:
+        plain: the same tensor, plain.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # stubs want a method of the class
+    plain: Tensor
+
+    def store(self, numbers: Tensor, source: Tensor) -> None:
+        """Store the values that a source stands for, where the given elements stand for them."""
+        raise NotImplementedError
+
+    def of(self, part: Tensor) -> Self:
+        """Return a stand-in for a view of this one."""
+        found = part.as_subclass(self.__class__)
+        found.__dict__.update(self.__dict__)
+        found.plain = part
+        return found
+
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Self:
+        """Store the values that a source stands for."""
+        self.store(self.plain, source)
+        return self
+
+    def __setitem__(self, index: object, source: object) -> None:
+        """Store the values that a source stands for at an index."""
+        numbers = self.plain[index]  # type: ignore[index]  # torch checks it
+        self.store(numbers, cast("Tensor", source))
 
 
 def shares_storage(target: Tensor, source: Tensor) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kd_core._leaves.foreach import are_unwrapped, wraps_tensors
+from kd_core._leaves.foreach import StandIn, are_unwrapped, wraps_tensors
 
 
 class Refused:
@@ -52,6 +52,8 @@ def kept(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterator[None]
 def _decides(leaf: Tensor) -> bool:
     """Return whether code of the class of a leaf runs when it is copied; wrappers are tried."""
     kind = type(leaf)
+    if issubclass(kind, StandIn):
+        return False  # it never raises
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     usual = (getattr(Tensor.__torch_function__, "__func__"), torch._C._disabled_torch_function_impl)  # noqa: B009  # stubs call it a function
     if function in usual and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:

@@ -93,7 +93,7 @@ class Targets(list[Tensor]):
 def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
     """Return what is written where a container takes the values of another, and the sources.
 
-    Values of rows are added to the pool of their entry; tensors that stand for them come last.
+    Tensors that stand for values of rows come last.
 
     Raises:
         KeySetMismatch: if the keys differ.
@@ -106,9 +106,9 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
         if not is_row_data(entry):
             check_same_data(cast("Data", entry), value, path)
             continue
-        positions, rows = entry._encode(value, path)
-        targets.append(positions)
-        sources.append(rows.expand(positions.shape))
+        stand_in, rows = entry._encode(value, path)
+        targets.append(stand_in)
+        sources.append(rows.expand(stand_in.shape))
         targets.rows += 1
     return targets, sources
 

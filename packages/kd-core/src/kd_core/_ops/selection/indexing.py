@@ -60,6 +60,7 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
+    from kd_core._leaves.foreach import StandIn
     from kd_core._nodes.entry import AnyKey, Data, Entry, Node, Source
     from kd_core._types import Batch, Index, IndexItem, LeafFn, NestedKey
 
@@ -328,8 +329,13 @@ class _Rows:
             check_same_data(cast("Data", entry), value, path)
             return
         shape = self.batch_fn(entry._desc.batch)
-        positions, source = entry._encode(value, path, shape)
-        writes.append(self.stage(positions, source, path))
+        whole, source = entry._encode(value, path, shape)
+        if is_compiling():
+            writes.append(self.stage(whole, source, path))
+            return
+        stand_in = cast("StandIn", whole)
+        target, source, _ = self.stage(stand_in.plain, source, path)
+        writes.append((stand_in.of(target), source, path))
 
     def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
         """Refuse a dtype that torch does not convert at this index, by a try on a copy."""

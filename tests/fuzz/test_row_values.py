@@ -1,0 +1,200 @@
+"""Values of rows beside nested lists: staged writes, views of one batch, and threads on rows.
+
+Each row holds a word that is written nowhere else, so a value that is lost, doubled or taken from
+another row is seen. The reference is one list for each batch, and for each view the rows that it
+sees.
+"""
+
+import threading
+from collections.abc import Callable
+from random import Random
+
+import torch
+from tests.fuzz.conftest import Seeds
+from tests.fuzz.test_threads import together
+
+from kd_core import TensorDict, TensorDictBase, cat, lazy_stack, stack
+
+ROWS = 6
+
+
+class Batch:
+    """A container of words with the reference: a list, and what each view sees of it."""
+
+    def __init__(self, rng: Random, count: Callable[[], str]) -> None:
+        self.rng, self.count = rng, count
+        self.words = [count() for _ in range(ROWS)]
+        td = TensorDict({"w": list(self.words), "x": torch.zeros(ROWS)}, [ROWS])
+        self.views: list[tuple[TensorDictBase, list[int]]] = [(td, list(range(ROWS)))]
+
+    def look(self) -> None:
+        """Add a view, or a stack of views."""
+        td, rows = self.rng.choice(self.views)
+        kind = self.rng.randrange(5)
+        if kind == 0 and len(rows) > 1:
+            at = self.rng.randrange(len(rows) - 1)
+            self.views.append((td[at:], rows[at:]))
+        elif kind == 1:
+            self.views.append((td[::2], rows[::2]))
+        elif kind == 2 and len(rows) > 1:
+            half = len(rows) // 2
+            parts = lazy_stack([td[:half], td[half : 2 * half]], 0).reshape(-1)
+            if (
+                isinstance(parts["w"], list)
+                and parts["w"] == [self.words[row] for row in rows][: 2 * half]
+            ):
+                self.fresh(parts, rows[: 2 * half])
+        elif kind == 3:
+            self.views.append((td.clone(recurse=False), rows))
+        else:
+            self.views.append((td.view(len(rows), 1)[:, 0], rows))
+
+    def fresh(self, td: TensorDictBase, rows: list[int]) -> None:
+        """Compare a copy; it has values of its own, so it is written and then forgotten."""
+        before = list(self.words)
+        td.update_({"w": [self.count() for _ in rows]})
+        assert self.words == before
+
+    def write(self) -> str:
+        """Write rows through a view."""
+        td, rows = self.rng.choice(self.views)
+        new = [self.count() for _ in rows]
+        way = self.rng.choice(sorted(WAYS))
+        taken = WAYS[way](self.rng, td, new)
+        for at, word in taken.items():
+            self.words[rows[at]] = word
+        return way
+
+    def check(self, way: str) -> None:
+        """Compare all views with the list."""
+        for td, rows in self.views:
+            found = td["w"]
+            assert found == [self.words[row] for row in rows], (way, rows)
+        td, rows = self.rng.choice(self.views)
+        assert stack([td, td.clone()])["w"] == [found, found] if td is self.views[-1][0] else True
+        assert cat([td, td])["w"] == 2 * [self.words[row] for row in rows]
+
+
+def _all(new: list[str]) -> dict[int, str]:
+    return dict(enumerate(new))
+
+
+def _at_slice(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    start = rng.randrange(len(new))
+    td[start:] = TensorDict({"w": new[start:]}, [len(new) - start])
+    return {at: new[at] for at in range(start, len(new))}
+
+
+def _at_row(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    at = rng.randrange(len(new))
+    td[at] = TensorDict({"w": new[at]})
+    return {at: new[at]}
+
+
+def _at_set(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    at = rng.randrange(len(new))
+    td.set_at_("w", new[at], at)
+    return {at: new[at]}
+
+
+def _at_mask(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    mask = torch.tensor([rng.random() < 0.5 for _ in new])
+    rows = mask.nonzero().view(-1).tolist()
+    if rows:
+        td[mask] = TensorDict({"w": [new[at] for at in rows]}, [len(rows)])
+    return {at: new[at] for at in rows}
+
+
+def _at_numbers(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    rows = rng.sample(range(len(new)), rng.randint(1, len(new)))
+    td[torch.tensor(rows)] = TensorDict({"w": [new[at] for at in rows]}, [len(rows)])
+    return {at: new[at] for at in rows}
+
+
+def _members(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    """Write to a lazy stack of views of single rows, which are batches of one."""
+    rows = [td[at : at + 1] for at in range(len(new))]
+    whole = lazy_stack(rows, 0)
+    pairs = [[word] for word in new]
+    if rng.random() < 0.5:
+        whole.set_("w", pairs)
+    else:
+        whole.update_({"w": pairs})
+    assert whole["w"] == pairs
+    return _all(new)
+
+
+def _halves(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    """Write two halves of a batch, under two keys, at once."""
+    half = len(new) // 2
+    if not half:
+        return {}
+    both = TensorDict({"a": td[:half], "b": td[half : 2 * half]}, [half])
+    both.update_({"a": {"w": new[:half]}, "b": {"w": new[half : 2 * half]}})
+    return _all(new[: 2 * half])
+
+
+def _refused(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    """Stage values with a tensor that does not fit: nothing is written."""
+    try:
+        td.update_({"w": new, "x": torch.zeros(len(new) + 5)})
+    except ValueError:
+        return {}
+    raise AssertionError("a tensor of another shape was written")
+
+
+WAYS: dict[str, Callable[[Random, TensorDictBase, list[str]], dict[int, str]]] = {
+    "set_": lambda rng, td, new: td.set_("w", new) and _all(new),  # type: ignore[func-returns-value]  # self
+    "update_": lambda rng, td, new: td.update_({"w": new}) and _all(new),  # type: ignore[func-returns-value]  # self
+    "copy_": lambda rng, td, new: (
+        td.copy_(TensorDict({"w": new, "x": 1.0 * torch.ones(len(new))}, [len(new)])) and _all(new)
+    ),  # type: ignore[func-returns-value]  # self
+    "slice": _at_slice,
+    "row": _at_row,
+    "set_at_": _at_set,
+    "mask": _at_mask,
+    "numbers": _at_numbers,
+    "members": _members,
+    "halves": _halves,
+    "refused": _refused,
+}
+
+
+def test_no_value_of_a_row_is_lost_or_doubled(seeds: Seeds) -> None:
+    for seed in seeds(60):
+        rng, words = Random(seed), iter(range(10**9))
+        batch = Batch(rng, lambda words=words: f"word {next(words)}")  # type: ignore[misc]  # bound in time
+        for _ in range(40):
+            if rng.random() < 0.2 and len(batch.views) < 8:
+                batch.look()
+            way = batch.write()
+            batch.check(way)
+            seeds.count("calls")
+
+
+def test_threads_on_rows_keep_to_their_rows(seeds: Seeds) -> None:
+    for seed in seeds(20):
+        rng = Random(seed)
+        rows = rng.randint(2, 6)
+        td = TensorDict({"w": [f"{row} 0" for row in range(rows)], "x": torch.zeros(rows)}, [rows])
+        base: TensorDictBase = td if rng.random() < 0.5 else td.view(rows, 1)[:, 0]
+
+        def job(row: int, td: TensorDictBase = base, way: int = rng.randrange(3)) -> object:
+            mine = td[row : row + 1]
+            for number in range(60):
+                new = f"{row} {number}"
+                if way == 0:
+                    td[row] = TensorDict({"w": new})
+                elif way == 1:
+                    mine.set_("w", [new])
+                else:
+                    td.set_at_("w", new, row)
+                found = td["w"]
+                owners = [str(word).partition(" ")[0] for word in found]
+                if found[row] != new or owners != [str(each) for each in range(len(owners))]:
+                    return found
+            return None
+
+        assert together([lambda row=row: job(row) for row in range(rows)]) == []  # type: ignore[misc]  # bound in time
+        seeds.count("calls", 60 * rows)
+        assert threading.active_count() < 50
