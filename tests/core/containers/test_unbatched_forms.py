@@ -150,17 +150,14 @@ def test_it_is_one_child_of_a_tree() -> None:
 
 def test_vmap_does_not_map_it() -> None:
     td = make(rows=2)  # as many rows as the first dimension of `u`
-    result = torch.vmap(lambda row: row["a"] * row["u"].sum())(td)
+    with pytest.raises(InvalidValue, match=r"`u` is an `UnbatchedTensor`.* `in_dims=None`"):
+        torch.vmap(lambda row: row * 2)(td.select("a", "u"))
+    with pytest.raises(ValueError, match="same size in the mapped dimension"):
+        torch.vmap(lambda row: row * 2)(td)  # torch compares the sizes first
+
+    def scaled(row: TensorDict, u: torch.Tensor) -> torch.Tensor:
+        return row["a"] * u.sum()
+
+    result = torch.vmap(scaled, (0, None))(td.select("a"), td["u"])
     assert result.tolist() == [0.0, 6.0]
-    doubled = torch.vmap(lambda row: row * 2)(td)
-    assert doubled["u"].tolist() == fixed(2.0).tolist()
-    assert wrapper(doubled).batch_size == doubled.batch_size == (2,)
-    nested = make(rows=6).reshape(2, 3)
-    twice = torch.vmap(torch.vmap(lambda row: row + 1))(nested)
-    assert twice["n", "u"].tolist() == [2.0] * 5
     assert torch.vmap(lambda x, row: row["u"].sum() + x, (0, None))(torch.ones(3), td).shape == (3,)
-
-
-def test_vmap_does_not_return_one_for_each_row() -> None:
-    with pytest.raises(InvalidValue, match="leaves `vmap` must not depend on what is mapped"):
-        torch.vmap(lambda x: TensorDict({"u": UnbatchedTensor(x)}))(torch.ones(3, 2))

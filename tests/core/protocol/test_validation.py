@@ -4,6 +4,8 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -11,9 +13,12 @@ from torch.utils import _pytree
 
 from kd_core import (
     InvalidValue,
+    KdError,
     LazyStackedTensorDict,
+    NonTensorData,
     ShapeMismatch,
     TensorDict,
+    UnbatchedTensor,
     cat,
     lazy_stack,
     pad,
@@ -129,3 +134,42 @@ def test_lists_of_containers_become_stacks() -> None:
     assert lazy.get_item_shape("a") == (2, -1)
     episodes = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]  # of different batch sizes
     assert TensorDict({"episodes": episodes}, [2])["episodes"] == episodes
+
+
+class Answers:
+    """An object that has every attribute that one asks for."""
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *args, **options: self
+
+
+class Alike:
+    """An object with the private names of nodes."""
+
+    _tensor = _map_each = _encode = _constant = _positions = _desc = _item = _of_batch = 1
+
+
+ODD = [Answers(), MagicMock(), Mock(), TensorDict, Alike(), Alike, UnbatchedTensor, NonTensorData]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: f"{value}"[:20])
+def test_the_type_says_what_a_node_is(value: Any) -> None:
+    td = TensorDict({"v": value, "a": torch.zeros(3)}, [3])
+    td["n", "w"] = value
+    td.set_non_tensor("x", value).update({"y": value})
+    for each in (td, td + 1, td[0], td.clone(), td.reshape(3, 1), stack([td, td])[0], td.to_dict()):
+        for key in ("v", "x", "y"):
+            assert each[key] is value
+    assert td["n", "w"] is value
+    wrong = (KdError, TypeError)
+    calls: list[Callable[[], object]] = [
+        lambda: stack([td, value]),
+        lambda: stack([value, value]),
+        lambda: lazy_stack([td, value]),
+    ]
+    if not isinstance(value, (MagicMock, Answers)):  # which torch takes for numbers and tensors
+        calls += [lambda: td[value], lambda: torch.add(td, value), lambda: torch.add(value, td)]
+        calls += [lambda: td.set_("a", value), lambda: td.set_at_("a", value, 0)]
+    for call in calls:
+        with pytest.raises(wrong):
+            call()

@@ -30,9 +30,12 @@ def collated(features: list[Any]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def test_a_trainer_rebuilds_it_without_a_batch_size() -> None:
-    inputs = prepared(BATCH)
-    assert len(inputs) == 2  # a trainer refuses a batch of no length
+def test_a_trainer_rebuilds_a_batch_as_a_dict() -> None:
+    inputs = prepared(BATCH.to_dict())
+    assert (
+        len(inputs) == 2
+    )  # a trainer refuses a batch of no length, as that of a rebuilt container
+    assert len(prepared(BATCH)) == 0
     assert "label" in inputs
     assert torch.equal(dict(**inputs)["input_ids"], BATCH["input_ids"])
 
@@ -44,9 +47,9 @@ def test_a_collator_puts_its_rows_together() -> None:
         assert batch["labels"].tolist() == [0, 1]
 
 
-def test_the_length_is_that_of_the_batch_or_the_number_of_entries() -> None:
+def test_the_length_is_that_of_the_first_batch_dimension() -> None:
     assert len(BATCH) == 2
-    assert len(TensorDict({"a": 1.0, "b": 2.0, "c": 3.0})) == 3
+    assert len(TensorDict({"a": 1.0, "b": 2.0, "c": 3.0})) == 0
     assert len(TensorDict()) == 0
 
 

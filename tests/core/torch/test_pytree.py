@@ -309,12 +309,15 @@ def test_gradients_with_respect_to_a_ragged_stack() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_vmap_over_a_ragged_stack_names_the_entry(whole: bool) -> None:
-    stacked = ragged().exclude("word")
-    td = stacked if whole else TensorDict({"prompts": stacked}, [2])
+    rows = [TensorDict({"same": torch.zeros(2), "ids": torch.zeros(2, n)}, [2]) for n in (3, 4)]
+    stacked = lazy_stack(rows)
+    td = stacked if whole else TensorDict({"prompts": stacked}, [2, 2])
     with pytest.raises(ShapeMismatch, match="entry `ids` is ragged"):
         torch.vmap(lambda row: row)(td)
     with pytest.raises(ShapeMismatch, match="entry `ids` is ragged"):
         torch.vmap(lambda x: (x, td))(torch.zeros(2))
+    with pytest.raises(ValueError, match="same size in the mapped dimension"):
+        torch.vmap(lambda row: row)(ragged().exclude("word"))  # torch compares sizes first
 
 
 def test_a_member_cannot_be_replaced_by_something_else() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._naming import explains_parameters, leaves_out, offered_names, public_in
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_unbatched
+from kd_core._nodes.entry import TensorData
 from kd_core._ops.calls.apply import Apply
 from kd_core._ops.calls.modules import Modules
 from kd_core._ops.calls.parallel import Parallel
@@ -319,7 +319,7 @@ def default_is_leaf(cls: type) -> bool:
         >>> default_is_leaf(torch.Tensor), default_is_leaf(TensorDict)
         (True, False)
     """
-    return issubclass(cls, Tensor) or is_unbatched(cls)
+    return issubclass(cls, (Tensor, TensorData))
 
 
 def is_leaf_nontensor(cls: type) -> bool:

@@ -41,7 +41,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class Join:
 
         Only the first container is read; the others are checked when their entries are read.
         """
-        first: Descriptor | None = None
-        try:
-            if containers.__class__ is list:
-                first = containers[0]._desc
-        except (AttributeError, IndexError):
-            pass  # no containers
-        if first is None:
+        if (
+            isinstance(containers, list)
+            and containers
+            and isinstance(containers[0], TensorDictBase)
+        ):
+            first = containers[0]._desc
+        else:
             first = first_of(containers, self.name)._desc
         ndim = first.ndim + new
         return dim if dim.__class__ is int and 0 <= dim < ndim else wrap_dim(dim, ndim)
@@ -182,6 +182,8 @@ class Join:
         first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
         for node in nodes:
             if node._desc is not first:  # type: ignore[union-attr]  # nodes all
+                if not all(map(is_node, nodes)):
+                    first_of(nodes, self.name)
                 return _mixed_descriptor(self, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
         if memo is not None and memo[0] is first:
             return memo[1]

@@ -29,7 +29,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import packed
-from kd_core._nodes.entry import is_row_data
+from kd_core._nodes.entry import Node, is_row_data
 from kd_core._ops.scopes.undoing import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._protocol.validation import as_entry
 
@@ -112,7 +112,7 @@ class Dense(TensorDictBase):
         new._nested = self._nested
         if self._nested:
             for key, value in entries.items():
-                if value.__class__ is not Tensor and hasattr(value, "_shallow"):
+                if value.__class__ is not Tensor and isinstance(value, Node):
                     entries[key] = value._shallow()
         return new
 
@@ -174,7 +174,7 @@ class Dense(TensorDictBase):
                 for name, leaf in value._entries.items():
                     below[name] = fn(leaf)  # type: ignore[arg-type]  # tensors all
                 entries[key] = inner
-            elif hasattr(value, "_map_each"):
+            elif isinstance(value, Node):
                 entries[key] = value._map_each(fn, batch, (desc, after))
             else:
                 entries[key] = mapped(value, fn, batch)
@@ -284,7 +284,7 @@ class Dense(TensorDictBase):
             own = self.__class__
             for value in self._entries.values():
                 kind = value.__class__
-                if kind is own or (kind is not Tensor and hasattr(value, "_hold")):
+                if kind is own or (kind is not Tensor and isinstance(value, Node)):
                     value._hold(count)  # type: ignore[union-attr]  # a node
 
     def _with_descriptor(self, desc: Descriptor) -> Self:

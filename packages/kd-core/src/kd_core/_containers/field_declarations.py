@@ -22,6 +22,7 @@ from kd_core._compat import annotations_of
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_data, is_node, is_row_data
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -166,8 +167,8 @@ def converted(
     if "nocast" in options:
         return value if _is_stored(value) else registry.wrap_data(value, desc)
     if "tensor_only" in options:
-        if hasattr(value, "_constant"):
-            value = cast("Node", value)._item()
+        if is_data(value):
+            value = value._item()
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
     if "autocast" in options:
         value = _cast(cls, key, value, hint_of(cls, key), desc)
@@ -178,13 +179,13 @@ def converted(
 
 def is_none(value: object) -> bool:
     """Return whether a value is None, as it is or wrapped as data."""
-    if value is None or hasattr(value, "_positions"):
+    if value is None or is_row_data(value):
         return value is None
-    return hasattr(value, "_constant") and cast("Node", value)._item() is None
+    return is_data(value) and value._item() is None
 
 
 def _is_stored(value: object) -> bool:
-    return isinstance(value, (Tensor, Mapping)) or hasattr(value, "_collect_pair")
+    return isinstance(value, (Tensor, Mapping)) or is_node(value)
 
 
 def hint_of(cls: type, key: str) -> object:
@@ -211,8 +212,8 @@ def _hints_of(cls: type, key: str) -> tuple[object, ...]:
 def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) -> object:
     if value is None:
         return value
-    if hasattr(value, "_constant"):
-        return _cast_data(cls, key, cast("Node", value), hint, desc)
+    if is_data(value):
+        return _cast_data(cls, key, value, hint, desc)
     if hint is Tensor:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
     for kind in _PLAIN:
@@ -231,7 +232,7 @@ def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) ->
 def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor) -> object:
     """Cast what is wrapped already: one value, or one for each row."""
     kind = next((kind for kind in _PLAIN if kind is hint), None)
-    by_row = hasattr(value, "_positions")
+    by_row = is_row_data(value)
     if kind is None or (by_row and is_compiling()):  # compiled code reads no rows
         return value
     given = _rows_of(value) if by_row else [value._item()]
@@ -272,7 +273,7 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
 
 
 def _check(cls: type, options: frozenset[str], key: str, value: object) -> None:
-    plain = value._item() if hasattr(value, "_item") else value
+    plain = value._item() if is_node(value) else value
     hints = [
         type(None) if hint is None else get_origin(hint) or hint for hint in _hints_of(cls, key)
     ]
@@ -305,7 +306,7 @@ def _is_form_of(value: object, kinds: list[type], numbers: bool) -> bool:
         return numbers and any(k in _NUMBERS or k.__module__ == "numpy" for k in kinds)
     if isinstance(value, Mapping):
         return dict in kinds
-    if not hasattr(value, "_positions"):
+    if not is_row_data(value):
         return False
     return tuple in kinds or all(_is_one(row, kinds) for row in _rows_of(value))
 

@@ -17,7 +17,7 @@ from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.shapeless import explain_shapeless
-from kd_core._nodes.entry import is_unbatched, tensor_of
+from kd_core._nodes.entry import is_node, is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -144,6 +144,9 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
             f"entry {format_key(key)} must be of one kind in all members, got {kinds}. Read it "
             f"from each member, as in `[member[{key!r}] for member in td.unbind({stack._dim})]`."
         )
+    strange = next((entry for entry in found if not is_node(entry)), None)
+    if strange is not None:  # `tree_map` put it in place of a tensor
+        raise InvalidValue(f"entry {format_key(key)} cannot be stacked, got {a_type(strange)}.")
     nodes = cast("list[Data]", found)
     if is_unbatched(found[0]):
         return _one_for_all(stack, key, cast("list[TensorData]", found))

@@ -24,7 +24,7 @@ from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explains_parameters, leaves_out
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node
+from kd_core._nodes.entry import Data, is_node
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
-class NonTensorDataBase:
+class NonTensorDataBase(Data):
     """The base class of non-tensor entries: `NonTensorData`, `MetaData` and `NonTensorStack`.
 
     `td["key"]` returns the value, `td.get("key")` the wrapper.

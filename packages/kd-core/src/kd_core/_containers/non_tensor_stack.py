@@ -48,6 +48,7 @@ from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
+from kd_core._nodes.entry import RowData
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ _SHOWN: Final = 20
 """How many values `repr` shows before it leaves out the rest."""
 
 
-class NonTensorStack(NonTensorDataBase):
+class NonTensorStack(NonTensorDataBase, RowData):
     """A non-tensor entry: one value for each row of the batch.
 
     `td["key"]` returns the values as nested lists of shape `batch_size`, `td.get("key")` this

@@ -27,7 +27,7 @@ from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import Selection
 from kd_core._leaves.packing import packed
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node, is_unbatched
+from kd_core._nodes.entry import TensorData, is_node, is_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, SupportsIndex
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
-class UnbatchedTensor:
+class UnbatchedTensor(TensorData):
     """An entry that is one tensor for the whole batch: its shape does not start with `batch_size`.
 
     `td["key"]` returns the tensor, `td.get("key")` this wrapper. Operations that move rows

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key
+from kd_core._nodes.entry import is_node
 from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 
 
@@ -35,7 +36,7 @@ def branch_of(value: object) -> object:
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
     """Return names and parts of an object; `None` for a value without parts."""
-    if isinstance(value, (Tensor, AbstractContainer, str, bytes)) or hasattr(value, "_map_each"):
+    if isinstance(value, (Tensor, AbstractContainer, str, bytes)) or is_node(value):
         return None
     if isinstance(value, Mapping):
         return iter(value.items())

@@ -2,7 +2,7 @@
 
 Every operation on the tensors of a container ends in one of these loops, so only they are written
 for speed. They know tensors and a few private methods of a node, never a container class: an entry
-that has the method is a node. `hasattr` is faster here than `isinstance`.
+of `Node` is a node.
 
 - `all_fit` checks the entries of a new container ("construct" in the benchmarks).
 - `map_each` maps one leaf at a time ("index", "shape").
@@ -31,7 +31,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.foreach import FOREACH_FROM
 from kd_core._leaves.shapeless import is_shapeless
-from kd_core._nodes.entry import tensor_of
+from kd_core._nodes.entry import Node, is_node, tensor_of
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -110,7 +110,7 @@ def map_each(
         key: fn(value)
         if value.__class__ is Tensor
         else value._map_each(fn, batch, memo)
-        if hasattr(value, "_map_each")
+        if isinstance(value, Node)
         else mapped(value, fn, batch)
         for key, value in entries.items()
     }
@@ -134,12 +134,12 @@ def map_to_parts(
         dealt: Sequence[Entry]
         if value.__class__ is Tensor:
             dealt = fn(value)
-        elif hasattr(value, "_map_to_parts"):
+        elif isinstance(value, Node):
             dealt = value._map_to_parts(fn, batches, memo)
         else:
             dealt = _parts_of(value, fn)
         for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
-            part[key] = piece
+            part[key] = piece  # type: ignore[assignment]  # both are entries
     return parts
 
 
@@ -154,7 +154,7 @@ def _parts_of(leaf: Tensor, fn: PartsFn) -> Sequence[Tensor]:
 def collect(entries: Entries, leaves: list[Tensor]) -> None:
     """Append all leaves, depth first, in insertion order."""
     for value in entries.values():
-        if value.__class__ is Tensor or not hasattr(value, "_collect"):
+        if value.__class__ is Tensor or not isinstance(value, Node):
             leaves.append(value)
         else:
             value._collect(leaves)
@@ -164,7 +164,7 @@ def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
     """Replace the leaves that `collect` lists by new ones, in the same order."""
     rebuilt: dict[str, Entry] = {}  # a loop, because a comprehension costs a frame
     for key, value in entries.items():
-        if value.__class__ is Tensor or not hasattr(value, "_rebuild"):
+        if value.__class__ is Tensor or not isinstance(value, Node):
             rebuilt[key] = next(leaves)
         else:
             rebuilt[key] = value._rebuild(leaves)
@@ -192,7 +192,7 @@ def collect_pairs(
             right.append(other)
         elif other is None:
             raise key_sets_differ(mine, theirs, path)
-        elif hasattr(value, "_collect_pair"):
+        elif isinstance(value, Node):
             value._collect_pair(other, left, right, (*path, key))
         elif isinstance(other, Tensor):
             left.append(value)
@@ -221,7 +221,7 @@ def zip_each(
             entries[key] = fn(value, other)
         elif other is None:
             raise key_sets_differ(mine, theirs, path)
-        elif hasattr(value, "_zip_each"):
+        elif isinstance(value, Node):
             entries[key] = value._zip_each(other, fn, (*path, key))
         elif isinstance(other, Tensor):
             entries[key] = fn(value, other)
@@ -277,7 +277,7 @@ def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -
 
 def unwrapped(entry: object) -> object:
     """Return the value of non-tensor data, and anything else as it is."""
-    return entry._item() if hasattr(entry, "_item") else entry
+    return entry._item() if is_node(entry) else entry
 
 
 def same_data(one: object, other: object) -> bool:

@@ -36,7 +36,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.loops import unwrapped
 from kd_core._leaves.shapeless import explain_shapeless, is_shapeless
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes.entry import is_data, is_row_data, is_unbatched
 
 if TYPE_CHECKING:
     from kd_core._leaves.wrapped import Refused
@@ -402,7 +402,7 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
         InvalidArgument: if the entry is not a tensor, or the value cannot be converted to one.
     """
     if not isinstance(entry, Tensor):
-        if hasattr(entry, "_of_batch"):
+        if is_data(entry) or is_unbatched(entry):
             raise one_value_for_all(
                 _name(where), unwrapped(entry), unwrapped(value), entry._desc.ndim
             )

@@ -7,8 +7,9 @@ is it a tensor?
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
 
@@ -24,93 +25,131 @@ Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
 PartsMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
 
 
-class Node(Protocol):
-    """A non-tensor entry. Private: container authors inherit it with the primitives."""
+class Node:
+    """Base class of non-tensor entries. Private: container authors inherit it with the primitives.
 
-    @property
-    def _desc(self) -> Descriptor: ...
+    What inherits from it is a node, whatever other values look like.
+    """
 
-    def _item(self) -> object:
-        """Return what `td[key]` gives for this entry."""
+    __slots__ = ()
 
-    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self: ...
+    if TYPE_CHECKING:
 
-    def _shallow(self) -> Self: ...
+        @property
+        @abstractmethod
+        def _desc(self) -> Descriptor: ...
 
-    def _map_to_parts(
-        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
-    ) -> Sequence[Self]: ...
+        @abstractmethod
+        def _item(self) -> object:
+            """Return what `td[key]` gives for this entry."""
 
-    def _collect(self, leaves: list[Tensor]) -> None: ...
+        @abstractmethod
+        def _map_each(
+            self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
+        ) -> Self: ...
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
+        @abstractmethod
+        def _shallow(self) -> Self: ...
 
-    def _collect_pair(
-        self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
-    ) -> None: ...
+        @abstractmethod
+        def _map_to_parts(
+            self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
+        ) -> Sequence[Self]: ...
 
-    def _zip_each(
-        self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
-    ) -> Self: ...
+        @abstractmethod
+        def _collect(self, leaves: list[Tensor]) -> None: ...
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
-        """Return a shallow copy that has another batch size, device or lock."""
+        @abstractmethod
+        def _rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
 
-    def _below(self) -> Sequence[Node]:
-        """Return the nodes that it encloses."""
+        @abstractmethod
+        def _collect_pair(
+            self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
+        ) -> None: ...
 
-    def _hold(self, count: int) -> None:
-        """Count `count` more enclosing containers that are locked."""
+        @abstractmethod
+        def _zip_each(
+            self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
+        ) -> Self: ...
+
+        @abstractmethod
+        def _with_descriptor(self, desc: Descriptor) -> Self:
+            """Return a shallow copy that has another batch size, device or lock."""
+
+        @abstractmethod
+        def _below(self) -> Sequence[Node]:
+            """Return the nodes that it encloses."""
+
+        @abstractmethod
+        def _hold(self, count: int) -> None:
+            """Count `count` more enclosing containers that are locked."""
 
 
 def is_node(value: object) -> TypeGuard[Node]:
-    """Return whether a value is a node. A value that is a tensor is asked for that first.
+    """Return whether a value is a node: its type answers, not a class that it claims to have.
 
     The loops of `_leaves`, and methods of containers that are overridden for speed, spell it out: a
     call for each entry shows in the benchmarks.
     """
-    return hasattr(value, "_map_each")
+    return issubclass(type(value), Node)
 
 
-class Data(Node, Protocol):
+class Data(Node):
     """Non-tensor data."""
 
-    @property
-    def _of_batch(self) -> bool:
-        """Whether it is one value that belongs to all rows of a batch."""
+    __slots__ = ()
 
-    def _join(
-        self,
-        nodes: Sequence[Entry],
-        call: Callable[..., Tensor],
-        dim: int,
-        desc: Descriptor,
-        path: tuple[str, ...],
-    ) -> Entry:
-        """Return the entry of containers that are joined.
+    if TYPE_CHECKING:
 
-        Args:
-            nodes: the entry of each container, of one kind; this one is the first.
-            call: `torch.stack` or `torch.cat`.
-            dim: the batch dimension.
-            desc: the descriptor of the result.
-            path: the path of the entry, for messages.
-        """
+        @property
+        @abstractmethod
+        def _of_batch(self) -> bool:
+            """Whether it is one value that belongs to all rows of a batch."""
 
-    def _agrees(self, value: object) -> bool:
-        """Return whether a value, wrapped or not, is that of the entry: a write changes nothing."""
+        @abstractmethod
+        def _join(
+            self,
+            nodes: Sequence[Entry],
+            call: Callable[..., Tensor],
+            dim: int,
+            desc: Descriptor,
+            path: tuple[str, ...],
+        ) -> Entry:
+            """Return the entry of containers that are joined.
+
+            Args:
+                nodes: the entry of each container, of one kind; this one is the first.
+                call: `torch.stack` or `torch.cat`.
+                dim: the batch dimension.
+                desc: the descriptor of the result.
+                path: the path of the entry, for messages.
+            """
+
+        @abstractmethod
+        def _agrees(self, value: object) -> bool:
+            """Return whether a value, wrapped or not, is that of the entry."""
 
 
-class TensorData(Data, Protocol):
+class TensorData(Data):
     """One tensor for the whole batch, without batch dimensions."""
 
-    @property
-    def _tensor(self) -> Tensor: ...
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        @abstractmethod
+        def _tensor(self) -> Tensor: ...
 
 
 def is_unbatched(value: object) -> TypeGuard[TensorData]:
     """Return whether a value is an entry that is one tensor for the whole batch."""
-    return hasattr(value, "_tensor")
+    return issubclass(type(value), TensorData)
+
+
+def is_data(value: object) -> TypeGuard[Data]:
+    """Return whether a value is wrapped data that is not a tensor."""
+    return issubclass(type(value), Data) and not is_unbatched(value)
 
 
 def tensor_of(entry: object) -> Tensor | None:
@@ -120,21 +159,26 @@ def tensor_of(entry: object) -> Tensor | None:
     return entry._tensor if is_unbatched(entry) else None
 
 
-class RowData(Data, Protocol):
+class RowData(Data):
     """Non-tensor data with one value per row, which is written as its rows are."""
 
-    def _encode(
-        self, value: object, path: tuple[str, ...], shape: Batch | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return a tensor that stands for all rows, and one that stands for new values of them.
+    __slots__ = ()
 
-        `shape` is that of the rows that are written; `None`: all rows are.
-        """
+    if TYPE_CHECKING:
+
+        @abstractmethod
+        def _encode(
+            self, value: object, path: tuple[str, ...], shape: Batch | None = None
+        ) -> tuple[Tensor, Tensor]:
+            """Return a tensor that stands for all rows, and one that stands for new values of them.
+
+            `shape` is that of the rows that are written; `None`: all rows are.
+            """
 
 
 def is_row_data(value: object) -> TypeGuard[RowData]:
     """Return whether a value is non-tensor data with one value per row."""
-    return hasattr(value, "_encode")
+    return issubclass(type(value), RowData)
 
 
 AnyKey = TypeVar("AnyKey", bound=NestedKey)

@@ -20,6 +20,7 @@ from torch import Tensor
 from kd_core._compat import assume_constant_result
 from kd_core._errors import UnsupportedFunction
 from kd_core._keys import nearest_key
+from kd_core._nodes.entry import is_node
 
 TorchFunction: TypeAlias = Callable[..., object]
 
@@ -64,9 +65,9 @@ def _call_method(
 ) -> object:
     if not args and "input" in kwargs:
         args = (kwargs.pop("input"),)
-    if not isinstance(args[0], Tensor) and hasattr(args[0], names[0]):
+    if is_node(args[0]) and hasattr(args[0], names[0]):
         return getattr(args[0], names[0])(*args[1:], **kwargs)
-    if names[1] is None or len(args) < 2 or not hasattr(args[1], names[1]):
+    if names[1] is None or len(args) < 2 or not is_node(args[1]):
         raise UnsupportedFunction(
             f"the first argument of `{name_of(func)}` must be a container, got a "
             f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."

@@ -48,7 +48,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._leaves.writes import writable_source
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes.entry import Node, is_row_data, is_unbatched
 from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     W = TypeVar("W", bound="AbstractContainer")
 
 
-class AbstractContainer:
+class AbstractContainer(Node):
     """The base class of every container: the primitives, and the methods written on them alone."""
 
     __slots__ = ()

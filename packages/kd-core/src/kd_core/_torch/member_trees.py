@@ -1,15 +1,21 @@
 """Lazy stacks whose entries cannot be stacked, as pytree nodes: their members are the children.
 
 They are rebuilt as lazy stacks. `vmap` counts dimensions on each tensor, and those of a member lack
-the stacked one; `pytree` refuses such stacks there.
+the stacked one: such stacks are refused there.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.compiler import is_compiling
+
 from kd_core._batch.names import names_of
 from kd_core._containers.lazy_stack import restore_stack
+from kd_core._errors import KdError, ShapeMismatch
+from kd_core._torch.vmap_dims import Level, is_mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,15 +34,31 @@ class Members(NamedTuple):
     Attributes:
         dim: the batch dimension along which they are stacked.
         name: the name of that dimension.
+        ndim: how many batch dimensions a member has.
+        level: where the stack was taken apart, in transforms of functorch.
     """
 
     dim: int
     name: str | None
+    ndim: int = -1
+    level: Level | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Members):
+            return NotImplemented
+        return self.dim == other.dim and self.name == other.name
+
+    def __ne__(self, other: object) -> bool:  # or that of `tuple` would be used
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
 
 
 def structure_of(stack: Composite) -> Members:
     """Return the structure of a stack."""
-    return Members(stack._dim, names_of(stack._desc.batch)[stack._dim])
+    name = names_of(stack._desc.batch)[stack._dim]
+    return Members(stack._dim, name, stack._members[0]._desc.ndim)
 
 
 def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazyStackedTensorDict:
@@ -44,11 +66,36 @@ def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazySt
 
     Raises:
         InvalidArgument: if something other than a container was put in place of a member.
-        ShapeMismatch: if the batch sizes of the members differ.
+        ShapeMismatch: if the batch sizes of the members differ, or `vmap` maps the stack.
     """
     kind = cast("type[LazyStackedTensorDict]", cls)
     found = cast("list[TensorDictBase]", list(members))
-    return restore_stack(kind, found, structure.dim, False, structure.name)
+    stack = restore_stack(kind, found, structure.dim, False, structure.name)
+    level = maybe_current_level()
+    if level is not None and not is_compiling():
+        before = structure.level
+        if before is None or before.number != level:
+            leaves: list[Tensor] = []  # or what `tree_map` put in place of them
+            stack._collect(leaves)
+            mapped = any(is_mapped(leaf, level) for leaf in leaves if isinstance(leaf, Tensor))  # type: ignore[redundant-expr]
+        else:
+            mapped = found[0]._desc.ndim == structure.ndim + 1
+        if mapped:
+            raise _is_ragged(stack)
+    return stack
+
+
+def _is_ragged(stack: LazyStackedTensorDict) -> KdError:
+    """Return the error for a stack that `vmap` would map."""
+    for key in stack._entries:
+        try:
+            stack._entries[key]
+        except KdError as error:
+            return error
+    return ShapeMismatch(
+        "`vmap` cannot map a lazy stack whose members have other keys. Map one over its members, "
+        "or `densify` it first."
+    )
 
 
 def dumped(structure: Members) -> Dumped:

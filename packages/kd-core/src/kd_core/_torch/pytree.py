@@ -12,8 +12,10 @@ Decisions:
   trailing dimensions of one child, the *lead*; when the container is rebuilt, the batch size is
   read from the new lead. Under a `vmap` over a batch dimension the batch size loses that dimension.
 - Rebuilding a container does not fail, whatever replaces the tensors.
-- Kinds with dense storage are rebuilt as themselves, others (lazy stacks) as a `TensorDict`, unless
-  their entries cannot be stacked; see `member_trees`.
+- Every kind is rebuilt as itself. The children of a lazy stack are its stacked entries, of which it
+  is rebuilt. Where `vmap` maps the stacked dimension, inside of gradient transforms and in traced
+  code it becomes a `TensorDict`. Its members are the children if its entries cannot be stacked; see
+  `member_trees`.
 """
 
 from __future__ import annotations
@@ -34,19 +36,30 @@ from torch.utils import _pytree
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
+from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
+from kd_core._containers.non_tensor_stack import NonTensorStack
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidValue, KdError, a_type
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._torch.vmap_dims import check_mapped_dims, is_for_vmap
+from kd_core._torch.vmap_dims import (
+    Level,
+    Moved,
+    level_of,
+    moved_by_vmap,
+    refuse_mapped,
+    refuse_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kd_core._base import TensorDictBase
     from kd_core._batch.names import Names
+    from kd_core._containers.lazy_stack import LazyStackedTensorDict
     from kd_core._nodes.entry import Entry, Node
     from kd_core._torch.member_trees import Dumped, Members
     from kd_core._types import Batch
@@ -73,6 +86,8 @@ class Structure(NamedTuple):
         names: the names of the batch dimensions, empty if there are none. They are kept while the
             number of dimensions is, and inside `vmap` but for that of the mapped dimension. A
             compiler drops them: strict export stores no named size.
+        stacked: the dimension along which a lazy stack stacks its members, -1 for other kinds.
+        level: where the outermost container was taken apart, in transforms of functorch.
     """
 
     keys: tuple[str, ...]
@@ -84,11 +99,13 @@ class Structure(NamedTuple):
     ndim: int
     inner: tuple[Structure | None, ...]
     names: Names
+    stacked: int = -1
+    level: Level | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
             return NotImplemented
-        if self.keys != other.keys or self.inner != other.inner:
+        if self.keys != other.keys or self.inner != other.inner or self.stacked != other.stacked:
             return False
         return _same_data(dict(self.data), dict(other.data))
 
@@ -118,25 +135,25 @@ def _same(left: object, right: object) -> bool:
 def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
     children: list[object] = []
     if container._owns_leaves:
-        structure = _take_apart(container, children)
+        structure: AnyStructure = _take_apart(container, children)
     else:
         with _below_gradients(container):
-            stacked = _take_stack_apart(container, children)
-        if not isinstance(stacked, Structure):
-            return children, stacked
-        structure = stacked
-    if structure.lead >= 0:
-        check_mapped_dims(container)
-    return children, structure
+            structure = _take_stack_apart(container, children)
+    level = level_of(children)
+    return children, structure if level is None else structure._replace(level=level)
 
 
 def _take_stack_apart(container: AbstractContainer, children: list[object]) -> AnyStructure:
     """Append the entries of a stack, or its members if the entries cannot be stacked."""
     try:
-        return _take_apart(container, children)
+        structure = _take_apart(container, children)
     except KdError:
-        if not isinstance(container, Composite) or is_compiling() or is_for_vmap(3):
+        if not isinstance(container, Composite) or is_compiling():
             raise
+    else:
+        if isinstance(container, Composite) and not is_compiling():
+            return structure._replace(stacked=container._dim)
+        return structure
     from kd_core._torch.member_trees import structure_of  # few stacks are ragged
 
     children[:] = container._members
@@ -153,8 +170,9 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
     level = maybe_current_level()
     if level is None or is_compiling():
         return nullcontext()
-    leaves: list[Tensor] = []
-    container._collect(leaves)
+    found: list[Tensor] = []
+    container._collect(found)
+    leaves = [leaf for leaf in found if torch.is_tensor(leaf)]  # `in_dims` of `vmap` are integers
     inside = any(torch._C._functorch.maybe_get_level(leaf) == level for leaf in leaves)
     return nullcontext() if inside else temporarily_pop_interpreter_stack()
 
@@ -247,31 +265,69 @@ def _holds_shape(container: AbstractContainer) -> bool:
 def _unflatten(
     cls: type[AbstractContainer], values: Iterable[object], structure: AnyStructure
 ) -> Node:
+    children = list(values)
     if not isinstance(structure, Structure):
         from kd_core._torch.member_trees import stack_of
 
-        return stack_of(cls, values, structure)
-    return _put_together(cls, iter(values), structure)
+        return stack_of(cls, children, structure)
+    moved = moved_by_vmap(children, structure.level, structure.ndim)
+    made = _put_together(cls, iter(children), structure, moved)
+    # Inside `torch.func.grad`, which looks for the tensors that it tracks, none may be a view.
+    if structure.stacked < 0 or (moved is None and maybe_current_level() is not None):
+        return made
+    return _stacked_again(cls, made, structure, moved, children)
+
+
+def _stacked_again(
+    cls: type[AbstractContainer],
+    made: Node,
+    structure: Structure,
+    moved: Moved | None,
+    children: list[object],
+) -> Node:
+    """Return a lazy stack of the rows of a dense container, where it has the stacked dimension."""
+    desc, dim = made._desc, structure.stacked
+    if moved is None:
+        dim += desc.ndim - structure.ndim  # further dimensions lead
+    elif moved.given:
+        dim += moved.dim <= dim
+    elif moved.dim == dim:
+        return made
+    else:
+        dim -= moved.dim < dim
+    if not 0 <= dim < desc.ndim or not desc.batch[dim] or is_compiling():
+        return made
+    if not all(isinstance(child, (Tensor, AbstractContainer)) for child in children):
+        return made
+    kind = cast("type[LazyStackedTensorDict]", cls)
+    rows = list(cast("TensorDictBase", made).unbind(dim))
+    return cast("Node", restore_stack(kind, rows, dim, False, names_of(desc.batch)[dim]))
 
 
 def _put_together(
-    cls: type[AbstractContainer], values: Iterator[object], structure: Structure
+    cls: type[AbstractContainer],
+    values: Iterator[object],
+    structure: Structure,
+    moved: Moved | None,
 ) -> Node:
-    keys, data, device, lead, extra, batch, ndim, inner, names = structure
+    keys, data, device, lead, extra, batch, ndim, inner, names, *_ = structure
     hollow: list[str] = []
     # `zip` without `strict`, which is slower: the lengths are equal.
     if inner:
-        entries = _branches(values, zip(keys, inner), hollow)  # noqa: B905  # as above
+        entries = _branches(values, zip(keys, inner), hollow, moved)  # noqa: B905  # as above
     else:
         entries = dict(zip(keys, values))  # noqa: B905  # as above
     if lead >= 0:
         first = entries[keys[lead]]
         shape: Batch = (first.shape if first.__class__ is Tensor else _shape_of(first)) or ()
-        batch = tuple(shape[: len(shape) - extra]) if len(shape) > extra else ()
+        if moved is not None and not moved.given and moved.dim >= ndim:
+            batch = tuple(shape[:ndim])  # a feature is mapped
+        else:
+            batch = tuple(shape[: len(shape) - extra]) if len(shape) > extra else ()
     if batch or device is not None:
         batch, device = _agreed(batch, device, entries.values())
     if names and not is_compiling():
-        batch = _named(batch, names, entries[keys[lead]] if lead >= 0 else None)
+        batch = _named(batch, names, moved)
     desc = describe(batch, device)
     nested = bool(inner or data)
     for key, value in entries.items():
@@ -279,6 +335,8 @@ def _put_together(
             continue
         nested = True
         if is_unbatched(value):
+            if moved is not None or is_compiling():
+                refuse_mapped(key, value)
             entries[key] = value._with_descriptor(desc)
         elif not inner and isinstance(value, AbstractContainer):
             hollow.append(key)
@@ -286,21 +344,25 @@ def _put_together(
         if _is_hollow(cast("AbstractContainer", entries[key])):
             entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim)
     for key, constant in data:
+        if moved is not None and isinstance(constant, NonTensorStack):
+            refuse_rows(key, moved)
         entries[key] = _data(constant, desc, ndim)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
 
 
-def _named(batch: Batch, names: Names, first: object) -> Batch:
+def _named(batch: Batch, names: Names, moved: Moved | None) -> Batch:
     """Return a batch size with the names that its dimensions had."""
-    if len(batch) + 1 == len(names) and isinstance(first, Tensor):
-        mapped = torch._C._functorch.maybe_get_bdim(first)  # -1 if `vmap` does not map it
-        if 0 <= mapped < len(names):
-            names = names[:mapped] + names[mapped + 1 :]
+    if moved is not None:
+        after = moved.dim if moved.given else moved.dim + 1
+        names = (*names[: moved.dim], *(None,) * moved.given, *names[after:])
     return tuple(map(as_named, batch, names)) if len(batch) == len(names) else batch
 
 
 def _branches(
-    values: Iterator[object], below: Iterable[tuple[str, Structure | None]], hollow: list[str]
+    values: Iterator[object],
+    below: Iterable[tuple[str, Structure | None]],
+    hollow: list[str],
+    moved: Moved | None,
 ) -> dict[str, object]:
     """Rebuild the entries of a container and its nested ones; record those that may be hollow."""
     entries: dict[str, object] = {}
@@ -310,7 +372,7 @@ def _branches(
             if isinstance(value, AbstractContainer):
                 hollow.append(key)
             continue
-        entries[key] = _put_together(TensorDict, values, structure)
+        entries[key] = _put_together(TensorDict, values, structure, moved)
         if structure.lead < 0:
             hollow.append(key)
     return entries
@@ -432,6 +494,7 @@ def _dump(structure: AnyStructure) -> Dumped:
         "ndim": structure.ndim,
         "inner": [None if below is None else _dump(below) for below in structure.inner],
         "names": list(structure.names),
+        "stacked": structure.stacked,
     }
 
 
@@ -477,6 +540,7 @@ def _load_structure(parts: Dumped) -> Structure:
             for below in cast("list[Dumped | None]", parts["inner"])
         ),
         names=tuple(cast("Names", parts.get("names", ()))),
+        stacked=cast(int, parts.get("stacked", -1)),
     )
 
 

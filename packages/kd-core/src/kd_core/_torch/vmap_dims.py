@@ -1,205 +1,199 @@
-"""What `vmap` maps: `in_dims` and `out_dims` checked against the batch dimensions of containers.
+"""What `vmap` did to the tensors of a container between taking it apart and putting it together.
 
 torch takes a container apart before it reads `in_dims` and `out_dims`, and counts them on each
-tensor: -1 is the last feature of a leaf, not the last batch dimension, and a dimension beyond the
-batch is one of the features. No hook tells a pytree node what it is flattened for, so the frame
-that called `tree_flatten` is looked at. While a graph is traced there is no such frame.
+tensor: -1 is the last feature of a leaf, not the last batch dimension. No argument tells a pytree
+node what it is flattened for, but the tensors that come back do. What enters `vmap` is taken apart
+outside of a level of functorch and put together inside, where a mapped tensor knows which of its
+dimensions is hidden. What leaves it is taken apart and put together at one level; in between the
+hidden dimension of each tensor becomes an ordinary one, in a view of the same strides.
 
-A tensor without batch dimensions is a pytree node with one child, which `vmap` does not map.
+While a graph is traced nothing of this is known, and dimensions are as torch counts them.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor, maybe_current_level, maybe_get_level
-from torch._functorch import vmap
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    maybe_current_level,
+    maybe_get_bdim,
+    maybe_get_level,
+)
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
 from kd_core._batch.descriptor import describe
-from kd_core._containers.non_tensor import NonTensorDataBase
-from kd_core._containers.non_tensor_stack import NonTensorStack
 from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import CodeType, FrameType
 
-    from kd_core._types import Batch
-
-
-class _Mapping:
-    """One of the two functions of `vmap` that flatten containers.
+class Mapped(NamedTuple):
+    """A tensor as it was inside `vmap`.
 
     Attributes:
-        dims: the local variable with the dimensions, named as the argument of `vmap`.
-        tree: the local variable that is flattened.
-        new: how many dimensions the result has beyond those of the flattened container.
+        hidden: the dimension that the level hides.
+        shape: its shape with the hidden dimension.
+        strides: its strides with the hidden dimension.
     """
 
-    __slots__ = ("dims", "new", "tree")
-
-    def __init__(self, dims: str, tree: str, new: int) -> None:
-        self.dims = dims
-        self.tree = tree
-        self.new = new
+    hidden: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-_MAPPINGS: Final[dict[CodeType, _Mapping]] = {
-    vmap._process_batched_inputs.__code__: _Mapping("in_dims", "args", 0),
-    vmap._unwrap_batched.__code__: _Mapping("out_dims", "batched_outputs", 1),
-}
-_FIRST: Final = 0
-_RECURSION: Final = frozenset({"tree_flatten", "helper", "_tree_flatten_helper", "<listcomp>"})
-"""The functions of `torch.utils._pytree` between the caller of `tree_flatten` and a node."""
+class Level(NamedTuple):
+    """Where in nested transforms of functorch a container was taken apart.
+
+    Attributes:
+        number: the level.
+        mapped: its tensors, as far as `vmap` maps them there.
+    """
+
+    number: int
+    mapped: tuple[Mapped | None, ...]
 
 
-def check_mapped_dims(container: AbstractContainer, depth: int = 2) -> None:
-    """Refuse dimensions of a `vmap` that are not dimensions of the batch.
+class Moved(NamedTuple):
+    """A dimension that `vmap` took from all tensors of a container, or gave to them.
+
+    Attributes:
+        dim: the dimension, counted from the first.
+        given: whether the container left `vmap`, which gave the dimension back.
+    """
+
+    dim: int
+    given: bool
+
+
+def level_of(children: Iterable[object]) -> Level | None:
+    """Return where a container of these children is taken apart; `None` outside of transforms."""
+    number = maybe_current_level()
+    if number is None or is_compiling():
+        return None
+    mapped = tuple(_as_mapped(tensor, number) for tensor in _tensors(children))
+    return Level(number, mapped if any(mapped) else ())
+
+
+def _as_mapped(tensor: Tensor, number: int) -> Mapped | None:
+    if not is_mapped(tensor, number):
+        return None
+    inside = get_unwrapped(tensor)
+    if inside.layout is not torch.strided or inside.is_nested:
+        return None
+    return Mapped(maybe_get_bdim(tensor), tuple(inside.shape), inside.stride())
+
+
+def moved_by_vmap(children: list[object], before: Level | None, ndim: int) -> Moved | None:
+    """Return which dimension `vmap` took or gave; `None` if something else made the children.
 
     Args:
-        container: what is flattened.
-        depth: how many frames above this one torch's own begin.
+        children: what the container is rebuilt from.
+        before: where it was taken apart.
+        ndim: how many batch dimensions it had then.
 
     Raises:
-        InvalidValue: naming the dimension, the batch size and the remedy.
+        InvalidValue: if the container has a batch, and the dimension is not one of it.
     """
-    if is_compiling():
-        return
-    frame = _flattening(depth + 1)
-    mapping = _MAPPINGS.get(frame.f_code)
-    if mapping is None:
-        return
-    values = frame.f_locals
-    count = container._desc.ndim + mapping.new
-    dims = values[mapping.dims]
-    if count and dims.__class__ is tuple and all(dim is None or dim is _FIRST for dim in dims):
-        return  # whatever the tree, nothing but a first dimension is mapped
-    for dim in _dims_for(container, dims, values[mapping.tree]):
-        if dim.__class__ is int and not 0 <= dim < count:
-            raise _not_of_the_batch(mapping.dims, dim, container._desc.batch, count)
-        if dim.__class__ is int and dim:
-            _refuse_rows(container, mapping.dims, dim)
+    number = maybe_current_level()
+    if number is None or is_compiling():
+        return None
+    if before is None or before.number != number:
+        dims = [maybe_get_bdim(each) for each in _tensors(children) if is_mapped(each, number)]
+        if dims and ndim and max(dims) >= ndim:
+            raise _not_of_the_batch("in_dims", max(dims), ndim)
+        return Moved(dims[0], given=False) if dims else None
+    moved: Moved | None = None
+    for tensor, mapped in zip(_tensors(children), before.mapped, strict=False):
+        dim = -1 if mapped is None or is_mapped(tensor, number) else _put_back(tensor, mapped)
+        if dim > ndim:
+            raise _not_of_the_batch("out_dims", dim, ndim + 1)
+        if dim >= 0 and moved is None:
+            moved = Moved(dim, given=True)
+    return moved
 
 
-def is_for_vmap(depth: int) -> bool:
-    """Return whether `vmap` flattens a container; it is not known while a graph is traced.
-
-    Args:
-        depth: how many frames above this one torch's own begin.
-    """
-    return _flattening(depth + 1).f_code in _MAPPINGS
+def is_mapped(tensor: Tensor, level: int) -> bool:
+    """Return whether `vmap` hides a dimension of a tensor at a level."""
+    return is_batchedtensor(tensor) and maybe_get_level(tensor) == level
 
 
-def is_constant_of_vmap(tensor: Tensor, depth: int = 3) -> bool:
-    """Return whether `vmap` flattens a tensor without batch dimensions, which it must not map.
-
-    Args:
-        tensor: the tensor.
-        depth: how many frames above this one torch's own begin.
-
-    Raises:
-        InvalidValue: if it comes out of `vmap` and was computed from what is mapped.
-    """
-    mapping = _MAPPINGS.get(_flattening(depth).f_code)
-    if mapping is None:
-        return False
-    level = maybe_current_level()
-    if mapping.new and level is not None and maybe_get_level(tensor) == level:
-        raise InvalidValue(
-            "an `UnbatchedTensor` that leaves `vmap` must not depend on what is mapped, as it has "
-            "one value for all rows. Store the tensor itself, which becomes one value for each row."
-        )
-    return True
+def _put_back(tensor: Tensor, before: Mapped) -> int:
+    """Return where the hidden dimension of a tensor is now; -1 if it is another tensor."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return -1
+    sizes, strides, hidden = list(before.shape), list(before.strides), before.hidden
+    size, stride = sizes.pop(hidden), strides.pop(hidden)
+    shape, found = tuple(tensor.shape), tensor.stride()
+    for dim in range(len(sizes) + 1):
+        if shape == (*sizes[:dim], size, *sizes[dim:]) and found == (
+            *strides[:dim],
+            stride,
+            *strides[dim:],
+        ):
+            return dim
+    return -1
 
 
-def _flattening(depth: int) -> FrameType:
-    """Return the frame that called `tree_flatten`."""
-    frame = sys._getframe(depth)
-    while frame.f_code.co_name in _RECURSION and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
+def _tensors(children: Iterable[object]) -> Iterator[Tensor]:
+    """Iterate over the tensors of children that have all dimensions of their container."""
+    for child in children:
+        if isinstance(child, Tensor):
+            yield child
+        elif isinstance(child, AbstractContainer) and child._owns_leaves:
+            yield from _tensors(child._entries.values())
 
 
-def _refuse_rows(container: AbstractContainer, name: str, dim: int) -> None:
+def refuse_rows(key: str, moved: Moved) -> None:
     """Refuse data with one value per row, which `vmap` cannot map, where its rows would move."""
-    for key, value in container._entries.items():
-        if isinstance(value, AbstractContainer):
-            _refuse_rows(value, name, dim)
-        elif isinstance(value, NonTensorDataBase) and isinstance(value._constant(), NonTensorStack):
-            raise InvalidValue(
-                f"non-tensor entry {format_key(key)} has one value per row, so `{name}` of `vmap` "
-                f"must be 0, got {dim}. `exclude` the entry, or `transpose` the container first."
-            )
+    if moved.dim:
+        name = "out_dims" if moved.given else "in_dims"
+        raise InvalidValue(
+            f"non-tensor entry {format_key(key)} has one value per row, so `{name}` of `vmap` "
+            f"must be 0, got {moved.dim}. `exclude` the entry, or `transpose` the container first."
+        )
 
 
-def _dims_for(container: AbstractContainer, dims: object, tree: object) -> Iterable[int]:
-    """Return the dimensions that `vmap` was told for the tensors of a container."""
-    if dims.__class__ is int:
-        return (dims,)
-    items, spec = _pytree.tree_flatten(tree, is_leaf=_is_container)
-    each = _pytree._broadcast_to_and_flatten(dims, spec, is_leaf=_is_container) or ()
-    return [
-        dim
-        for item, below in zip(items, each, strict=False)
-        if item is container
-        for dim in _pytree.tree_leaves(below)
-    ]
-
-
-def _is_container(value: object) -> bool:
-    return isinstance(value, AbstractContainer)
-
-
-def _not_of_the_batch(name: str, dim: int, batch: Batch, count: int) -> InvalidValue:
-    if not count:
-        remedy = "Give the container a batch with `auto_batch_size_`, or pass `None` for it."
-    else:
-        remedy = f"Pass {dim % count} for it." if -count <= dim < 0 else "Map a batch dimension."
-    allowed = f"from 0 to {count - 1}" if count else "`None`"
+def _not_of_the_batch(name: str, dim: int, count: int) -> InvalidValue:
     return InvalidValue(
-        f"`{name}` of `vmap` must be a batch dimension of a container, {allowed} for one of "
-        f"batch_size {tuple(batch)}, got {dim}. {remedy}"
+        f"`{name}` of `vmap` must be a batch dimension of a container, from 0 to {count - 1}, got "
+        f"dimension {dim} of a leaf, which torch counts on each tensor. Count batch dimensions "
+        "from the first, or pass a dict of tensors to map features."
     )
 
 
-def _flatten_unbatched(entry: UnbatchedTensor) -> tuple[list[object], UnbatchedTensor | None]:
-    """Return the tensor as a child; `vmap`, which would map it, gets the entry as a constant."""
-    if is_compiling() or not is_constant_of_vmap(entry._tensor):
-        return [entry._tensor], None
-    return [], entry
+def _flatten_unbatched(entry: UnbatchedTensor) -> tuple[list[object], None]:
+    return [entry._tensor], None
 
 
 def _flatten_unbatched_with_keys(
     entry: UnbatchedTensor,
-) -> tuple[list[tuple[_pytree.KeyEntry, object]], UnbatchedTensor | None]:
-    children, constant = _flatten_unbatched(entry)
-    return [(_pytree.GetAttrKey("data"), child) for child in children], constant
+) -> tuple[list[tuple[_pytree.KeyEntry, object]], None]:
+    return [(_pytree.GetAttrKey("data"), entry._tensor)], None
 
 
-def _unflatten_unbatched(
-    values: Iterable[object], constant: UnbatchedTensor | None
-) -> UnbatchedTensor:
-    if constant is not None:
-        return constant
+def _unflatten_unbatched(values: Iterable[object], constant: None) -> UnbatchedTensor:
     [tensor] = values
-    if is_compiling() and isinstance(tensor, Tensor) and is_batchedtensor(tensor):
+    return wrap_tensor(tensor, describe(()))  # type: ignore[arg-type]  # or what stands for one
+
+
+def refuse_mapped(key: str, entry: object) -> None:
+    """Refuse a tensor without batch dimensions whose first dimension `vmap` has mapped."""
+    if isinstance(entry, UnbatchedTensor) and is_batchedtensor(entry._tensor):
         raise InvalidValue(
-            "an `UnbatchedTensor` cannot be passed to `vmap` in compiled code, which would map its "
-            "first dimension. `exclude` the entry, and pass the tensor with `in_dims=None`."
+            f"entry {format_key(key)} is an `UnbatchedTensor`, whose first dimension `vmap` would "
+            "map. `exclude` the entry, and pass the tensor with `in_dims=None`."
         )
-    return wrap_tensor(cast("Tensor", tensor), describe(()))  # or what stands for one
 
 
 def _dump_unbatched(constant: object) -> None:
-    """Convert the structure to a JSON value; `vmap`, which has another one, saves nothing."""
+    """Convert the structure to a JSON value: there is none."""
 
 
 _pytree.register_pytree_node(

@@ -16,7 +16,7 @@ from kd_core._leaves.loops import all_fit, entries_of, finder, key_sets_differ
 from kd_core._leaves.shapeless import is_shapeless
 from kd_core._leaves.writes import Write, writable_source, write_all
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_unbatched, tensor_of
+from kd_core._nodes.entry import Node, is_unbatched, tensor_of
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.shape.rebatching import check_names, named
 from kd_core._protocol.composite import Composite
@@ -241,7 +241,7 @@ def _each(
     entries: dict[str, Entry] = {}
     doubtful: dict[str, object] = {}
     for key, value in td._entries.items():
-        if value.__class__ is Tensor or not hasattr(value, "_map_each"):  # as in `_leaves.loops`
+        if value.__class__ is Tensor or not isinstance(value, Node):  # as in `_leaves.loops`
             try:
                 found = fn(value) if nested is None else fn(_name(path, key, nested), value)
             except Exception as error:
@@ -267,7 +267,7 @@ def _each(
                 raise
             doubtful[key] = entries[key] = _unbatched(found, desc)  # type: ignore[assignment]  # checked below
         else:
-            entries[key] = value if target is None else value._with_descriptor(target(value._desc))  # type: ignore[union-attr]  # data
+            entries[key] = value if target is None else value._with_descriptor(target(value._desc))
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
     return td._like(entries, desc)

@@ -30,6 +30,7 @@ from kd_core._leaves.views import (
 from kd_core._leaves.writes import write_all
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_data
 from kd_core._protocol.composite import read_as, reading
 from kd_core._protocol.primitives import (
     AbstractContainer,
@@ -337,7 +338,7 @@ class Access(AbstractContainer):
             >>> td["sizes"], td[0]["sizes"]
             ([1, 2], [1, 2])
         """
-        if hasattr(value, "_constant"):  # a wrapper
+        if is_data(value):  # a wrapper
             self._store(path_of(key), value)
         else:
             self._store(path_of(key), registry.wrap_data(value, self._desc.unlocked()))
@@ -462,7 +463,7 @@ class Access(AbstractContainer):
 
     def __len__(self) -> int:
         desc = self._desc
-        return desc.batch[0] if desc.ndim else len(self._entries)
+        return desc.batch[0] if desc.ndim else 0
 
     def __bool__(self) -> bool:
         raise InvalidValue(

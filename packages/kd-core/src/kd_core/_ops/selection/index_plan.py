@@ -22,6 +22,7 @@ from kd_core._batch.shapes import (
     too_many_indices,
 )
 from kd_core._errors import InvalidArgument, KdError, OutOfRange, ShapeMismatch, a_type
+from kd_core._nodes.entry import is_node
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -152,6 +153,8 @@ def _is_position(item: object) -> bool:
 
 
 def _index_tensor(item: object) -> Tensor:
+    if is_node(item):  # which torch may take for an empty list
+        raise _no_index(item)
     try:
         tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
     except (TypeError, ValueError, RuntimeError):
@@ -177,7 +180,7 @@ def _no_index(item: object) -> InvalidArgument:
         remedy = f" Read the entry first for rows of it, as in `td[{item!r}][0]`."
     elif isinstance(item, list) and item and isinstance(item[0], str):
         remedy = f" Use `select({', '.join(map(repr, item))})` for several keys."
-    elif hasattr(item, "_desc"):
+    elif is_node(item):
         remedy = (
             " A loop over a container gives its rows: loop over `keys()` for the keys, and pass "
             "`collate_fn=lambda batch: batch` to a `DataLoader` of `batch_size=None`."

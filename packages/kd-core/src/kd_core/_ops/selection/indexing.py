@@ -42,7 +42,7 @@ from kd_core._leaves.writes import (
     write_all,
 )
 from kd_core._naming import explains_parameters
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, paths_to_update, source_items
 from kd_core._ops.selection.index_plan import (
     beyond,
@@ -102,7 +102,7 @@ class Indexing(AbstractContainer):
             return value
         if value is None:  # also for a path of a subclass of `str`
             value = self._read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
-        return value._item() if hasattr(value, "_item") else value
+        return value._item() if is_node(value) else value
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions.
