@@ -32,9 +32,7 @@ def collated(features: list[Any]) -> dict[str, torch.Tensor]:
 
 def test_a_trainer_rebuilds_a_batch_as_a_dict() -> None:
     inputs = prepared(BATCH.to_dict())
-    assert (
-        len(inputs) == 2
-    )  # a trainer refuses a batch of no length, as that of a rebuilt container
+    assert len(inputs) == 2  # a trainer refuses a batch of no length
     assert len(prepared(BATCH)) == 0
     assert "label" in inputs
     assert torch.equal(dict(**inputs)["input_ids"], BATCH["input_ids"])

@@ -35,6 +35,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, refuse_tensors
 from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import StandIn
+from kd_core._nodes.entry import Encodes
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -374,7 +375,7 @@ class _OneTarget(StandIn):
         self.node.data = self.value
 
 
-class RowValue:
+class RowValue(Encodes):
     """The value of one row in a member of a stack, which is written as the rows of the stack are.
 
     A container without batch dimensions alone refuses such a write: it may be a row of a batch,
@@ -386,7 +387,9 @@ class RowValue:
     def __init__(self, node: NonTensorData) -> None:
         self._node, self._desc = node, node._desc
 
-    def _encode(self, value: object, path: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    def _encode(
+        self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return a tensor that stands for the value, and one to copy into it."""
         refuse_tensors(value, path)
         source = torch.zeros((), dtype=torch.int64)

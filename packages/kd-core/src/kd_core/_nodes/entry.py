@@ -159,8 +159,8 @@ def tensor_of(entry: object) -> Tensor | None:
     return entry._tensor if is_unbatched(entry) else None
 
 
-class RowData(Data):
-    """Non-tensor data with one value per row, which is written as its rows are."""
+class Encodes:
+    """Base class of what encodes the values that are written to it: data of rows, and one row."""
 
     __slots__ = ()
 
@@ -176,9 +176,15 @@ class RowData(Data):
             """
 
 
+class RowData(Data, Encodes):
+    """Non-tensor data with one value per row, which is written as its rows are."""
+
+    __slots__ = ()
+
+
 def is_row_data(value: object) -> TypeGuard[RowData]:
-    """Return whether a value is non-tensor data with one value per row."""
-    return issubclass(type(value), RowData)
+    """Return whether a value is non-tensor data with one value per row, or stands for one row."""
+    return issubclass(type(value), Encodes)
 
 
 AnyKey = TypeVar("AnyKey", bound=NestedKey)

@@ -172,7 +172,7 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
         return nullcontext()
     found: list[Tensor] = []
     container._collect(found)
-    leaves = [leaf for leaf in found if torch.is_tensor(leaf)]  # `in_dims` of `vmap` are integers
+    leaves = list(filter(torch.is_tensor, found))  # `in_dims` of `vmap` are integers
     inside = any(torch._C._functorch.maybe_get_level(leaf) == level for leaf in leaves)
     return nullcontext() if inside else temporarily_pop_interpreter_stack()
 
