@@ -7,7 +7,6 @@ from pathlib import Path
 from benchmarks.render import DESIGNS
 from tests.repo.tree import IMPORT_NAMES, ROOT, SOURCES, source_files
 
-LIMIT = 20_000
 TEXT = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 
 
@@ -20,10 +19,6 @@ def dotted(path: Path) -> str:
 def named_modules(text: str) -> set[str]:
     """Return the modules that `text` names in backticks."""
     return set(re.findall(r"`((?:kd_\w+)(?:\.[a-z_]+)+)`", text))
-
-
-def test_the_design_is_short() -> None:
-    assert len(TEXT.encode()) < LIMIT
 
 
 def test_every_module_it_names_exists() -> None:

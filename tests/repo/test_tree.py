@@ -26,8 +26,10 @@ def test_modules_are_private_unless_meant_for_import() -> None:
         "convert",
         "distributed",
         "distributions",
+        "drop_in",
         "extending",
         "fx",
+        "migrate",
         "store",
         "testing",
     }

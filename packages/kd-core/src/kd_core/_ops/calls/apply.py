@@ -65,6 +65,8 @@ class Apply(AbstractContainer):
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
         out: Self | None = None,
+        named: bool = False,
+        nested_keys: bool = False,
     ) -> Self:
         """Call a function on every leaf, and return a container of the results.
 
@@ -89,6 +91,8 @@ class Apply(AbstractContainer):
             is_leaf: returns for the type of an entry that is not a tensor whether `fn` is called on
                 it; nested containers that are not leaves are entered.
             out: a container into whose leaves the results are written; it is returned.
+            named: call `fn` with the name of the leaf first, as `named_apply` does.
+            nested_keys: with `named`, pass the path of a nested leaf as a tuple.
 
         Raises:
             ShapeMismatch: if a result does not start with the batch size.
@@ -105,13 +109,14 @@ class Apply(AbstractContainer):
             >>> td.apply(lambda x: x.mean(), batch_size=[])["b", "c"]
             tensor(0.)
         """
+        nested = nested_keys if named else None
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
         if not others and not filter_empty and is_leaf is None:
-            result = _each(self, fn, None, target, ())
+            result = _each(self, fn, nested, target, ())
         else:
-            walk = _Walk(fn, None, default, filter_empty, target, is_leaf)
+            walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)

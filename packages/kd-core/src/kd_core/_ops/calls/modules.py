@@ -58,7 +58,9 @@ class Modules(AbstractContainer):
     __slots__ = ()
 
     @explains_parameters
-    def to_module(self, module: nn.Module) -> ModuleScope:
+    def to_module(
+        self, module: nn.Module, *, preserve_module_state: bool | None = None
+    ) -> ModuleScope:
         """Return a context in which a module computes with the entries of this container.
 
         Entries are matched by name with parameters, buffers and sub-modules; some of them may be
@@ -66,6 +68,10 @@ class Modules(AbstractContainer):
         weights take one value, that of their first name. A module that other threads use at the
         same time must be copied: a second thread that enters a context of it gets an error, one
         that calls it sees the exchanged parameters.
+
+        Args:
+            module: the module.
+            preserve_module_state: has no effect: the module is always restored.
 
         Raises:
             InvalidArgument: on entry, if the module is a scripted one.

@@ -1,0 +1,176 @@
+"""Functions and switches that libraries import from tensordict without a promise of it.
+
+Written on the public interface of kd; what is in `kd_nn` is found by name when it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
+from functools import partial
+from importlib import import_module
+from typing import ClassVar, Final, NoReturn
+
+import torch
+from torch import Size
+
+from kd_core import (
+    NonTensorDataBase,
+    NotOffered,
+    default_is_leaf,
+    is_leaf_nontensor,
+    is_tensorclass,
+    unravel_key_to_tuple,
+)
+
+logger: Final = logging.getLogger("kd")
+PYTREE_REGISTERED_TDS: Final = True
+
+_default_is_leaf = default_is_leaf
+_is_leaf_nontensor = is_leaf_nontensor
+_unravel_key_to_tuple = unravel_key_to_tuple
+_is_tensorclass = is_tensorclass
+
+
+def _zip_strict(*values: Iterable[object]) -> Iterator[tuple[object, ...]]:
+    return zip(*values, strict=True)
+
+
+def _is_non_tensor(cls: type) -> bool:
+    return issubclass(cls, NonTensorDataBase)
+
+
+def _getitem_batch_size(batch_size: Sequence[int], index: object) -> Size:
+    # one element seen under the sizes: no memory, and torch's own rules of indexing
+    return torch.empty(1).expand(*batch_size)[index].shape  # type: ignore[index]  # any index
+
+
+def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | None = None) -> int:
+    count = len(shape or ()) if ndim is None else ndim
+    positive = dim if dim >= 0 else dim + count
+    if not 0 <= positive < count:
+        raise IndexError(f"dimension {dim} is out of range for a container with shape {shape}.")
+    return positive
+
+
+def is_seq_of_nested_key(seq: object) -> bool:
+    """Return whether a value is a sequence of keys."""
+    return isinstance(seq, str | list | tuple) and all(_is_key(each) for each in seq)
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, tuple) and bool(value) and all(_is_key(each) for each in value)
+    )
+
+
+class _MembersOfStacks:
+    """A leaf function: lazy stacks are entered by the positions of their members."""
+
+    def __init__(self, leaf: Callable[[type], bool]) -> None:
+        self.leaf = leaf
+
+    def __call__(self, cls: type) -> bool:
+        return self.leaf(cls)
+
+
+_NESTED_TENSORS_AS_LISTS: Final = _MembersOfStacks(default_is_leaf)
+_NESTED_TENSORS_AS_LISTS_NONTENSOR: Final = _MembersOfStacks(is_leaf_nontensor)
+
+
+def _set_dispatch_td_nn_modules(mode: bool) -> AbstractContextManager[None]:
+    # keyed modules of kd take what they are given: a container, or values
+    return nullcontext()
+
+
+def _exclude_td_from_pytree() -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _set_skip_existing_None(  # noqa: N802  # the name that users import
+    *arguments: object, **keywords: object
+) -> object:
+    return import_module("kd_nn").set_skip_existing(None, *arguments, **keywords)
+
+
+def _use_generator(generator: torch.Generator | None) -> AbstractContextManager[None]:
+    return nullcontext() if generator is None else _drawing_from(generator)
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator) -> Iterator[None]:
+    # distributions of torch draw from the global generator of a device and take no other
+    with torch.random.fork_rng(
+        devices=[generator.device] if generator.device.type == "cuda" else []
+    ):
+        state = torch.cuda if generator.device.type == "cuda" else torch
+        state.set_rng_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(state.get_rng_state())
+
+
+SERVED: Final = frozenset(
+    """
+    NO_DEFAULT PYTREE_REGISTERED_TDS logger _default_is_leaf _is_leaf_nontensor
+    _unravel_key_to_tuple _is_tensorclass _zip_strict _is_non_tensor _getitem_batch_size
+    _maybe_correct_neg_dim is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS
+    _NESTED_TENSORS_AS_LISTS_NONTENSOR _set_dispatch_td_nn_modules _exclude_td_from_pytree
+    _set_skip_existing_None _use_generator
+    """.split()  # noqa: SIM905  # one list reads better in columns
+)
+
+
+class _Switch(ContextDecorator):
+    """A switch of tensordict that kd does not have: it says what kd does."""
+
+    modes: ClassVar[dict[str, bool]] = {
+        "lazy_legacy": False,
+        "list_to_stack": True,
+        "capture_non_tensor_stack": False,
+        "composite_lp_aggregate": False,
+    }
+
+    def __init__(self, name: str, mode: bool = True, *, thread_local: bool = False) -> None:
+        self.name, self.mode = name, mode
+        self.before: list[bool] = []
+
+    def set(self) -> None:
+        """Switch for good."""
+        self.modes[self.name] = self.mode
+
+    def __enter__(self) -> None:
+        self.before.append(self.modes[self.name])
+        self.set()
+
+    def __exit__(self, *raised: object) -> None:
+        self.modes[self.name] = self.before.pop()
+
+
+def _mode(name: str, **options: object) -> bool:
+    return _Switch.modes[name]
+
+
+SWITCHES: Final[dict[str, object]] = {}
+for _name in _Switch.modes:
+    SWITCHES[f"set_{_name}"] = partial(_Switch, _name)
+    SWITCHES[_name] = partial(_mode, _name)
+
+
+def absent(name: str, reason: str) -> type:
+    """Return a class in place of a name that kd leaves out: it can be imported, and not used."""
+
+    def refuse(cls: type, *arguments: object, **keywords: object) -> NoReturn:
+        raise NotOffered(reason)
+
+    return type(name, (), {"__new__": refuse, "__doc__": reason, "__module__": "tensordict"})
+
+
+def _expln() -> object:
+    return import_module("kd_nn.distributions").mappings("expln")
+
+
+# Names whose value is found in a package above this one, when a program asks.
+LATER: Final[dict[str, Callable[[], object]]] = {"expln": _expln}

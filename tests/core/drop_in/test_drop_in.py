@@ -1,0 +1,201 @@
+"""Programs that import tensordict run on kd, in child processes too, and say what they lack."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from kd_core import TensorDict, drop_in
+
+
+def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(program), encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *(options or ("-m", "kd_core.drop_in")), str(path), "x"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        cwd=folder,
+    )
+
+
+def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_a_program_gets_kd_and_its_arguments(tmp_path: Path) -> None:
+    program = """
+        import sys
+        import tensordict, tensordict.utils, tensordict.base
+        from tensordict import TensorDict
+        from tensordict.tensordict import TensorDict as Same
+        from tensordict.memmap import MemoryMappedTensor
+        from tensordict.tensorclass import NonTensorData
+        import kd_core
+        print(TensorDict is Same is kd_core.TensorDict, sys.argv[1], __name__)
+        print(tensordict.memmap is kd_core.memmap, tensordict.tensorclass is kd_core.tensorclass)
+        print(tensordict.__version__, tensordict.utils.NestedKey is kd_core.NestedKey)
+        """
+    assert printed(run(tmp_path, program)) == ["True x __main__", "True True", "0.15.3 True"]
+
+
+def test_a_module_runs_by_name(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text("import sys, tensordict; print(sys.argv[1:], __name__)")
+    command = [sys.executable, "-m", "kd_core.drop_in", "-m", "named", "--flag"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert printed(result) == ["['--flag'] __main__"]
+
+
+def test_processes_that_a_program_starts_get_kd_too(tmp_path: Path) -> None:
+    program = """
+        import multiprocessing, subprocess, sys
+        from tensordict import TensorDict
+
+        def work(queue, td):
+            import kd_core
+            queue.put((td["a"].tolist(), type(td) is kd_core.TensorDict is TensorDict))
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            process = context.Process(target=work, args=(queue, TensorDict(a=[1, 2])))
+            process.start()
+            print(*queue.get())
+            process.join()
+            code = "import tensordict.base as b, kd_core as k; print(b.TensorDict is k.TensorDict)"
+            print(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout.decode())
+        """
+    assert printed(run(tmp_path, program))[:2] == ["[1, 2] True", "True"]
+
+
+def test_install_serves_the_rest_of_a_program(tmp_path: Path) -> None:
+    program = """
+        from kd_core import drop_in
+        assert not drop_in.is_installed()
+        drop_in.install()
+        drop_in.install()
+        import tensordict, kd_core
+        print(tensordict.TensorDict is kd_core.TensorDict, drop_in.is_installed())
+        """
+    assert printed(run(tmp_path, program, "-W", "ignore")) == ["True True"]
+
+
+def test_install_after_the_library_is_refused(tmp_path: Path) -> None:
+    program = """
+        import sys, types
+        sys.modules["tensordict"] = types.ModuleType("tensordict")
+        from kd_core import drop_in
+        drop_in.install()
+        """
+    result = run(tmp_path, program, "-W", "ignore")
+    assert "`tensordict` is imported already. Call `kd_core.drop_in.install()`" in result.stderr
+
+
+def test_the_report_counts_what_is_missing(tmp_path: Path) -> None:
+    program = """
+        import subprocess, sys, tensordict
+        for name in ("no_such", "no_such", "other"):
+            print(hasattr(tensordict, name))
+        try:
+            import tensordict.nowhere
+        except ModuleNotFoundError:
+            print("no module")
+        subprocess.run([sys.executable, "-c", "import tensordict as t; hasattr(t, 'no_such')"])
+        """
+    result = run(tmp_path, program, "-m", "kd_core.drop_in", "--report")
+    assert printed(result) == ["False", "False", "False", "no module"]
+    assert result.stderr.splitlines() == [
+        "kd: 3 names that the program asked for are missing:",
+        "  tensordict.no_such  3",
+        "  tensordict.other    1",
+        "  tensordict.nowhere  1",
+    ]
+
+
+def test_nothing_is_missing(tmp_path: Path) -> None:
+    result = run(tmp_path, "import tensordict", "-m", "kd_core.drop_in", "--report")
+    assert result.stderr == "kd: nothing that the program asked for is missing.\n"
+
+
+def test_a_suite_runs_on_kd(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import tensordict\n")
+    (tmp_path / "test_it.py").write_text(
+        "import kd_core, tensordict\n"
+        "def test_it():\n"
+        "    assert tensordict.TensorDict is kd_core.TensorDict\n"
+        "    assert not hasattr(tensordict, 'no_such')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "kd_core.drop_in", "--kd-report", "."],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "  tensordict.no_such " in result.stdout
+
+
+def test_this_process_is_left_alone() -> None:
+    assert not drop_in.is_installed()
+    assert drop_in.missing() == {}
+
+
+HELPERS = """
+    import torch
+    from tensordict import TensorDict, LazyStackedTensorDict, lazy_stack, TensorClass, NonTensorData
+    from tensordict.utils import (
+        _zip_strict, _getitem_batch_size, _maybe_correct_neg_dim, _unravel_key_to_tuple,
+        _is_non_tensor, is_seq_of_nested_key,
+    )
+    from tensordict.base import _is_leaf_nontensor, _default_is_leaf
+"""
+
+
+# Run in one process: what libraries call, and what comes.
+CALLS = [
+    ("list(_zip_strict([1], [2]))", "[(1, 2)]"),
+    ("tuple(_getitem_batch_size(torch.Size([4, 3]), (slice(1), None)))", "(1, 1, 3)"),
+    ("tuple(_getitem_batch_size((4, 3), torch.tensor([0, 1])))", "(2, 3)"),
+    ("_maybe_correct_neg_dim(-1, torch.Size([4, 3]))", "1"),
+    ("_unravel_key_to_tuple(('a', ('b',)))", "('a', 'b')"),
+    ("_is_non_tensor(NonTensorData), _is_non_tensor(TensorDict)", "(True, False)"),
+    ("[is_seq_of_nested_key(k) for k in (['a', ('b', 'c')], [1], 'a', None)]",
+     "[True, False, True, False]"),
+    ("_is_leaf_nontensor(torch.Tensor), _default_is_leaf(TensorDict)", "(True, False)"),
+    ("TensorDict(a=1)._get_str('a', None)", "tensor(1)"),
+    ("TensorDict(a=1)._get_str('b', None)", "None"),
+    ("TensorDict()._set_str('a', torch.ones(()), inplace=False, validated=True)['a']",
+     "tensor(1.)"),
+    ("TensorDict(a=1)._fast_apply(lambda x: x + 1, num_threads=0)['a']", "tensor(2)"),
+    ("list(TensorDict(a=1)._fast_apply(lambda n, x: x if n == 'b' else None, named=True).keys())",
+     "[]"),
+    ("TensorDict._new_unsafe({'a': torch.ones(2)}, torch.Size([2])).shape",
+     "torch.Size([2])"),
+    ("TensorDict(a=[1], batch_size=[1])._has_names()", "False"),
+    ("TensorDict(a=[1], batch_size=[1], names=['t'])._has_names()", "True"),
+    ("lazy_stack([TensorDict(a=1), TensorDict(b=1)])._has_exclusive_keys", "True"),
+    ("lazy_stack([TensorDict(a=1), TensorDict(a=1)])._has_exclusive_keys", "False"),
+    ("TensorDict(a=[0, 0], batch_size=[2])._stack_onto_([TensorDict(a=1)] * 2, 0)['a']",
+     "tensor([1, 1])"),
+]  # fmt: skip
+
+
+def test_private_names_that_libraries_use(tmp_path: Path) -> None:
+    lines = [f"print(({call}))" for call, _ in CALLS]
+    program = "\n".join([textwrap.dedent(HELPERS), *lines])
+    got = printed(run(tmp_path, program))
+    assert [*zip((call for call, _ in CALLS), got, strict=True)] == CALLS
+
+
+def test_programs_without_the_drop_in_have_no_private_names() -> None:
+    for name in ("_get_str", "_set_str", "_fast_apply", "_apply_nest", "_has_names"):
+        assert not hasattr(TensorDict, name)
