@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from tests.export.models import Keyed
 from torch import Tensor, nn
 
 import kd_export
+from kd_nn import TensorDictSequential
 
 
 class RowsFirst(nn.Module):
@@ -30,3 +32,35 @@ def test_a_state_that_is_not_contiguous_is_captured_before_and_after_onnx(tmp_pa
     program = kd_export.export(module, example, state=state)
     assert program.schema.output("new_h").shape == ("batch", 1, 4)
     assert "while_loop" not in str(program.exported_program.graph)
+
+
+class Layer(nn.Module):
+    """The outputs of a recurrent layer alone."""
+
+    def __init__(self, layer: nn.GRU | nn.LSTM) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)[0]
+        return result
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.10 writes layers out step by step")
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_layers_run_over_an_axis_of_time_of_any_length(tmp_path: Path, suffix: str) -> None:
+    torch.manual_seed(0)
+    layers = {
+        "gru": nn.GRU(3, 4, batch_first=True, bidirectional=True),
+        "lstm": nn.LSTM(3, 4, num_layers=2),
+    }
+    parts = [Keyed(Layer(layer), ["x"], [name]) for name, layer in layers.items()]
+    module = TensorDictSequential(*parts)
+    example = {"x": torch.randn(5, 5, 3)}
+    dynamic = {"x": {0: "rows", 1: "columns"}}
+    assert kd_export.save(module, tmp_path / f"m{suffix}", example, dynamic=dynamic).ok
+    session = kd_export.open(tmp_path / f"m{suffix}", trusted=True)
+    x = torch.randn(2, 40, 3)
+    found = session.run({"x": x})
+    torch.testing.assert_close(found["gru"], layers["gru"].eval()(x)[0].detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["lstm"], layers["lstm"](x)[0].detach(), atol=1e-5, rtol=0)

@@ -86,7 +86,7 @@ class AotiBackend:
                 torch.no_grad(),
                 muted(),
                 contextlib.redirect_stderr(io.StringIO()),
-                mended_layers(),
+                mended_layers(program),
             ):
                 aoti_compile_and_package(
                     program, package_path=str(package), inductor_configs=_options()

@@ -155,7 +155,7 @@ def _sliced(program: ExportedProgram) -> ExportedProgram:
     table |= dict.fromkeys((aten.chunk.default, aten.unsafe_chunk.default), _chunks)
     table |= dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _parts)
     table[aten.split_with_sizes.default] = _pieces
-    with torch.no_grad(), mended_layers():
+    with torch.no_grad(), mended_layers(program):
         sliced: ExportedProgram = program.run_decompositions(table)
     return sliced
 

@@ -38,7 +38,7 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     """
     _refuse_complex(schema)
     try:
-        with muted(*_NOISY), torch.no_grad(), mended_layers():
+        with muted(*_NOISY), torch.no_grad(), mended_layers(program):
             # Without names: older versions take a name that a weight has too for that weight.
             result = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:

@@ -39,7 +39,7 @@ from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._capture.steps import steps_of
 from kd_export._capture.unwritten import Unwritten, hooks_of_torch_removed, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
-from kd_export._running.recurrent import mended_layers
+from kd_export._running.recurrent import layers_as_loops, mended_layers
 from kd_export._running.silence import silenced
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.arguments import check_metadata
@@ -150,32 +150,49 @@ def _trace(
     strict: bool,
     shared: bool,
 ) -> ExportedProgram:
-    """Run `torch.export.export`, and explain its errors in the words of keys.
-
-    What python refuses is tried once more by dynamo, as `torch.onnx.export` does; sizes that torch
-    cannot show to fit, with assertions that are shown here.
-    """
+    """Run `torch.export.export`, and explain its errors in the words of keys."""
     try:
         program = _captured(flat, tensors, shapes, strict, shared)
     except (ExportError, KdError):
         raise
     except Exception as error:
-        failure = explained(error, flat, shapes)
-        sizes = isinstance(failure, Specialized)
-        if strict and not sizes:
-            raise failure from error
-        try:
-            again = strict if sizes else True
-            program = _captured(flat, tensors, shapes, again, shared, defer=sizes)
-        except ExportError as clearer:
-            raise clearer from error
-        except Exception:
-            raise failure from error
-        if sizes and not settle(program, _axis_names(program, flat, shapes), shapes.axes):
-            raise failure from error
+        program = _traced_again(flat, tensors, shapes, strict, shared, error)
     check_dynamic(program, flat, shapes)
     _own_names(program)
     _drop_implied_ranges(program)
+    return program
+
+
+def _traced_again(
+    flat: FlatModule,
+    tensors: Mapping[Key, Tensor],
+    shapes: DynamicShapes,
+    strict: bool,
+    shared: bool,
+    error: Exception,
+) -> ExportedProgram:
+    """Try a module that torch refused in the ways that may help.
+
+    What python refuses is tried by dynamo, as `torch.onnx.export` does; a size that was frozen,
+    with loops for recurrent layers; sizes that torch cannot show to fit, with assertions that are
+    shown here.
+    """
+    failure = explained(error, flat, shapes)
+    sizes = isinstance(failure, Specialized)
+    if strict and not sizes:
+        raise failure from error
+    if sizes and any(isinstance(part, nn.RNNBase) for part in flat.modules()):
+        with layers_as_loops(), contextlib.suppress(Exception):
+            return _captured(flat, tensors, shapes, strict, shared)
+    try:
+        again = strict if sizes else True
+        program = _captured(flat, tensors, shapes, again, shared, defer=sizes)
+    except ExportError as clearer:
+        raise clearer from error
+    except Exception:
+        raise failure from error
+    if sizes and not settle(program, _axis_names(program, flat, shapes), shapes.axes):
+        raise failure from error
     return program
 
 

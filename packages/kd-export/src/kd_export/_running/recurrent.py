@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 Hidden = TypeVar("Hidden", Tensor, tuple[Tensor, Tensor])
@@ -28,8 +30,17 @@ _LAYERS = (
 
 
 @contextlib.contextmanager
-def mended_layers() -> Iterator[None]:
-    """Patch what torch gets wrong about recurrent layers, in a block."""
+def mended_layers(program: ExportedProgram | None = None) -> Iterator[None]:
+    """Patch what torch gets wrong about recurrent layers, in a block.
+
+    Args:
+        program: A program that is translated in the block. Its layers over an axis of time of any
+            length become loops.
+    """
+    if program is not None and any(map(_runs_over_time, program.graph.nodes)):
+        with layers_as_loops(), mended_layers():
+            yield
+        return
     known = []
     for path, name in _LAYERS:
         with contextlib.suppress(ImportError, AttributeError):  # torch 2.10 has no loops
@@ -44,6 +55,29 @@ def mended_layers() -> Iterator[None]:
             setattr(module, name, layer)
         for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
             operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def layers_as_loops() -> Iterator[None]:
+    """Let torch capture recurrent layers as loops over time, of any length, in a block.
+
+    torch 2.10 has no such loops: it writes one step after another, for the length of the example.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, AttributeError):
+            patches = importlib.import_module("torch.export._patches")
+            stack.enter_context(patches.register_lstm_while_loop_decomposition())
+            stack.enter_context(patches.register_gru_while_loop_decomposition())
+        yield
+
+
+def _runs_over_time(node: Node) -> bool:
+    """Return whether a node is a recurrent layer over an axis of time whose length is not fixed."""
+    if node.target not in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+        return False
+    value, batch_first = node.args[0].meta["val"], node.args[-1]  # type: ignore[union-attr]  # a node
+    time = value.shape[1 if batch_first and value.ndim > 2 else 0]
+    return not isinstance(time, int)
 
 
 def _mended(layer: Callable[..., tuple[Tensor, Hidden]]) -> Callable[..., tuple[Tensor, Hidden]]:
