@@ -1,13 +1,15 @@
 """A module is copied whatever its attributes hold, or the attribute that cannot be is named."""
 
+from pathlib import Path
 from threading import Lock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from kd_export import NotExportable, export
+from kd_export import ExportError, NotExportable, VerifyError, export, save
 from kd_nn import TensorDictModule
 
 
@@ -50,3 +52,26 @@ def test_an_attribute_that_cannot_be_copied_is_named() -> None:
     module[1].guard = Lock()  # type: ignore[assignment]  # what torch does not expect is the point
     with pytest.raises(NotExportable, match=r"attribute `module\.1\.guard`, a lock, cannot"):
         export(keyed(module), {"x": torch.zeros(2, 3)})
+
+
+def test_an_example_of_arrays_is_taken() -> None:
+    module = keyed(nn.Linear(3, 2))
+    program = export(module, {"x": np.ones((3, 2), dtype=np.float32).T})
+    assert program.schema.input("x").describe() == "float32 (batch, 3)"
+    assert program({"x": torch.ones(5, 3)})["y"].shape == (5, 2)
+
+
+def test_an_example_of_another_dtype_than_the_weights_is_named(tmp_path: Path) -> None:
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    message = r"gives `x` as float64\. Give it in the dtype that the module computes in"
+    with pytest.raises(VerifyError, match=message):
+        save(keyed(nn.Linear(3, 2)), tmp_path / "m.pt2", {"x": x})
+    assert save(keyed(nn.Linear(3, 2).double()), tmp_path / "m.pt2", {"x": x}).ok
+
+
+def test_a_dtype_that_a_runtime_lacks_is_named(tmp_path: Path) -> None:
+    x = torch.zeros(2, 3, dtype=torch.bfloat16)
+    module = keyed(nn.Linear(3, 2).bfloat16())
+    with pytest.raises(ExportError, match=r"`x` is bfloat16, .*`module\.float\(\)`"):
+        save(module, tmp_path / "m.onnx", {"x": x})
+    assert save(module, tmp_path / "m.pt2", {"x": x}).ok

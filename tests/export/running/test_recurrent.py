@@ -50,7 +50,7 @@ class Layer(nn.Module):
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_layers_run_over_an_axis_of_time_of_any_length(tmp_path: Path, suffix: str) -> None:
     torch.manual_seed(0)
-    layers = {
+    layers: dict[str, nn.GRU | nn.LSTM] = {
         "gru": nn.GRU(3, 4, batch_first=True, bidirectional=True),
         "lstm": nn.LSTM(3, 4, num_layers=2),
     }

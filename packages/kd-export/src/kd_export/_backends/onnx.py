@@ -43,6 +43,7 @@ LARGEST_INSIDE = 3 << 29
 """Bytes of weights that the file itself holds: a protobuf message ends at 2 GiB."""
 
 _EXTRA = "onnx"
+_NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _ITSELF = "model"
 """What a model calls its own file."""
 
@@ -103,7 +104,7 @@ class OnnxBackend:
             options.add_external_initializers_from_files_in_memory(
                 [name], [weights], [len(weights)]
             )
-        session = _started(runtime, message, options)
+        session = _started(runtime, message, options, schema)
         digest = weights_digest(model, weights if beside else b"")
         parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
         named = _named(schema)
@@ -122,8 +123,14 @@ class OnnxBackend:
 backend = OnnxBackend()
 
 
-def _started(runtime: _Runtime, model: bytes, options: _Options) -> _Session:
+def _started(runtime: _Runtime, model: bytes, options: _Options, schema: Schema) -> _Session:
     hint = "It may be damaged, or need a newer onnxruntime."
+    narrow = [e for e in (*schema.inputs, *schema.outputs) if e.dtype in _NARROW]
+    if narrow:
+        hint = (
+            f"`{narrow[0].wire}` is {narrow[0].dtype}, for which onnxruntime lacks most operators. "
+            "Export the module in float32, `module.float()`, or save it as `.pt2`."
+        )
     with raised_as(ExportError, "onnxruntime cannot load the file", hint):
         return runtime.InferenceSession(
             model,

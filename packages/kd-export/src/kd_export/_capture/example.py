@@ -297,6 +297,17 @@ def read_vectors(vectors: Sequence[Example[Word]], schema: Schema) -> list[list[
 
 
 def _tensor(key: Key, value: object) -> Tensor:
+    if hasattr(value, "__array__") and not isinstance(value, Tensor):
+        try:
+            return torch.tensor(value)
+        except (TypeError, ValueError) as error:  # of objects or of words
+            raise DtypeMismatch(
+                f"expected numbers for `{wire_name(key)}` of the example, got {kind_of(value)} of "
+                f"{getattr(value, 'dtype', 'others')}.",
+                key=key,
+                expected="numbers",
+                got=type(value).__name__,
+            ) from error
     if not isinstance(value, Tensor):
         raise DtypeMismatch(
             f"expected a tensor for `{wire_name(key)}` of the example, got {kind_of(value)}.",
@@ -309,8 +320,6 @@ def _tensor(key: Key, value: object) -> Tensor:
 
 
 def _tensor_hint(value: object) -> str:
-    if hasattr(value, "__array__"):
-        return "Convert it with `torch.as_tensor`."
     if isinstance(value, list | tuple) or dataclasses.is_dataclass(value):
         return "Give each of its tensors under a key of its own, or in a nested dict."
     return "Only tensors can be inputs of a file; set other values in the module."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -154,13 +155,27 @@ def _trial(
         raise VerifyError(
             f"the module itself fails at {shown(sizes)}: {str(error).strip().rstrip('.')}.",
             got=dict(sizes),
-            hint="Give the axis the range that the module can serve, as in "
-            f"`dynamic={{{next(iter(sizes), 'batch')!r}: (2, None)}}`, say how a size follows from "
-            "an axis, as in `2*n + 1`, or give an example whose rows it accepts, or inputs of your "
-            "own as `vectors=[...]`.",
+            hint=_remedy(schema, sizes, error),
         ) from error
     wires = (entry.wire for entry in schema.inputs)
     return Trial(sizes, dict(zip(wires, tensors, strict=True)), expected, kept, note)
+
+
+def _remedy(schema: Schema, sizes: Mapping[str, int], error: Exception) -> str:
+    """Return what helps a module that fails on the inputs of a trial."""
+    if re.search(r"dtype|scalar type|type \(", str(error)):
+        floats = [e for e in schema.inputs if "float" in e.dtype]
+        given = ", ".join(f"`{entry.wire}` as {entry.dtype}" for entry in floats)
+        return (
+            f"The example gives {given or 'no floats'}. Give it in the dtype that the module "
+            "computes in, as in `x.float()`, or cast the module, as in `module.double()`."
+        )
+    axis = next(iter(sizes), "batch")
+    return (
+        f"Give the axis the range that the module can serve, as in `dynamic={{{axis!r}: (2, "
+        "None)}`, say how a size follows from an axis, as in `2*n + 1`, or give an example whose "
+        "rows it accepts, or inputs of your own as `vectors=[...]`."
+    )
 
 
 def trial_sizes(schema: Schema, batch_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
