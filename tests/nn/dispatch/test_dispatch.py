@@ -59,7 +59,6 @@ def test_container_passes_through() -> None:
 
 
 def test_signature_names_the_arguments() -> None:
-    assert list(inspect.signature(Add().forward).parameters) == ["x", "in_y"]
     module = TensorDictModule(torch.add, ["a", ("b", "c")], ["d"])
     assert list(inspect.signature(module.forward).parameters) == ["a", "b_c"]
     sequence = TensorDictSequential(module, TensorDictModule(torch.neg, ["d"], ["e"]))
@@ -70,6 +69,14 @@ def test_signature_follows_the_keys_of_the_instance() -> None:
     module = TensorDictModule(torch.neg, ["a"], ["b"])
     module.in_keys = ["other"]
     assert list(inspect.signature(module.forward).parameters) == ["other"]
+
+
+def test_signature_of_a_forward_that_a_user_wrote_is_his_and_binds_tensors_by_key() -> None:
+    signature = inspect.signature(Add().forward)
+    assert list(signature.parameters) == ["tensordict"]
+    assert signature.bind(X, in_y=Y).arguments == {"x": X, "in_y": Y}
+    td = TensorDict({"x": X, "in": {"y": Y}})
+    assert list(signature.bind(td).arguments.values()) == [td]
 
 
 class Plain(TensorDictModuleBase):
@@ -83,7 +90,7 @@ class Plain(TensorDictModuleBase):
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        (Add(), ["x", "in_y"]),
+        (Add(), ["tensordict"]),
         (Plain(), ["tensordict"]),
         (TensorDictModule(torch.add, ["a", ("b", "c")], ["d"]), ["a", "b_c"]),
         (TensorDictSequential(TensorDictModule(torch.neg, ["a"], ["b"])), ["a"]),

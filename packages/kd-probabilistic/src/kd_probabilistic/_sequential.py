@@ -73,11 +73,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         selected_out_keys: NestedKey | Sequence[NestedKey] | None = None,
         inplace: bool | Literal["empty"] | None = None,
     ) -> None:
+        # A class of the user between this one and `TensorDictSequential` may not know it.
+        chosen = {} if selected_out_keys is None else {"selected_out_keys": selected_out_keys}
         super().__init__(
-            *_with_scoring(modules),
-            partial_tolerant=partial_tolerant,
-            selected_out_keys=selected_out_keys,
-            inplace=inplace,
+            *_with_scoring(modules), partial_tolerant=partial_tolerant, inplace=inplace, **chosen
         )
         self.return_composite = return_composite
         self._last_probabilistic()

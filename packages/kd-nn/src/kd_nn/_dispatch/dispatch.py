@@ -1,9 +1,9 @@
 """`dispatch`: make a method that takes a container callable with tensors.
 
 The decorated method is a descriptor. Looked up on an instance it is a bound method whose signature
-names the real arguments, made from the keys of that instance: `inspect.signature`, editors and
-`torch.export` see `(x, y)` although the function takes a container. The keys belong to the
-instance, so only a descriptor can give this signature.
+binds the real arguments, made from the keys of that instance: `torch.export` may pass `(x, y)`
+although the function takes a container. The keys belong to the instance, so only a descriptor can
+give this signature. It lists what the function takes; for modules of this library, the keys.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
-from typing import Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -78,6 +78,26 @@ class KeyedSignature(inspect.Signature):
         return inspect.BoundArguments(inspect.Signature(named), given)
 
 
+class WrittenSignature(KeyedSignature):
+    """The signature of a `forward` that a user wrote: his parameters; it binds tensors by key."""
+
+    __slots__ = ("keyed",)
+
+    keyed: KeyedSignature
+
+    def replace(self, **changes: Any) -> WrittenSignature:
+        """Return a changed copy: `inspect` removes `self` from that of a bound method."""
+        copy = super().replace(**changes)
+        keyed = [*self.keyed.parameters.values()]
+        dropped = len(self.parameters) - len(copy.parameters)
+        copy.keyed = KeyedSignature(keyed[dropped:])
+        return copy
+
+    def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
+        """Bind tensors to the keys, or a container."""
+        return self.keyed.bind(*args, **kwargs)
+
+
 class Dispatched(Generic[M]):
     """A method that takes a container, callable with tensors too; made by `dispatch`."""
 
@@ -96,6 +116,7 @@ class Dispatched(Generic[M]):
         further = parameters[2:]
         self.extras = tuple(parameter.name for parameter in further)
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
+        self.written: list[inspect.Parameter] | None = [_optional(p) for p in parameters[1:]]
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
         # Bounded: a program may create modules with new keys again and again.
         self._function_of = functools.lru_cache(KEPT)(self._make_function)
@@ -104,6 +125,9 @@ class Dispatched(Generic[M]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Define the signature of the class's instances, if this is their `forward`."""
+        # That of a class of this library names the keys, as does what `torch.export` captures.
+        if owner.__dict__.get("changes_by_assignment"):
+            self.written = None
         if name == "forward" and not hasattr(owner, "__signature__"):
             owner.__signature__ = ForwardSignature()  # type: ignore[attr-defined]  # of any class
 
@@ -209,12 +233,23 @@ class Dispatched(Generic[M]):
         signature = self._make_names(keys).signature(optional)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         named = KeyedSignature([first, *signature.parameters.values()])
+        if self.written is not None:
+            written = WrittenSignature([first, *self.written])
+            written.keyed, named = named, written
         forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
         forward.__module__ = self.function.__module__
         forward.__name__ = getattr(self.function, "__name__", "forward")
         forward.__qualname__ = getattr(self.function, "__qualname__", "forward")
         forward.__doc__ = self.function.__doc__
         return forward
+
+
+def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter that a call with tensors leaves out."""
+    free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    if free or parameter.default is not parameter.empty:
+        return parameter
+    return parameter.replace(default=None)
 
 
 Decorator = Callable[[Callable[..., TensorDictBase]], Dispatched[nn.Module]]
@@ -274,8 +309,8 @@ def dispatch(
         >>> Scale()(torch.ones(2, 3), limits_high=torch.full((2, 3), 4.0))
         tensor([[0.2500, 0.2500, 0.2500],
                 [0.2500, 0.2500, 0.2500]])
-        >>> list(inspect.signature(Scale().forward).parameters)
-        ['x', 'limits_high']
+        >>> inspect.signature(Scale().forward)
+        <WrittenSignature (tensordict=None)>
     """
 
     def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:

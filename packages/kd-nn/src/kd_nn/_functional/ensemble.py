@@ -254,7 +254,7 @@ def _only_calls(keyed: nn.Module) -> bool:
         return False
     if keyed.method is not None or keyed.method_kwargs or keyed._modules.get("module") is None:
         return False
-    spec = keyed.spec
+    spec = keyed._in_spec
     outputs = keyed.__dict__.get("_out_names") is None and len(keyed.out_keys_source) == 1
     return outputs and spec.names is None and len(spec.reads) == 1 and not skip_existing()
 

@@ -96,6 +96,7 @@ class TensorDictModule(TensorDictModuleBase):
     method: str | None
     method_kwargs: Mapping[str, object]
     strict: bool
+    _in_spec: InKeySpec
     replaces_container: ClassVar[bool] = False
     writes_by_inplace: ClassVar[bool] = True
     checks: ClassVar[Mapping[str, Check]] = {
@@ -121,12 +122,23 @@ class TensorDictModule(TensorDictModuleBase):
         strict: bool = True,
     ) -> None:
         super().__init__()
+        self._wrap(module, in_keys, out_keys, inplace, out_to_in_map)
+        kwargs = {} if method_kwargs is None else method_kwargs
+        self._settle(method=method, method_kwargs=kwargs, strict=strict)
+
+    def _wrap(
+        self,
+        module: Callable[..., object],
+        in_keys: InKeys,
+        out_keys: OutKeys,
+        inplace: Inplace,
+        out_to_in_map: bool | None,
+    ) -> None:
+        """Take what the constructor was given; a sequence takes its steps."""
         self._set_in_spec(parse_in_keys(in_keys, out_to_in_map))
         self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
         self._settle(inplace=inplace)
         self.module = module
-        kwargs = {} if method_kwargs is None else method_kwargs
-        self._settle(method=method, method_kwargs=kwargs, strict=strict)
 
     if not TYPE_CHECKING:  # without a look into `__dict__`, as they are read often
 
@@ -139,12 +151,6 @@ class TensorDictModule(TensorDictModuleBase):
     def optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out."""
         return [] if self.strict else self.in_keys
-
-    @property
-    def spec(self) -> InKeySpec:
-        """The parsed `in_keys`: which key feeds which argument."""
-        spec: InKeySpec = self.__dict__["_in_spec"]
-        return spec
 
     @property
     def described_as(self) -> str:
@@ -177,7 +183,7 @@ class TensorDictModule(TensorDictModuleBase):
         """
         if outputs_exist(self, tensordict):
             return tensordict
-        keys = self.spec.keys
+        keys = self._in_spec.keys
         if self.strict:
             values = read_entries(tensordict, keys, lambda: describe(self))
         else:
@@ -194,12 +200,12 @@ class TensorDictModule(TensorDictModuleBase):
         try:
             return self.split_outputs(self.call_wrapped(*values))
         except Exception as error:
-            self._add_call_note(error, dict(zip(self.spec.keys, values, strict=False)))
+            self._add_call_note(error, dict(zip(self._in_spec.keys, values, strict=False)))
             raise
 
     def call_wrapped(self, *values: object) -> object:
         """Run the callable on one value per key of `in_keys`; return what it returns."""
-        spec = self.spec
+        spec = self._in_spec
         # Not `self.module`, which torch looks up in Python.
         wrapped = self._modules.get("module")
         function = self.module if wrapped is None else wrapped
@@ -264,7 +270,7 @@ class TensorDictModule(TensorDictModuleBase):
         Returns:
             One value per key of `out_keys` that is not discarded.
         """
-        outputs = self.forward_values(*[values.get(key) for key in self.spec.keys])
+        outputs = self.forward_values(*[values.get(key) for key in self._in_spec.keys])
         by_key = dict(zip(self._own_out_keys(), outputs, strict=True))
         return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
 

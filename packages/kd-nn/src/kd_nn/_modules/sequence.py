@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import nn
@@ -38,14 +38,15 @@ from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, overlaps, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.interpreter import Made, run_members, run_steps, take_wanted
-from kd_nn._modules.nodes import label_of
+from kd_nn._modules.module import TensorDictModule
+from kd_nn._modules.nodes import key_node, label_of
 from kd_nn._modules.resolved import Resolved, resolve_sequence
 from kd_nn._modules.settings import Check, checked_flag, checked_inplace
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.outcome import BUSY
 
 
-class TensorDictSequential(StepList):
+class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  # of `module`
     """Run keyed modules in order; each reads and writes entries by key.
 
     The sequence reads what its steps read and no earlier step writes, and it writes what any step
@@ -96,9 +97,18 @@ class TensorDictSequential(StepList):
         selected_out_keys: NestedKey | Sequence[NestedKey] | None = None,
         inplace: Inplace = None,
     ) -> None:
-        super().__init__()
+        steps = store_steps(modules)
         self._settle(partial_tolerant=partial_tolerant, inplace=inplace)
-        self.module = store_steps(modules)
+        start = super().__init__
+        if getattr(start, "__func__", None) is TensorDictModule.__init__:
+            TensorDictModuleBase.__init__(self)
+            self.module = steps
+        else:  # a class between the two gets what `TensorDictModule` takes
+            held = steps._modules.items()
+            nodes = tuple(key_node(name, step, partial_tolerant) for name, step in held)
+            graph = KeyGraph(nodes, None)
+            further: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
+            start(module=steps, in_keys=[*graph.inputs], out_keys=[*graph.writes], **further)
         if selected_out_keys is not None:
             self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))
         else:
@@ -128,6 +138,17 @@ class TensorDictSequential(StepList):
             if resolved.unsure:
                 resolved = self._resolve()
             return [*resolved.visible]
+
+        # What `TensorDictModule` says of the one module that it wraps.
+        node_label = described_as = run_on_values = None
+        __getattr__ = TensorDictModuleBase.__getattr__
+
+    def _wrap(self, module: object, *others: object) -> None:
+        state = self.__dict__
+        tolerant, inplace = state.get("partial_tolerant", False), state.get("inplace")
+        self._settle(partial_tolerant=tolerant, inplace=inplace)
+        self.module = store_steps([cast("nn.Module", module)])
+        self._resolve()
 
     @property
     def optional_in_keys(self) -> list[NestedKey]:

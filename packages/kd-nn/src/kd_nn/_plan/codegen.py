@@ -350,7 +350,7 @@ def last_reads(program: Program) -> list[list[int]]:
 
 def arguments(call: Call) -> list[str]:
     """Return the arguments of what a plain module wraps, as text."""
-    spec = cast("InKeySpec", call.step.spec)
+    spec = cast("InKeySpec", call.step._in_spec)
     slots: dict[NestedKey, int] = dict(zip(spec.keys, call.reads, strict=True))
     values = [f"_v{slots[key]}" for key in spec.reads]
     if spec.names is None:
