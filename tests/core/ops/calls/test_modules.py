@@ -1,5 +1,6 @@
 import copy
 import gc
+import pickle
 import threading
 import weakref
 
@@ -93,29 +94,83 @@ def test_module_is_as_before_after_an_error() -> None:
 
 def test_blocks_nest_and_one_scope_may_be_entered_twice() -> None:
     net = nn.Linear(1, 1, bias=False)
-    one, two = (TensorDict({"weight": torch.full((1, 1), v)}).to_module(net) for v in (1.0, 2.0))
-    x = torch.ones(1)
-    original = net.weight
-    with one:
-        with two, one:
+    one, two = (TensorDict({"weight": torch.full((1, 1), v)}) for v in (1.0, 2.0))
+    x, original = torch.ones(1), net.weight
+    scope = one.to_module(net)
+    with scope:
+        with two.to_module(net), scope:
             assert net(x) == 1
-        with two:
+        with two.to_module(net):
             assert net(x) == 2
         assert net(x).item() == 1
     assert net.weight is original
 
 
-def test_a_scope_that_is_never_entered_warns() -> None:
+def test_without_a_block_the_module_keeps_the_entries() -> None:
+    net = mlp()
+    params = copied(net)
+    before = dict(net.named_parameters())
+    replaced = params.to_module(net)
+    assert isinstance(replaced, TensorDict)
+    assert list(replaced.keys(True, True)) == list(params.keys(True, True))
+    assert all(replaced[tuple(name.split("."))] is leaf for name, leaf in before.items())
+    for name, leaf in net.named_parameters():
+        given = params[tuple(name.split("."))]
+        assert isinstance(leaf, nn.Parameter)
+        assert leaf.data_ptr() == given.data_ptr()
+    replaced.to_module(net)
+    assert all(net.get_parameter(name) is leaf for name, leaf in before.items())
+
+
+def test_a_block_gives_what_was_replaced_and_restores_it() -> None:
     net = nn.Linear(2, 1)
+    weight = net.weight
+    with TensorDict({"weight": torch.ones(1, 2)}).to_module(net) as replaced:
+        assert replaced["weight"] is weight
+        assert net.weight.requires_grad
+    assert net.weight is weight
+    assert replaced.clone()["weight"].shape == (1, 2)
+    assert list(pickle.loads(pickle.dumps(replaced)).keys()) == ["weight"]
+
+
+def test_frozen_parameters_stay_frozen_and_parts_of_a_graph_what_they_are() -> None:
+    net = nn.Linear(2, 1).requires_grad_(False)
+    TensorDict({"weight": torch.ones(1, 2)}).to_module(net)
+    assert not net.weight.requires_grad
+    product = torch.ones(1, 2, requires_grad=True) * 2
+    with TensorDict({"weight": product}).to_module(net):
+        assert net.weight is product
+
+
+@pytest.mark.parametrize("how", [{"inplace": True}, {"use_state_dict": True}])
+def test_values_are_copied_on_request(how: dict[str, bool]) -> None:
+    net = nn.Linear(2, 1)
+    weight, before = net.weight, net.weight.detach().clone()
     ones = TensorDict({"weight": torch.ones(1, 2)})
-    with pytest.warns(UserWarning, match=r"does nothing outside a `with` statement. .*update_"):
-        ones.to_module(net)
-    scope = ones.to_module(net)  # entered later: no warning, which would be an error
-    with scope:
-        assert net.weight is ones["weight"]
-    del scope
-    with pytest.raises(KeyNotFound), TensorDict({"wight": torch.ones(1, 2)}).to_module(net):
-        pass
+    with ones.to_module(net, **how) as replaced:  # type: ignore[arg-type]  # one of two flags
+        assert net.weight is weight
+        assert weight.tolist() == [[1, 1]]
+        assert torch.equal(replaced["weight"], before)
+    assert torch.equal(weight, before)
+    ones.to_module(net, **how)  # type: ignore[arg-type]  # one of two flags
+    assert weight.tolist() == [[1, 1]]
+    with pytest.raises(KeyNotFound):
+        TensorDict({"wight": torch.ones(1, 2)}).to_module(net, **how)  # type: ignore[arg-type]  # one of two flags
+
+
+def test_what_was_replaced_goes_where_it_is_asked_for() -> None:
+    net = nn.Linear(2, 1)
+    weight, bias = net.weight, net.bias
+    ones = TensorDict({"weight": torch.ones(1, 2)})
+    room = TensorDict()
+    assert ones.to_module(net, swap_dest=room) is room
+    assert room["weight"] is weight
+    assert ones.to_module(net, return_swap=False, non_blocking=True) is None
+    assert ones.to_module(net, preserve_module_state=True, memo=None)["weight"] is not weight
+    assert net.bias is bias
+    with pytest.raises(KeyNotFound):
+        TensorDict({"wight": torch.ones(1, 2)}).to_module(net)
+    assert net.weight.data_ptr() == ones["weight"].data_ptr()
 
 
 def test_a_part_of_the_parameters_may_be_given() -> None:
@@ -145,7 +200,7 @@ def runs_with(params: TensorDict, net: nn.Sequential) -> tuple[Tensor, Tensor]:
 
 def test_weights_are_shared_if_they_are_when_the_block_begins() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    params = copied(net)
+    params = copied(net).requires_grad_()
     one, other = params["0", "weight"], params["1", "weight"]
     assert runs_with(params, net) == (one, other)
     net[1].weight = net[0].weight
@@ -157,7 +212,7 @@ def test_weights_are_shared_if_they_are_when_the_block_begins() -> None:
 def test_first_name_of_shared_weights_is_that_of_the_module() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight = net[0].weight
-    params = copied(net)
+    params = copied(net).requires_grad_()
     backwards = TensorDict({key: params[key] for key in ["1", "0"]})
     assert runs_with(backwards, net) == (params["0", "weight"], params["0", "weight"])
     first = net._modules.pop("0")
@@ -180,6 +235,7 @@ def test_unknown_name_is_an_error_where_weights_are_shared() -> None:
 def test_changes_of_the_module_between_calls_are_seen() -> None:
     net = mlp()
     params = copied(net)
+    params["3"].requires_grad_()
     with params.to_module(net):
         pass
     net[3] = nn.Linear(4, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -17,6 +17,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
+from kd_core._ops.calls.modules import Scope
 from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
@@ -458,3 +459,58 @@ def _merged(source: object, entries: dict[str, object]) -> dict[str, object]:
 
 registry.register("make_dense", make_dense)
 registry.register("nest_mapping", _nest_mapping)
+
+
+class _Swap(TensorDict):
+    """What `to_module` returns: the tensors that were in the module, and the context.
+
+    It is filled when it is read first: a `with` statement needs no container.
+    """
+
+    __slots__ = ("_exchange",)
+
+    _exchange: Scope
+
+    @property
+    def _entries(self) -> dict[str, Entry]:
+        try:
+            return _filled(self)
+        except AttributeError:
+            made = TensorDict(self._exchange.replaced())
+            self._exchange.settle()
+            _fill_slot(self, made._entries)
+            self._nested = made._nested
+            return made._entries
+
+    @_entries.setter
+    def _entries(self, entries: dict[str, Entry]) -> None:
+        _fill_slot(self, entries)
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        return cast("Self", make_dense(entries, desc))
+
+    def _shallow(self) -> Self:
+        return cast("Self", make_dense(dict(self._entries), self._desc))
+
+    def __enter__(self) -> Self:
+        self._exchange.enter()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._exchange.leave()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        return make_dense(dict(self._entries), self._desc).__reduce_ex__(protocol)
+
+
+_filled: Callable[[_Swap], dict[str, Entry]] = Dense.__dict__["_entries"].__get__
+_fill_slot: Callable[[_Swap, dict[str, Entry]], None] = Dense.__dict__["_entries"].__set__
+
+
+def _swap_of(exchange: Scope) -> Node:
+    made = object.__new__(_Swap)
+    made._desc, made._nested, made._exchange = describe(()), False, exchange
+    return made
+
+
+registry.register("swap_of", _swap_of)

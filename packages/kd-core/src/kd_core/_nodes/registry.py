@@ -64,6 +64,9 @@ lazy_stack: Callable[..., Node]
 maybe_dense_stack: Callable[..., Node]
 """Stack containers densely if they fit, else lazily; set by `_containers.lazy_stack`."""
 
+swap_of: Callable[[object], Node]
+"""Make a container of what an exchange took out of a module; set by `_containers.tensordict`."""
+
 params_of: Callable[[Node, nn.Module | None], Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
 

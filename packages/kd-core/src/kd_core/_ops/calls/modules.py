@@ -1,4 +1,4 @@
-"""Running a module with the entries of a container as its parameters, inside a `with` block.
+"""Installing the entries of a container as the parameters of a module, for good or in a `with`.
 
 A module looks its parameters up in two dicts per level (`_parameters`, `_buffers`), so running it
 with other parameters is exchanging values of these dicts. Which names of which level take which
@@ -12,16 +12,16 @@ Weights that a module shares are written together: one sub-module under two name
 entries of the first, one parameter under two names takes the first tensor. What is shared, and
 which name is the first, is what the module says when it is borrowed. Recurrent layers of torch keep
 a second list of their weights, which is rebuilt. While a module is borrowed, another thread that
-wants to borrow it gets an error.
+wants to borrow it gets an error. A call cannot know whether its result is used in a `with`
+statement, so the module counts as borrowed until the result is left, read or dropped.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,12 @@ from torch.nn.modules.rnn import RNNBase
 from kd_core._errors import InvalidArgument, KdError, KeyNotFound, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.loops import entries_of
-from kd_core._naming import explains_parameters
+from kd_core._nodes import registry
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from kd_core._nodes.entry import Entries, Entry, Node
 
     Store: TypeAlias = dict[str, Tensor | None]
@@ -57,29 +59,47 @@ class Modules(AbstractContainer):
 
     __slots__ = ()
 
-    @explains_parameters
     def to_module(
-        self, module: nn.Module, *, preserve_module_state: bool | None = None
-    ) -> ModuleScope:
-        """Return a context in which a module computes with the entries of this container.
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = None,
+        return_swap: bool = True,
+        swap_dest: AbstractContainer | None = None,
+        use_state_dict: bool = False,
+        non_blocking: bool = False,
+        preserve_module_state: bool = True,
+        memo: None = None,
+    ) -> Self:
+        """Install the entries of this container as the parameters and buffers of a module.
 
-        Entries are matched by name with parameters, buffers and sub-modules; some of them may be
-        left out. On exit, also after an error, the module is as before. Contexts nest. Shared
-        weights take one value, that of their first name. A module that other threads use at the
-        same time must be copied: a second thread that enters a context of it gets an error, one
-        that calls it sees the exchanged parameters.
+        Without `with` the module keeps them. `with td.to_module(module):` runs a block with them:
+        at its end, also after an error, the module is as before. Entries are matched by name with
+        parameters, buffers and sub-modules; some of them may be left out. A tensor without
+        gradients that takes the place of a parameter is wrapped in one, which shares its memory.
+        Blocks nest. Shared weights take one value, that of their first name. A module that other
+        threads use at the same time must be copied: a second thread that exchanges its parameters
+        during a block gets an error, one that calls it sees the exchanged parameters.
 
         Args:
-            module: the module.
-            preserve_module_state: has no effect: the module is always restored.
+            module: The module.
+            inplace: Whether values are copied into the tensors of the module.
+            return_swap: Whether the result is returned; else there is none.
+            swap_dest: A container that receives the tensors that were in the module, and is
+                returned.
+            use_state_dict: Whether the module loads a state dict, with its hooks, so that values
+                are copied.
+            non_blocking: Whether copies to another device may be asynchronous.
+            preserve_module_state: Accepted, and changes nothing: other attributes stay.
+            memo: Not used.
+
+        Returns:
+            A container of the tensors that were in the module, which is also the context.
 
         Raises:
-            InvalidArgument: on entry, if the module is a scripted one.
-            KeyNotFound: on entry, if an entry matches nothing in the module.
-            ModuleBusy: on entry, if another thread is in a context of the module.
-
-        Warns:
-            UserWarning: if the context is dropped before it was entered: nothing was exchanged.
+            InvalidArgument: if the module is a scripted one.
+            KeyNotFound: if an entry matches nothing in the module; nothing changes.
+            ModuleBusy: if another thread is in such a block of the module.
 
         Example:
             >>> import torch
@@ -87,31 +107,84 @@ class Modules(AbstractContainer):
             >>> net = torch.nn.Linear(2, 1)
             >>> ones = TensorDict({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
             >>> with ones.to_module(net):
-            ...     net(torch.tensor([1.0, 2.0]))
-            tensor([4.])
+            ...     net(torch.tensor([1.0, 2.0])).item()
+            4.0
+            >>> before = ones.to_module(net)
+            >>> net.bias.item(), list(before.keys())
+            (1.0, ['weight', 'bias'])
         """
-        return ModuleScope(self._entries, module)
+        if memo is not None:
+            raise InvalidArgument("`memo` of `to_module` must be None. Leave it out.")
+        kind = type(module)
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"`module` must be an `nn.Module`, got {kind.__name__}.")
+        if is_compiling() and not (inplace or use_state_dict or swap_dest is not None):
+            return cast("Self", TracedScope(self._entries, module))
+        if inplace or use_state_dict:
+            scope: Scope = CopyingScope(self._entries, module, use_state_dict, non_blocking)
+        else:
+            scope = ModuleScope(self._entries, module)
+        if not return_swap:
+            scope.settle()
+            return None  # type: ignore[return-value]  # asked for
+        swap = cast("Self", registry.swap_of(scope))
+        if swap_dest is None:
+            return swap
+        for key, entry in swap._entries.items():
+            swap_dest._set_entry(key, entry)
+        return cast("Self", swap_dest)
+
+
+class Scope(Protocol):
+    """An exchange that was made, and can be undone."""
+
+    def enter(self) -> None:
+        """Enter a block with the exchanged tensors."""
+
+    def leave(self) -> None:
+        """Restore the module."""
+
+    def settle(self) -> None:
+        """Note that the exchange is not about to be a block."""
+
+    def replaced(self) -> dict[str, object]:
+        """Return the tensors that were in the module, nested."""
+
+
+class TracedScope:
+    """An exchange that a tracer follows."""
+
+    __slots__ = ("_undo",)
+
+    def __init__(self, entries: Entries, module: nn.Module) -> None:
+        self._undo = _exchange_traced(entries, module)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._undo()
 
 
 class ModuleScope:
-    """Exchanges the parameters of a module on entry and restores them on exit."""
+    """An exchange of the tensors of a module by those of a container."""
 
-    __slots__ = ("_borrowed", "_entered", "_entries", "_module", "_undo")
+    __slots__ = ("_borrowed", "_entries", "_first", "_loan", "_module", "_pending")
 
     def __init__(self, entries: Entries, module: nn.Module) -> None:
-        self._entries, self._module, self._entered = entries, module, False
-        self._undo: list[Callable[[], None]] = []
-        self._borrowed: list[tuple[_Loan, Taken]] = []
-
-    def __enter__(self) -> None:
-        module, self._entered = self._module, True
-        if is_compiling():
-            self._undo.append(_exchange_traced(self._entries, module))
-            return
+        self._entries, self._module = entries, module
+        self._pending: Taken | None = None
+        self._borrowed: list[Taken] = []
         loan = _LOANS.get(id(module))
         if loan is None or loan.module() is not module:
             loan = _new_loan(module)
-        if not loan.lock.acquire(False):
+        self._loan: _Loan | None = loan
+        self._pending = self._exchange(loan)
+        self._first = loan.route, self._pending
+
+    def _exchange(self, loan: _Loan) -> Taken:
+        module = self._module
+        if not loan.acquire():
             raise ModuleBusy(
                 f"another thread runs this `{type(module).__name__}` with exchanged parameters. "
                 "Give each thread its own copy (`copy.deepcopy(module)`), or take turns."
@@ -123,49 +196,173 @@ class ModuleScope:
                 taken = loan.route.exchange(self._entries, module)
                 assert taken is not None
         except BaseException:
-            loan.lock.release()
+            loan.release()
             raise
-        borrowed = (loan, taken)
-        self._borrowed.append(borrowed)
-        loan.stack.append(borrowed)
+        return taken
 
-    def __exit__(self, *exc_info: object) -> None:
-        if self._undo:
-            self._undo.pop()()
-            return
-        borrowed = self._borrowed.pop()
-        loan, taken = borrowed
-        if loan.stack[-1] is not borrowed:
+    def enter(self) -> None:
+        """Enter a block with the exchanged tensors; exchange them again after an earlier block."""
+        loan = cast(_Loan, self._loan)
+        taken, self._pending = self._pending, None
+        if taken is None:
+            taken = self._exchange(loan)
+        self._borrowed.append(taken)
+        loan.stack.append(taken)
+
+    def leave(self) -> None:
+        """Restore the module."""
+        loan = cast(_Loan, self._loan)
+        taken = self._borrowed.pop()
+        if loan.stack[-1] is not taken:
             raise ModuleBusy(
                 f"`to_module` blocks of this `{type(self._module).__name__}` must end in reverse "
                 "order of their begin; interleaved tasks need a copy of the module each."
             )
         loan.stack.pop()
         _restore(taken)
-        loan.lock.release()
+        loan.release()
+
+    def settle(self) -> None:
+        """Note that the exchange is not about to be a block."""
+        if self._pending is not None and self._loan is not None:
+            self._pending = None
+            self._loan.release()
 
     def __del__(self) -> None:
-        if not getattr(self, "_entered", True):
-            warnings.warn(
-                "`to_module` does nothing outside a `with` statement. Write `with "
-                "td.to_module(module): ...`, or `type(td).from_module(module).update_(td)` to copy "
-                "values into the parameters.",
-                stacklevel=2,
+        if getattr(self, "_pending", None) is not None:
+            self.settle()
+
+    def replaced(self) -> dict[str, object]:
+        """Return the tensors that were in the module, nested."""
+        route, taken = self._first
+        levels: list[dict[str, object]] = []
+        for (above, key, *_), (_, before) in zip(route.rows, taken[0], strict=True):
+            levels.append({} if above < 0 or key not in levels[above] else levels[above][key])  # type: ignore[arg-type]  # a level
+            if above >= 0:
+                levels[above][key] = levels[-1]
+            elif len(levels) > 1:
+                levels[-1] = levels[0]
+            levels[-1].update(before)
+        return _like_entries(self._entries, levels[0] if levels else {})
+
+
+def _like_entries(entries: Entries, found: dict[str, object]) -> dict[str, object]:
+    """Return nested tensors in the order of the entries that took their place."""
+    made: dict[str, object] = {}
+    for key, entry in entries.items():
+        if key not in found:
+            continue
+        inner = found[key]
+        below = None if isinstance(entry, Tensor) else entries_of(entry)
+        made[key] = (
+            inner if below is None else _like_entries(below, cast("dict[str, object]", inner))
+        )
+    return made
+
+
+class CopyingScope:
+    """A copy of values into the tensors of a module, which has a copy of its own to restore."""
+
+    __slots__ = ("_before", "_by_state", "_entries", "_fresh", "_module", "_non_blocking")
+
+    def __init__(
+        self, entries: Entries, module: nn.Module, by_state: bool, non_blocking: bool
+    ) -> None:
+        self._entries, self._module = entries, module
+        self._by_state, self._non_blocking = by_state, non_blocking
+        self._before: list[dict[str, Tensor]] = []
+        self._fresh = True
+        self._write()
+
+    def _write(self) -> None:
+        flat = dict(_flat(self._entries, ()))
+        own: dict[str, Tensor] = {**dict(self._module.named_parameters(remove_duplicate=False))}
+        own |= dict(self._module.named_buffers(remove_duplicate=False))
+        for path in flat:
+            if ".".join(path) not in own:
+                raise _unknown(path, "parameter or buffer", self._module, list(own))
+        held = {name: own[name].detach().clone() for name in map(".".join, flat)}
+        self._before.append(held)
+        self._copy({".".join(path): leaf for path, leaf in flat.items()}, own)
+
+    def _copy(self, values: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+        if self._by_state:
+            self._module.load_state_dict(values, strict=False)
+            return
+        with torch.no_grad():
+            for name, value in values.items():
+                own[name].copy_(value, non_blocking=self._non_blocking)
+
+    def enter(self) -> None:
+        """Enter a block with the copied values; copy them again after an earlier block."""
+        if not self._fresh:
+            self._write()
+        self._fresh = False
+
+    def leave(self) -> None:
+        """Copy the values back that the module had."""
+        own = dict(self._module.named_parameters(remove_duplicate=False))
+        self._copy(self._before.pop(), {**own, **dict(self._module.named_buffers())})
+
+    def settle(self) -> None:
+        """Do nothing: the module is not borrowed."""
+
+    def replaced(self) -> dict[str, object]:
+        """Return the values that were in the module, nested."""
+        made: dict[str, object] = {}
+        for name, value in (self._before[-1] if self._before else {}).items():
+            level = made
+            *above, last = name.split(".")
+            for part in above:
+                level = cast("dict[str, object]", level.setdefault(part, {}))
+            level[last] = value
+        return made
+
+
+def _flat(entries: Entries, path: Path) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the tensors of nested entries by their paths."""
+    for key, entry in entries.items():
+        here = (*path, key)
+        if isinstance(entry, Tensor):
+            yield here, entry
+            continue
+        inner = entries_of(entry)
+        if inner is None:
+            raise InvalidArgument(
+                f"entry {format_key(here)} must be a tensor: a module takes tensors only."
             )
+        yield from _flat(inner, here)
 
 
 class _Loan:
-    """The route of a module, its lock, and the exchanges that are active."""
+    """The route of a module, who has borrowed it, and the exchanges that are active."""
 
-    __slots__ = ("lock", "module", "route", "stack")
+    __slots__ = ("_count", "_owner", "module", "route", "stack")
 
     def __init__(self, module: weakref.ref[nn.Module]) -> None:
         self.module = module
         self.route = _Route(None, None)
-        self.lock = threading.RLock()
+        self._owner, self._count = 0, 0
         self.stack: list[object] = []
 
+    def acquire(self) -> bool:
+        """Borrow the module for this thread; return whether no other thread has it."""
+        me = threading.get_ident()
+        with _OWNERS:
+            if self._count and self._owner != me:
+                return False
+            self._owner = me
+            self._count += 1
+        return True
 
+    def release(self) -> None:
+        """Return the module, once; from whichever thread drops the exchange."""
+        with _OWNERS:
+            self._count -= 1
+
+
+_OWNERS: Final = threading.RLock()
+"""Held for a moment; it may be entered twice, since a garbage collection may drop an exchange."""
 _LOANS: dict[int, _Loan] = {}
 
 
@@ -269,7 +466,9 @@ class _Route:
         stores, recurrent = taken
         reached: list[tuple[Entries, nn.Module]] = []
         held: list[Tensor | None] = []
+        in_transform = torch._C._functorch.maybe_current_level() is not None
         for above, key, known, count, home, names in self.rows:
+            wraps = home == "_parameters" and not in_transform
             if above < 0:
                 level, module = entries, root
             else:
@@ -286,7 +485,9 @@ class _Route:
                 new = level[name]
                 if new.__class__ not in _PLAIN and not isinstance(new, Tensor):
                     raise KeyError(name)
-                before[name] = store[name]
+                before[name] = old = store[name]
+                if wraps and new.__class__ is Tensor and not new.requires_grad:
+                    new = _as_parameter(new, old)
                 store[name] = new
             held += before.values()
         if not reached or _has_twice(held):
@@ -304,6 +505,17 @@ class _Route:
             store[name] = stores[first][0][other]
         if self.recurrent:
             recurrent += [cast(RNNBase, reached[row][1]) for row in self.recurrent]
+
+
+def _as_parameter(new: Tensor, old: Tensor | None) -> Tensor:
+    """Return what takes the place of a parameter: a parameter that shares the memory."""
+    if old.__class__ is not nn.Parameter or new.is_inference():
+        return new
+    trained = old.requires_grad and (new.is_floating_point() or new.is_complex())
+    return _parameter(nn.Parameter, new, trained)
+
+
+_parameter: Final = Tensor._make_subclass  # what `nn.Parameter` calls, without its checks
 
 
 def _names_of(module: nn.Module) -> Names:
