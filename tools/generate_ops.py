@@ -22,7 +22,7 @@ WIDTH = 100
 
 KERNELS = " ".join(f"{op}_tensor {op}_tensor_" for op in ("add", "div", "mul", "sub"))
 FUNCTIONS = "as_float as_truth binary binary_ binary_of_tensors binary_of_tensors_ cast_leaves "
-FUNCTIONS += "reflected unary unary_"
+FUNCTIONS += "binary_swapped reflected unary unary_"
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
@@ -370,7 +370,9 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
     exact = ", exact=True" if name in ("add", "sub", "mul") else ""
     symbol = f"{name}_" if name in ("and", "or") else name
     back = f"reflected(self, other, operator.{symbol}{exact})"
-    if name in ("add", "mul", "and", "or", "xor"):
+    if name in ("add", "mul"):  # torch decides by the order which NaN comes out
+        back = call.replace("binary(", "binary_swapped(")
+    elif name in ("and", "or", "xor"):
         back = call
     yield method(f"__r{name}__", ", other: Operand", "", f"return {back}")
 

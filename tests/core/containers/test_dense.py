@@ -41,8 +41,35 @@ class More(Counting):
     """Inherits what it does not override."""
 
 
+class Noting:
+    """Does the same as a mixin."""
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        Counting.seen.append(key)
+        super()._set_entry(key, value)  # type: ignore[misc]  # of the container
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
+        Counting.seen.append("like")
+        return super()._like(entries, desc)  # type: ignore[misc, no-any-return]  # as above
+
+    def _describe(self, desc: Descriptor) -> None:
+        Counting.seen.append("describe")
+        super()._describe(desc)  # type: ignore[misc]  # as above
+
+
+class Mixed(Noting, TensorDict):  # type: ignore[misc]  # the mixin takes the place of primitives
+    """A container with the mixin in front."""
+
+
+class MoreMixed(Mixed):
+    """Inherits from one with the mixin."""
+
+
+KINDS = (Counting, More, Mixed, MoreMixed)
+
+
 def test_each_write_is_seen() -> None:
-    for kind in (Counting, More):
+    for kind in KINDS:
         td = kind({}, [2])
         Counting.seen = []
         td["a"] = X
@@ -56,23 +83,24 @@ def test_each_write_is_seen() -> None:
 
 
 def test_each_result_is_seen() -> None:
-    td = Counting({"a": X}, [2])
-    for do in (
-        lambda: td + 1,
-        lambda: td + td,
-        lambda: td[0],
-        lambda: td.split(1),
-        lambda: td.copy(),
-        lambda: td.exp(),
-        lambda: td.empty(),
-    ):
-        Counting.seen = []
-        do()
-        assert "like" in Counting.seen
+    for kind in KINDS:
+        td = kind({"a": X}, [2])
+        for do in (
+            lambda td: td + 1,
+            lambda td: td + td,
+            lambda td: td[0],
+            lambda td: td.split(1),
+            lambda td: td.copy(),
+            lambda td: td.exp(),
+            lambda td: td.empty(),
+        ):
+            Counting.seen = []
+            do(td)
+            assert "like" in Counting.seen
 
 
 def test_each_lock_is_seen() -> None:
-    for kind in (Counting, More):
+    for kind in KINDS:
         td = kind({"a": X}, [2]).lock_().unlock_()
         Counting.seen = []
         td.lock_().unlock_()

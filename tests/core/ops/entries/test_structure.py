@@ -479,3 +479,13 @@ def test_a_new_ragged_entry_is_stored_in_place() -> None:
     stack = lazy_stack([TensorDict({"d": torch.zeros(1)}) for _ in range(2)])
     stack.update(ragged_rows(1.0).select("a"), inplace=True)
     assert [row.tolist() for row in stack.get("a", as_list=True)] == [[2], [4, 4, 4]]
+
+
+@pytest.mark.parametrize("method", ["update", "update_", "update_at_"])
+def test_a_key_below_a_tensor_updates_nothing(method: str) -> None:
+    td = TensorDict({"b": torch.zeros(2), "n": {"r": torch.zeros(2)}}, [2])
+    source = TensorDict({"b": torch.ones(2), "n": torch.ones(2)}, [2])
+    index = (slice(None),) if method == "update_at_" else ()
+    for key in (("b", "r"), ("n", "r")):
+        getattr(td, method)(source, *index, keys_to_update=[key])
+    assert td["b"].tolist() == td["n", "r"].tolist() == [0, 0]

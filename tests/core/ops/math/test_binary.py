@@ -1,9 +1,11 @@
 """What an error of torch says about the entry."""
 
+import operator
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from kd_core import TensorDict
 
@@ -29,3 +31,33 @@ def test_an_error_of_torch_says_for_which_entry(
     assert caught.value.__notes__ == [
         "This is entry `('next', 'done')` of shape (2, 1) and torch.bool."
     ]
+
+
+def complex_values() -> tuple[Tensor, Tensor]:
+    """Return pairs of complex numbers whose sums and products have NaN of several bits."""
+    parts = [0.0, -0.0, 1.0, 2.5, float("inf"), float("-inf"), float("nan")]
+    each = torch.tensor([complex(real, imag) for real in parts for imag in parts])
+    return each.repeat_interleave(len(each)), each.repeat(len(each))
+
+
+def bits(values: Tensor) -> Tensor:
+    return torch.view_as_real(values).view(torch.int32)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_tensor_on_the_left_stays_there(count: int) -> None:
+    left, right = complex_values()
+    td = TensorDict({f"k{i}": right for i in range(count)}, [len(right)])
+    for name in ("add", "mul", "sub"):
+        expected = bits(getattr(torch, name)(left, right))
+        for result in (getattr(torch, name)(left, td), getattr(operator, name)(left, td)):
+            for leaf in result.values():
+                assert torch.equal(bits(leaf), expected)
+
+
+@pytest.mark.parametrize("number", [2.5, 0.0, float("inf"), float("nan"), 1j])
+def test_complex_leaves_are_multiplied_in_place_as_one_is(number: complex) -> None:
+    values, _ = complex_values()
+    td = TensorDict({f"k{i}": values.clone() for i in range(9)}, [len(values)]).mul_(number)
+    for leaf in td.values():
+        assert torch.equal(bits(leaf), bits(values.clone().mul_(number)))

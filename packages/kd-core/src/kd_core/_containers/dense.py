@@ -352,11 +352,16 @@ _SHORTCUTS: Final = {
 
 
 def _use_general_methods(cls: type[Dense]) -> None:
-    """Replace the methods that would bypass a primitive which a class overrides."""
-    own = vars(cls)
+    """Replace the methods that would bypass a primitive which a class or a mixin overrides."""
+    order = cls.__mro__
+    kind = next(at for at, base in enumerate(order) if Dense in base.__bases__)
+
+    def is_overridden(name: str) -> bool:
+        return any(name in vars(base) for base in order[:kind])
+
     for primitive, shortcuts in _SHORTCUTS.items():
-        for name in shortcuts if primitive in own else ():
-            if name not in own:
+        for name in shortcuts if is_overridden(primitive) else ():
+            if not is_overridden(name):
                 setattr(cls, name, getattr(TensorDictBase, name))
 
 

@@ -43,6 +43,7 @@ dtype_of: Final = attrgetter("dtype")
 needs_grad: Final = attrgetter("requires_grad")
 is_meta: Final = attrgetter("is_meta")
 is_cpu: Final = attrgetter("is_cpu")
+is_complex: Final = Tensor.is_complex
 is_inference: Final = Tensor.is_inference
 _vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -240,6 +241,7 @@ def run_with_(
         kernel is not None
         and not isinstance(operand, Tensor)
         and use_foreach(leaves, alike)
+        and not (kernel is torch._foreach_mul_ and any(map(is_complex, leaves)))  # other NaN
         and wrote(kernel, leaves, operand)
     ):
         return

@@ -95,22 +95,24 @@ def paths_to_update(keys: Iterable[NestedKey]) -> list[Path]:
     return [path_of(key) for key in several(keys, "`keys_to_update`")]
 
 
-def _narrowed(only: list[Path] | None, key: str) -> tuple[bool, list[Path] | None]:
-    """Return whether an update takes `key`, and which paths below it."""
+def _narrowed(only: list[Path] | None, key: str, value: object) -> tuple[bool, list[Path] | None]:
+    """Return whether an update takes the value at `key`, and which paths below it."""
     if only is None:
         return True, None
     below = [path[1:] for path in only if path[0] == key]
     if not below:
         return False, None
-    return True, None if () in below else below
+    if () in below:
+        return True, None
+    return isinstance(value, _LEVELS), below  # nothing is below a tensor
 
 
 def narrowed_items(items: Mapping[str, object], only: list[Path]) -> dict[str, object]:
     """Return the part of a source that some paths name, nested levels as plain dicts."""
     found: dict[str, object] = {}
     for key, value in items.items():
-        taken, below = _narrowed(only, key)
-        if taken and below is not None and isinstance(value, _LEVELS):
+        taken, below = _narrowed(only, key, value)
+        if taken and below is not None:
             found[key] = narrowed_items(source_items(value, "update_at_"), below)
         elif taken:
             found[key] = value
@@ -159,7 +161,7 @@ def _stage_update(
     kinds = kinds_by_key(level._entries)
     in_stack = isinstance(level, Composite)
     for key, value in items:
-        taken, only = _narrowed(how.only, key)
+        taken, only = _narrowed(how.only, key, value)
         if not taken:
             continue
         current = kinds.get(key)
@@ -249,7 +251,7 @@ def stage_writes(
     """Stage the writes of a source into entries that exist."""
     kinds = kinds_by_key(level._entries)
     for key, value in _entries_for(level, source, "update_"):
-        taken, below = _narrowed(how.only, key)
+        taken, below = _narrowed(how.only, key, value)
         if not taken:
             continue
         if key not in kinds:

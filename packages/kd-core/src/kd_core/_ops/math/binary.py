@@ -196,6 +196,15 @@ def _write_number(
     return td
 
 
+def binary_swapped(
+    td: W, left: object, fn: _LeafOp, kernel: Kernel | None = None, exact: Kernel | None = None
+) -> W:
+    """Apply `binary` to an operand on the left; torch puts a number on the right itself."""
+    if isinstance(left, Tensor):
+        return reflected(td, left, fn)
+    return binary(td, left, fn, kernel, exact)
+
+
 def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = False) -> W:
     """Apply an operator to the operand and every leaf, with the leaf on the right.
 

@@ -31,6 +31,7 @@ from kd_core._ops.math.binary import (
     binary_,
     binary_of_tensors,
     binary_of_tensors_,
+    binary_swapped,
     cast_leaves,
     reflected,
     unary,
@@ -565,7 +566,7 @@ class Arithmetic(AbstractContainer):
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def __radd__(self, other: Operand) -> Self:
-        return binary(self, other, torch.add, torch._foreach_add, add_tensor)
+        return binary_swapped(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def sub(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the difference, leaf by leaf: `torch.sub`."""
@@ -595,7 +596,7 @@ class Arithmetic(AbstractContainer):
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def __rmul__(self, other: Operand) -> Self:
-        return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
+        return binary_swapped(self, other, torch.mul, torch._foreach_mul, mul_tensor)
 
     def div(
         self, other: Operand, *, rounding_mode: str | None = None, default: Default | None = None
