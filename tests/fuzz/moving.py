@@ -356,9 +356,8 @@ def by_leaf(which: str, leaf: Tensor, ndim: int) -> Tensor:
 @operation("vmap")
 def mapped(rng: Random, s: Subject, name: str) -> Call:
     """Return a call under vmap; the dimensions are those of the batch."""
-    ndim = len(s.batch)
-    at = rng.randrange(-ndim, ndim) if ndim else 0
-    out = rng.randrange(-ndim, ndim) if ndim else 0
+    ndim = len(s.batch) or 1  # without a batch, as for a dict of tensors
+    at, out = rng.randrange(ndim), rng.randrange(ndim)
     which = rng.choice(list(INSIDE))
     if rng.random() < 0.05:
         at = ndim
@@ -368,10 +367,15 @@ def mapped(rng: Random, s: Subject, name: str) -> Call:
         return in_order(read(mapped(td)))
 
     def theirs(tree: Plain) -> object:
-        # Torch counts dimensions on each leaf, so that only those from the front are of the batch.
-        if not 0 <= at < ndim or out < 0:
+        if at == ndim:
             raise Refusal("not a dimension of the batch")
-        moved = tuple(torch.zeros(tree.batch).movedim(at, out).shape)
+        batch = tree.batch
+        if not batch:
+            sizes = {tuple(leaf.shape[:1]) for leaf in tree.tensors()}
+            if len(sizes) != 1 or () in sizes:
+                raise Refusal("no dimension that all leaves have")
+            batch = sizes.pop()
+        moved = tuple(torch.zeros(batch).movedim(at, out).shape)
         cut = which == "sum"
         return in_order(
             tree.map(

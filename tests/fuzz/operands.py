@@ -44,11 +44,20 @@ def number(rng: Random) -> object:
     return rng.choice([2, 0, -1, 3, True, 1.5, 0.5, -2.0, 1e300, 2**40, 1 + 2j, float("inf"), 2.0])
 
 
-def check_fits(shape: Batch, batch: Batch) -> None:
-    """Refuse a tensor that does not line up with the first batch dimensions."""
-    sizes = zip(shape, batch, strict=False)
-    if len(shape) > len(batch) or any(mine not in (1, size) for mine, size in sizes):
+def lined_up(shape: Batch, batch: Batch) -> Batch:
+    """Return the shape of a tensor from the first batch dimension on; refuse what does not fit."""
+    missing = len(batch) - len(shape)
+    first = missing >= 0 and _fits(shape, batch[: len(shape)])
+    last = missing >= 0 and _fits(shape, batch[missing:])
+    if first and last and missing and any(size != 1 for size in shape):
+        raise Refusal(f"shape {shape} fits {batch} in two ways")
+    if not (first or last):
         raise Refusal(f"shape {shape} does not broadcast over {batch}")
+    return shape if first else (1,) * missing + shape
+
+
+def _fits(shape: Batch, sizes: Batch) -> bool:
+    return all(mine in (1, size) for mine, size in zip(shape, sizes, strict=True))
 
 
 def some_operand(rng: Random, s: Subject, boolean: bool = False) -> Operand:
@@ -66,15 +75,16 @@ def some_operand(rng: Random, s: Subject, boolean: bool = False) -> Operand:
         zero = values(rng, (), dtype)
         return Operand(zero, lambda plain, path, leaf: zero, repr(zero))
     if draw < 0.65 or boolean:
-        shape = s.batch[: rng.randint(0, len(s.batch))]
+        count = rng.randint(0, len(s.batch))
+        shape = s.batch[:count] if rng.random() < 0.7 else s.batch[len(s.batch) - count :]
         shape = tuple(1 if rng.random() < 0.2 else size for size in shape)
         if rng.random() < 0.05:
             shape = (*shape, 5)
         tensor = values(rng, shape, dtype)
 
         def beside(plain: Plain, path: tuple[str, ...], leaf: Tensor) -> Tensor:
-            check_fits(shape, plain.batch)
-            return tensor.reshape((*shape, *(1,) * (leaf.ndim - len(shape)))) if shape else tensor
+            first = lined_up(shape, plain.batch)
+            return tensor.reshape((*first, *(1,) * (leaf.ndim - len(first)))) if shape else tensor
 
         return Operand(tensor, beside, f"tensor{tuple(shape)} of {dtype}")
     return container_operand(rng, s)
@@ -160,7 +170,7 @@ def check_keys(plain: Plain, operands: list[Operand]) -> None:
         if isinstance(operand.ours, TensorDictBase):
             same_keys(plain, operand.ours)
         elif isinstance(operand.ours, Tensor) and operand.ours.ndim:
-            check_fits(tuple(operand.ours.shape), plain.batch)
+            lined_up(tuple(operand.ours.shape), plain.batch)
         else:
             refuse_object(operand.ours)
 

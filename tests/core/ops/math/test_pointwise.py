@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kd_core import DeviceMismatch, InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict
+from kd_core import (
+    DeviceMismatch,
+    InvalidArgument,
+    KeySetMismatch,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 from kd_core._ops.math.table import (
     ARITHMETIC,
     CASTS,
@@ -488,3 +497,29 @@ def test_torch_judges_an_option_that_equals_the_default() -> None:
         td.add(1, alpha=True)
     with pytest.raises(TypeError, match="decimals"):
         td.round(decimals=0.0)  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_tensor_lines_up_with_the_first_or_the_last_batch_dimensions(lazy: bool) -> None:
+    row, column = torch.arange(4.0), torch.arange(3.0)
+    leaves = {"a": torch.zeros(3, 4, 2), "n": {"b": torch.ones(3, 4)}}
+    td: TensorDictBase = TensorDict(leaves, [3, 4])
+    if lazy:
+        td = lazy_stack(list(td.unbind(1)), 1)
+    operations: list[Callable[[Any, Any], Any]] = [
+        lambda td, x: td + x,
+        lambda td, x: x - td,
+        lambda td, x: td >= x,
+        lambda td, x: td.clone().mul_(x),
+        lambda td, x: td.clamp(min=x),
+        lambda td, x: td.lerp(x, 0.5),
+        lambda td, x: torch.nn.functional.l1_loss(td, x, reduction="none"),
+    ]
+    for call in operations:
+        assert (call(td, row) == call(td, row[None])).all()
+        assert (call(td, column) == call(td, column[:, None])).all()
+        square = td[:, :3]
+        message = r"fits the first and the last .* `x\[..., None\]` for the first, `x\[None\]` for"
+        with pytest.raises(ShapeMismatch, match=message):
+            call(square, column)
+        assert (call(square, column[:1]) == call(square, column[:1, None])).all()

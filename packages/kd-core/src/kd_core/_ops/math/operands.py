@@ -3,8 +3,8 @@
 The second operand is
 
 - a number: for every leaf;
-- a tensor: its dimensions are the *first* batch dimensions, so its shape is padded on the right
-  with ones to the rank of each leaf; it must not enlarge the batch;
+- a tensor: its dimensions are the *first* batch dimensions, or the last ones where it fits these
+  alone; its shape is padded with ones to the rank of each leaf. It must not enlarge the batch;
 - a container: leaves are matched by key. Both must have the same keys and the same batch size, or
   one of them the batch size ().
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import without_names
-from kd_core._batch.shapes import check_lines_up
+from kd_core._batch.shapes import broadcasts_to, check_lines_up
 from kd_core._errors import InvalidArgument, ShapeMismatch, shape_text, wrap_mapping, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import PLAIN, is_ragged
@@ -85,8 +85,7 @@ def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list
     refuse_unbatched(td, "combined with a tensor over the batch")
     if keeps_batch(td):
         return pad_to_leaves(operand, leaves, batch)
-    check_lines_up(tuple(operand.shape), batch, "a tensor")
-    return beside_members(td, operand)
+    return beside_members(td, over_batch(operand, batch))
 
 
 def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> list[Tensor]:
@@ -95,15 +94,38 @@ def pad_to_leaves(operand: Tensor, leaves: Iterable[Tensor], batch: Batch) -> li
     Raises:
         ShapeMismatch: if its shape does not fit, or would enlarge the batch.
     """
-    shape = tuple(operand.shape)
-    check_lines_up(shape, batch, "a tensor")
-    ndim = operand.ndim
+    operand = over_batch(operand, batch)
+    shape, ndim = tuple(operand.shape), operand.ndim
     made: dict[int, Tensor] = {}
     for leaf in leaves:
         extra = leaf.ndim - ndim
         if extra not in made:
             made[extra] = operand.reshape(*shape, *(1,) * extra)
     return [made[leaf.ndim - ndim] for leaf in leaves]
+
+
+def over_batch(operand: Tensor, batch: Batch) -> Tensor:
+    """Return a tensor operand whose dimensions are the first batch dimensions.
+
+    One that fits the last batch dimensions alone gets dimensions of size 1 in front.
+
+    Raises:
+        ShapeMismatch: if its shape does not fit, or fits the first and the last dimensions.
+    """
+    shape = tuple(operand.shape)
+    missing = len(batch) - len(shape)
+    if missing > 0 and broadcasts_to(shape, batch[missing:]):
+        if not broadcasts_to(shape, batch[: len(shape)]):
+            return operand.reshape((1,) * missing + shape)
+        if any(size != 1 for size in shape):
+            more = ", ".join(["None"] * missing)
+            raise ShapeMismatch(
+                f"a tensor of shape {shape} fits the first and the last dimensions of batch_size "
+                f"{batch}, with other results. Write `x[..., {more}]` for the first, `x[{more}]` "
+                "for the last."
+            )
+    check_lines_up(shape, batch, "a tensor")
+    return operand
 
 
 def check_batches(mine: Batch, theirs: Batch) -> None:
