@@ -141,6 +141,21 @@ def clone(rng: random.Random, both: Both) -> Both:
     return both.picked(both.td.clone(), list(range(both.count)))
 
 
+def consolidated(rng: random.Random, both: Both) -> Both:
+    made = both.td.consolidate()
+    assert made.is_consolidated()
+    return Both(made, both.rows)
+
+
+def shared(rng: random.Random, both: Both) -> Both:
+    assert both.td.clone().share_memory_().is_shared()
+    return both
+
+
+def stored(rng: random.Random, both: Both) -> Both:
+    return Both(type(both.td).from_buffers(*both.td.to_buffers()), both.rows)
+
+
 def arithmetic(rng: random.Random, both: Both) -> Both:
     rows = {key: [row * 2 + 1 for row in each] for key, each in both.rows.items()}
     return Both(both.td * 2 + 1, rows)
@@ -158,7 +173,7 @@ def masked(rng: random.Random, both: Both) -> Both:
 
 STEPS: tuple[Step, ...] = (
     *(index, split, split_sizes, chunk, joined, dense_again, flip, roll, repeat, repeat_each),
-    *(gather, clone, arithmetic, masked),
+    *(gather, clone, consolidated, shared, stored, arithmetic, masked),
 )
 
 

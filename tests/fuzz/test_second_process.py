@@ -110,8 +110,8 @@ class Life:
             assert self.other("take", self.here.live) is self.here.live.is_locked
             return
         self.anyone()("memmap", self.path, self.held)
-        assert self.other("open", self.path) is True
-        assert self.here.open(self.path)
+        assert self.other("open", self.path) is False
+        assert not self.here.open(self.path)
 
     def begin_shared(self) -> None:
         live = self.held.clone().share_memory_()

@@ -32,14 +32,9 @@ ADVICE: Final = [
 PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`", text)})
 # What stands for a piece that is not code by itself.
 SPELLED: Final = {
-    ".to(device)": "td.to(device)",
-    ".clone()": "td.clone()",
     "filename": "MemoryMappedTensor(tensor)",
-    ".to(device, non_blocking=True)": "td.to(device, non_blocking=True)",
-    "load(path, keys=[...])": "load(path, keys=['a'])",
     "module.load_state_dict(...)": "module.load_state_dict(module.state_dict())",
     "td.batch_size = [...]": "td.batch_size = [2]",
-    "consolidate(device=..., non_blocking=True)": "td.consolidate(device='cpu', non_blocking=True)",
     "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
     "TensorDictParams(td.double(cast_filter=...))": (
         "TensorDictParams(td.double(cast_filter=lambda path, leaf: path != ('a',)))"

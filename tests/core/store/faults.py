@@ -10,6 +10,7 @@ from kd_core._store import files
 
 CHANGING = (
     "make_folder",
+    "make_folders",
     "make_temporary_folder",
     "remove_folder",
     "create",

@@ -1,7 +1,9 @@
 """The directory form: what is loaded is what was saved."""
 
+import gc
 import hashlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,13 @@ from kd_core import (
     NonTensorData,
     TensorDict,
     TensorDictBase,
+    TensorDictFuture,
+    append_memmap,
+    is_memmap_archive,
     lazy_stack,
+    pack_memmap,
+    refresh_archive_checksums,
+    unpack_memmap,
 )
 from kd_core._store.canonical import canonical
 
@@ -39,7 +47,7 @@ def test_a_tree_comes_back_as_it_was(
     assert_same(loaded, td)
     assert type(loaded) is type(td)
     assert loaded.names == td.names
-    assert loaded.is_locked
+    assert not loaded.is_locked
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -225,3 +233,82 @@ def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:
     sample().save(tmp_path / "td")
     assert_same(TensorDict.load(tmp_path / "td", verify="full"), sample())
     assert len(list((tmp_path / "td").glob("seg-*"))) == 1
+
+
+def test_many_entries_are_loaded_in_seconds(tmp_path: Path) -> None:
+    # 300 000 take under 3 s on a machine of its own.
+    count = 60_000
+    TensorDict({f"{n}": torch.tensor(n) for n in range(count)}).save(tmp_path / "td")
+    start = time.process_time()
+    loaded = TensorDict.load(tmp_path / "td")
+    assert time.process_time() - start < 5
+    assert loaded["777"] == 777
+    assert gc.isenabled()
+
+
+def test_parameters_that_ask_for_what_is_done_anyway(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(3)}}, [3])
+    options = {"num_threads": 2, "robust_key": True, "share_non_tensor": True, "atomic": True}
+    assert td.save(tmp_path / "a" / "b", True, return_early=False, **options) is td
+    path = tmp_path / "a" / "b"
+    for loaded in (
+        TensorDict.load(path, "cpu", num_threads=1, robust_key=None, allow_pickle=False),
+        TensorDict.load_memmap(path, device="cpu", non_blocking=False, mode="r"),
+        TensorDict.load(path, out=td.clone().zero_()),
+        td.clone().zero_().load_(path, robust_key=True),
+        td.clone().zero_().load_memmap_(path, True, mode="r"),
+        TensorDict.load_memmap(path, num_threads=4),
+        td.memmap(tmp_path / "m", True, **options),
+        td.clone().memmap_(tmp_path / "n", **options),
+    ):
+        assert (loaded == td).all()
+    assert TensorDict.load(path, subpath="n")["b"].tolist() == [1, 1, 1]
+    assert TensorDict.load_memmap(path, subpath=("n",)).batch_size == (3,)
+    with pytest.raises(ValueError, match=r"`subpath` must be the key of a container .* got `a`"):
+        TensorDict.load(path, subpath="a")
+    with pytest.raises(ValueError, match="`mode` must be"):
+        TensorDict.load(path, mode="w")
+    with pytest.raises(ValueError, match="would run code from a file"):
+        TensorDict.load(path, allow_pickle=True)
+    early = td.memmap(tmp_path / "o", return_early=True, num_threads=2)
+    assert isinstance(early, TensorDictFuture)
+    assert (early.result() == td).all()
+
+
+def test_a_name_of_a_file_is_a_file(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    for name in ("model.pt", "model.safetensors", "m.tdz"):
+        td.save(tmp_path / name)
+        assert is_memmap_archive(tmp_path / name)
+        assert TensorDict.load(tmp_path / name)["a"].tolist() == [0, 1, 2]
+        assert TensorDict.load_memmap(tmp_path / name)["a"].tolist() == [0, 1, 2]
+    td.save(tmp_path / "any", archive=True, compression="deflate")
+    assert is_memmap_archive(tmp_path / "any")
+    td.save(tmp_path / "folder.pt", archive=False)
+    assert not is_memmap_archive(tmp_path / "folder.pt")
+    assert not is_memmap_archive(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="must be one of"):
+        td.save(tmp_path / "x", archive=True, compression="gzip")
+    with pytest.raises(ValueError, match="cannot be combined with a directory"):
+        td.save(tmp_path / "x", compression="lzma")
+
+
+def test_directories_and_files_become_one_another(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    td.memmap(tmp_path / "folder")
+    packed = pack_memmap(tmp_path / "folder", tmp_path / "packed.tdz", compression="stored")
+    assert is_memmap_archive(packed)
+    assert unpack_memmap(packed, tmp_path / "other") == tmp_path / "other"
+    append_memmap(tmp_path / "other", td)
+    append_memmap(tmp_path / "folder", td)
+    for name in ("folder", "other"):
+        assert TensorDict.load_memmap(tmp_path / name)["a"].tolist() == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(ValueError, match="`prefix` must be a directory"):
+        append_memmap(packed, td)
+    data = bytearray(packed.read_bytes())
+    data[-8] = 7  # the last element, by something else
+    packed.write_bytes(data)
+    with pytest.raises(FormatError, match="checksum"):
+        TensorDict.load(packed, verify="full")
+    assert refresh_archive_checksums(packed) == packed
+    assert TensorDict.load(packed, verify="full")["a"].tolist() == [0, 1, 7]

@@ -61,16 +61,47 @@ def test_a_class_comes_back_as_itself(tmp_path: Path) -> None:
     assert type(TensorDictBase.load(tmp_path / "points")) is Point
 
 
-def test_a_class_without_a_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"entry `p` is a `Point`, .*register_class"):
-        TensorDict({"p": Point(torch.ones(2))}).save(tmp_path / "td")
-    assert not list(tmp_path.iterdir())
+def test_a_class_needs_no_name(tmp_path: Path) -> None:
+    class Inner(TensorClass):
+        points: Tensor
+
+    class Kind(TensorDict):
+        pass
+
+    td = TensorDict({"p": Point(torch.ones(2)), "i": Inner(torch.ones(1)), "k": Kind(a=1)})
+    td.save(tmp_path / "td")
+    loaded = TensorDict.load(tmp_path / "td")
+    again = TensorDict.from_buffers(*td.to_buffers())
+    for each in (loaded, again, td.memmap(tmp_path / "arena")):
+        kinds = [type(each.get(key)) for key in ("p", "i", "k")]
+        assert kinds == [Point, Inner, Kind]
+
+
+def test_a_class_that_is_not_known_is_a_plain_container(tmp_path: Path) -> None:
     store.register_class(Point, "point")
     Point(torch.ones(2)).save(tmp_path / "td")
     registered._CLASS_NAMES.clear()
-    with pytest.raises(FormatError, match="the class 'point' is not registered"):
-        TensorDict.load(tmp_path / "td")
+    with pytest.warns(UserWarning, match="the class 'point' of a saved container is not defined"):
+        loaded = TensorDict.load(tmp_path / "td")
+    assert type(loaded) is TensorDict
+    assert loaded["x"].tolist() == [1, 1]
     assert store.check(tmp_path / "td").lines[0] == "point (version 1) []"
+
+
+def test_a_class_with_other_fields_is_a_plain_container(tmp_path: Path) -> None:
+    def made(**fields: object) -> type[TensorClass]:
+        return type("Made", (TensorClass,), {"__annotations__": fields, "__module__": __name__})
+
+    old = made(y=Tensor)
+    TensorDict({"m": old(torch.ones(2))}).save(tmp_path / "td")
+    assert type(TensorDict.load(tmp_path / "td").get("m")) is old
+    new = made(z=Tensor)
+    assert new is not old
+    with pytest.warns(
+        UserWarning, match=r"\.Made' of a saved container is not defined here, or has"
+    ):
+        loaded = TensorDict.load(tmp_path / "td")
+    assert loaded["m", "y"].tolist() == [1, 1]
 
 
 def test_old_versions_of_a_class_are_converted(tmp_path: Path) -> None:

@@ -21,13 +21,17 @@ from tests.core.content import assert_same as assert_same_tree
 from tests.core.store.trees import trees
 
 from kd_core import (
+    FormatError,
+    LazyStackedTensorDict,
     Locked,
+    NonTensorData,
     TensorClass,
     TensorDict,
     TensorDictBase,
     TypedTensorDict,
     lazy_stack,
 )
+from kd_core._containers.dense import restore_dense
 
 
 def nested() -> TensorDict:
@@ -142,6 +146,39 @@ def test_dtypes_that_torch_cannot_unpickle(
             assert torch.equal(leaf.view(bits), td[key].view(bits))
         assert made["expanded"].stride() == (0, 0)
     assert loaded["again"] is loaded["all"]
+
+
+class Forged:
+    """Pickled as a call of what restores containers."""
+
+    def __init__(self, *args: object) -> None:
+        self.args = args
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_dense, self.args
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "batch"),
+    [
+        (TensorDict, {"a": torch.zeros(3)}, [4]),
+        (TensorDict, {"a": torch.zeros(3)}, [3, 1]),
+        (TensorDict, {"a": TensorDict({}, [2])}, [3]),
+        (TensorDict, {"a": torch.zeros(3), "b": NonTensorData("x", [2])}, [3]),
+        (TensorDict, {"a": 3}, []),
+        (TensorDict, {3: torch.zeros(3)}, []),
+        (LazyStackedTensorDict, {"a": torch.zeros(3)}, [3]),
+        (NonTensorData, {"a": torch.zeros(3)}, [3]),
+    ],
+)
+def test_a_forged_pickle_is_refused(kind: type, entries: object, batch: list[int]) -> None:
+    file = io.BytesIO()
+    torch.save(Forged(kind, entries, batch, None, None), file)
+    file.seek(0)
+    with pytest.raises(FormatError, match="the pickle is not valid"):
+        torch.load(file, weights_only=True)
+    with pytest.raises(FormatError, match="the pickle is not valid"):
+        pickle.loads(pickle.dumps(Forged(kind, entries, batch, None, None)))
 
 
 def test_buffers_are_handed_over_without_a_copy() -> None:

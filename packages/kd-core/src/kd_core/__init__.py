@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from kd_core._ops.values.pack_layout import PackLayout as PackLayout
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
     from kd_core.convert import LeafSchema as LeafSchema
+    from kd_core.convert import TensorDictFuture as TensorDictFuture
+    from kd_core.convert import append_memmap as append_memmap
     from kd_core.convert import from_any as from_any
     from kd_core.convert import from_arrow as from_arrow
     from kd_core.convert import from_consolidated as from_consolidated
@@ -98,12 +100,16 @@ if TYPE_CHECKING:
     from kd_core.convert import from_tuple as from_tuple
     from kd_core.convert import from_zarr as from_zarr
     from kd_core.convert import fromkeys as fromkeys
+    from kd_core.convert import is_memmap_archive as is_memmap_archive
     from kd_core.convert import load as load
     from kd_core.convert import load_memmap as load_memmap
     from kd_core.convert import memmap as memmap
+    from kd_core.convert import pack_memmap as pack_memmap
+    from kd_core.convert import refresh_archive_checksums as refresh_archive_checksums
     from kd_core.convert import save as save
     from kd_core.convert import to_arrow as to_arrow
     from kd_core.convert import to_safetensors as to_safetensors
+    from kd_core.convert import unpack_memmap as unpack_memmap
 
 __version__: Final = "0.1.0"
 
@@ -124,10 +130,12 @@ _publish(
         "kd_core._ops.values.pack_layout": "PackLayout",
         "kd_core._store.mapped_tensor": "MemoryMappedTensor",
         "kd_core.convert": (
-            "LeafSchema from_any from_arrow from_consolidated from_csv from_dict from_h5 "
+            "LeafSchema TensorDictFuture append_memmap from_any from_arrow from_consolidated "
+            "from_csv from_dict from_h5 "
             "from_json from_list from_modules from_namedtuple from_pandas from_parquet "
             "from_pytree from_safetensors from_schema from_struct_array from_tuple from_zarr "
-            "fromkeys load load_memmap memmap save to_arrow to_safetensors"
+            "fromkeys is_memmap_archive load load_memmap memmap pack_memmap "
+            "refresh_archive_checksums save to_arrow to_safetensors unpack_memmap"
         ),
     },
 )

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Example:
         >>> from kd_core import TensorDict
         >>> from kd_core.__main__ import main
-        >>> TensorDict({"a": [1, 2]}, [2]).save("main.kd")
+        >>> _ = TensorDict({"a": [1, 2]}, [2]).save("main.kd")
         >>> main(["check", "main.kd"])
         main.kd: directory, format 1, generation 1, 1 file, 80 bytes, 1 part, 1 tensor
         td [2]

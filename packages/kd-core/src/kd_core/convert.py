@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
+from kd_core._errors import InvalidValue
 from kd_core._naming import explains_parameters
+from kd_core._ops.values.memory_maps import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
     from kd_core._types import DeviceLike
@@ -43,20 +45,45 @@ load_memmap = TensorDict.load_memmap
 
 
 @explains_parameters
-def save(td: TensorDictBase, path: str | Path) -> None:
+def save(
+    td: C,
+    path: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: str | int | None = None,
+    atomic: bool = False,
+) -> C:
     """Write a container to a directory or a file: `TensorDictBase.save` as a function.
 
     Example:
         >>> from kd_core import TensorDict, load, save
-        >>> save(TensorDict({"a": [1, 2]}, [2]), "saved.kd")
+        >>> td = save(TensorDict({"a": [1, 2]}, [2]), "saved.kd")
         >>> load("saved.kd")["a"]
         tensor([1, 2])
     """
-    td.save(path)
+    return td.save(path, archive=archive, compression=compression)
 
 
 @explains_parameters
-def memmap(td: C, path: str | Path | None = None) -> C:
+def memmap(
+    td: C,
+    path: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: str | int | None = None,
+    atomic: bool = False,
+) -> C:
     """Write a container to an arena: `TensorDictBase.memmap` as a function.
 
     Example:
@@ -64,7 +91,118 @@ def memmap(td: C, path: str | Path | None = None) -> C:
         >>> memmap(TensorDict({"a": [1, 2]}, [2]), "mapped.kd").is_memmap()
         True
     """
-    return td.memmap(path)
+    return td.memmap(
+        path,
+        num_threads=num_threads,
+        return_early=return_early,
+        existsok=existsok,
+        archive=archive,
+        compression=compression,
+    )
+
+
+def append_memmap(
+    prefix: str | Path, rows: TensorDictBase, *, allow_pickle: bool | None = None
+) -> None:
+    """Add rows to a store or an arena, which is sealed then: `rows.append_to(prefix)`.
+
+    Args:
+        prefix: what `save` or `memmap` wrote.
+        rows: the rows.
+        allow_pickle: `False` or `None`; no file can run code when it is read.
+
+    Raises:
+        InvalidValue: if there is nothing at the path, or the rows do not fit.
+
+    Example:
+        >>> from kd_core import TensorDict, append_memmap, load
+        >>> rows = TensorDict({"a": [1, 2]}, [2]).save("appended.kd")
+        >>> append_memmap("appended.kd", rows)
+        >>> load("appended.kd")["a"]
+        tensor([1, 2, 1, 2])
+    """
+    from kd_core._store import forms  # requires POSIX
+
+    forms.refuse_pickles(allow_pickle)
+    if not Path(prefix).is_dir():
+        raise InvalidValue(
+            f"`prefix` must be a directory that `save` or `memmap` wrote, got `{prefix}`. Unpack a "
+            "single file with `unpack_memmap` first."
+        )
+    forms.seal_if_open(prefix)
+    rows.append_to(prefix)
+
+
+def pack_memmap(
+    prefix: str | Path,
+    archive_path: str | Path,
+    *,
+    compression: str | int | None = None,
+    compresslevel: int | None = None,
+) -> Path:
+    """Write what a directory holds to a single file, and return its path.
+
+    Args:
+        prefix: what `save` or `memmap` wrote.
+        archive_path: the file.
+        compression: nothing: what is mapped is not compressed.
+        compresslevel: nothing, as above.
+
+    Example:
+        >>> from kd_core import TensorDict, load, pack_memmap
+        >>> td = TensorDict({"a": [1, 2]}, [2]).save("packed.kd")
+        >>> load(pack_memmap("packed.kd", "packed.tdz"))["a"]
+        tensor([1, 2])
+    """
+    from kd_core._store import forms  # requires POSIX
+
+    forms.check_compression(compression, True)
+    forms.save(forms.load(prefix), archive_path, archive=True)
+    return Path(archive_path)
+
+
+def unpack_memmap(archive_path: str | Path, prefix: str | Path) -> Path:
+    """Write what a single file holds to a directory, and return its path.
+
+    Example:
+        >>> from kd_core import TensorDict, load, unpack_memmap
+        >>> td = TensorDict({"a": [1, 2]}, [2]).save("unpacked.safetensors")
+        >>> load(unpack_memmap("unpacked.safetensors", "unpacked.kd"))["a"]
+        tensor([1, 2])
+    """
+    from kd_core._store import forms  # requires POSIX
+
+    forms.save(forms.load(archive_path), prefix, archive=False)
+    return Path(prefix)
+
+
+def is_memmap_archive(path: str | Path) -> bool:
+    """Return whether a container was saved at a path as a single file.
+
+    Example:
+        >>> from kd_core import TensorDict, is_memmap_archive
+        >>> td = TensorDict({"a": [1, 2]}, [2]).save("single.safetensors")
+        >>> is_memmap_archive("single.safetensors"), is_memmap_archive("nothing")
+        (True, False)
+    """
+    from kd_core._store import forms  # requires POSIX
+
+    return forms.is_archive(path)
+
+
+def refresh_archive_checksums(archive_path: str | Path) -> Path:
+    """Write the checksums of a single file whose tensors something else changed; return its path.
+
+    Example:
+        >>> from kd_core import TensorDict, load, refresh_archive_checksums
+        >>> td = TensorDict({"a": [1, 2]}, [2]).save("fresh.safetensors")
+        >>> load(refresh_archive_checksums("fresh.safetensors"), verify="full")["a"]
+        tensor([1, 2])
+    """
+    from kd_core._store import forms  # requires POSIX
+
+    forms.save(forms.load(archive_path), archive_path, archive=True)
+    return Path(archive_path)
 
 
 @explains_parameters
@@ -102,12 +240,12 @@ def from_safetensors(
     Example:
         >>> import torch
         >>> from kd_core import TensorDict, from_safetensors
-        >>> TensorDict({"layer.bias": torch.zeros(2)}).save("layer.safetensors")
+        >>> _ = TensorDict({"layer.bias": torch.zeros(2)}).save("layer.safetensors")
         >>> list(from_safetensors("layer.safetensors", separator=".")["layer"].keys())
         ['bias']
     """
     td = load(path, device=device)
-    return td if separator is None else td.unflatten_keys(separator).lock_()
+    return td if separator is None else td.unflatten_keys(separator)
 
 
 def to_arrow(td: TensorDictBase) -> object:

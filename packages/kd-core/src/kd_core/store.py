@@ -40,7 +40,7 @@ def inspect(path: str | Path) -> StoreInfo:
 
     Example:
         >>> from kd_core import TensorDict, store
-        >>> TensorDict({"a": [1, 2]}, [2]).save("inspect.kd")
+        >>> _ = TensorDict({"a": [1, 2]}, [2]).save("inspect.kd")
         >>> store.inspect("inspect.kd").leaves
         1
     """
@@ -58,7 +58,7 @@ def check(path: str | Path) -> StoreInfo:
 
     Example:
         >>> from kd_core import TensorDict, store
-        >>> TensorDict({"a": [1, 2]}, [2]).save("check.kd")
+        >>> _ = TensorDict({"a": [1, 2]}, [2]).save("check.kd")
         >>> store.check("check.kd").generation
         1
     """
@@ -136,7 +136,7 @@ def register_class(
         >>> class Point(TensorClass):
         ...     x: torch.Tensor
         >>> Point = store.register_class(Point, "example.Point")
-        >>> Point(x=torch.ones(2), batch_size=[2]).save("point.kd")
+        >>> _ = Point(x=torch.ones(2), batch_size=[2]).save("point.kd")
         >>> type(TensorDict.load("point.kd")).__name__
         'Point'
     """
@@ -195,7 +195,7 @@ def register_type(
         >>> from kd_core import TensorDict, store
         >>> store.register_type(date, "date", encode=str, decode=date.fromisoformat)
         <class 'datetime.date'>
-        >>> TensorDict({"day": date(2030, 1, 2)}).save("day.kd")
+        >>> _ = TensorDict({"day": date(2030, 1, 2)}).save("day.kd")
         >>> TensorDict.load("day.kd")["day"]
         datetime.date(2030, 1, 2)
     """

@@ -1,6 +1,7 @@
 """All leaves in one storage."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,12 +56,47 @@ def test_a_leaf_without_elements_does_not_count() -> None:
     assert td.consolidate().is_consolidated()
 
 
-@pytest.mark.parametrize("layout", ["jagged", "sparse"])
-def test_a_leaf_without_one_storage_is_not_consolidated(layout: str) -> None:
+def ragged() -> TensorDict:
     rows = [torch.ones(2), torch.ones(3)]
-    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    leaf = jagged if layout == "jagged" else torch.eye(2).to_sparse()
-    assert not TensorDict({"a": leaf}).is_consolidated()
+    a = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    holes = torch.nested.nested_tensor_from_jagged(
+        torch.arange(6.0), torch.tensor([0, 3, 6]), torch.tensor([1, 2])
+    )
+    return TensorDict({"a": a, "b": a * 2, "h": holes, "d": torch.arange(2)}, [2])
+
+
+def test_a_sparse_leaf_is_not_consolidated() -> None:
+    assert not TensorDict({"a": torch.eye(2).to_sparse()}).is_consolidated()
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_ragged_leaves_are_in_one_storage(inplace: bool) -> None:
+    td = ragged()
+    assert not td.is_consolidated()
+    one = td.consolidate(inplace=inplace)
+    assert (one is td) is inplace
+    assert one.is_consolidated()
+    for key, leaf in ragged().items():
+        assert all(map(torch.equal, one[key].unbind(), leaf.unbind()))
+    assert (one["a"] + one["b"]).values().tolist() == [3] * 5  # rows are shared
+    assert one["a"].values().untyped_storage().data_ptr() == one["d"].untyped_storage().data_ptr()
+
+
+def test_ragged_leaves_are_in_shared_memory() -> None:
+    td = ragged()
+    assert not td.is_shared()
+    assert td.share_memory_() is td
+    assert td.is_shared()
+    assert td["h"].lengths().is_shared()
+    with pytest.raises(Locked, match="share_memory_"):
+        td["new"] = torch.zeros(2)
+
+
+def test_parameters_that_ask_for_what_is_done_anyway(td: TensorDict, tmp_path: Path) -> None:
+    file = tmp_path / "one"
+    one = td.consolidate(file, num_threads=2, return_early=False, use_buffer=True, metadata=True)
+    assert one.is_consolidated()
+    assert bool((TensorDict.from_consolidated(file) == td).all())
 
 
 def test_what_is_removed_from_one_storage_is_not_written() -> None:

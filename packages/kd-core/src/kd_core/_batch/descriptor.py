@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_ARENA: Final = "its memory map"
-LOCKED_BY_LOADING: Final = "`load()`"
+LOCKED_BY_SHARING: Final = "`share_memory_()`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
 _POOL_LIMIT: Final = 4096
 _Size: Final = torch.Size  # under its own name: see `_combine.stacking`

@@ -19,17 +19,19 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import LOCKED_BY_USER, describe
 from kd_core._compat import traced_as
+from kd_core._errors import FormatError, a_type, shape_text
 from kd_core._leaves.loops import (
     MANY,
     collect,
     collect_pairs,
+    leaf_fits,
     map_to_parts,
     mapped,
     rebuild,
     zip_each,
 )
 from kd_core._leaves.packing import packed
-from kd_core._nodes.entry import Node, is_row_data
+from kd_core._nodes.entry import Node, is_node, is_row_data
 from kd_core._ops.scopes.undoing import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._protocol.validation import as_entry
 
@@ -376,11 +378,16 @@ def restore_dense(
 
     A container that was locked itself is locked again, with all nested ones. The lock of an
     enclosing container is not restored.
+
+    Raises:
+        FormatError: if the class, a key, an entry or a batch size does not fit: a pickle may say
+            anything.
     """
+    free = describe(tuple(batch), None if device is None else _found_device(entries, device))
+    _check_restored(cls, entries, free)
     new = object.__new__(cls)
     new._entries = entries
     new._nested = holds_nodes(entries)
-    free = describe(tuple(batch), None if device is None else _found_device(entries, device))
     if free.device != device:
         for key, value in entries.items():
             if not isinstance(value, Tensor) and value._desc.device == device:
@@ -390,6 +397,23 @@ def restore_dense(
         new._desc = free.with_lock(lock, 0)
         new._hold_below(1)
     return new
+
+
+def _check_restored(cls: type, entries: dict[str, Entry], desc: Descriptor) -> None:
+    if not issubclass(cls, Dense):
+        raise FormatError(f"the pickle is not valid: `{cls.__name__}` is not built from entries.")
+    for key, value in entries.items():
+        if isinstance(value, Tensor):
+            fits, found = leaf_fits(value, desc), tuple(value.shape)
+        else:
+            found = value._desc.batch if is_node(value) else ()
+            fits = is_node(value) and found[: desc.ndim] == desc.batch
+        if type(key) is not str or not fits:
+            raise FormatError(
+                f"the pickle is not valid: entry {key!r} must start with the batch size "
+                f"{shape_text(desc.batch)}, got {a_type(value)} of shape {shape_text(found)}. "
+                "Restore the file from a copy."
+            )
 
 
 def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.device | None:

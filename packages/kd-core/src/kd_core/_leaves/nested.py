@@ -33,6 +33,26 @@ def row_lengths(leaf: Tensor) -> Tensor:
     return offsets.diff()
 
 
+def stored_in(leaf: Tensor) -> list[Tensor]:
+    """Return the tensors that a leaf is made of: values, offsets and perhaps lengths of rows."""
+    if leaf.layout is not torch.jagged:
+        return [leaf]
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    parts = [_values(leaf), _offsets(leaf)]
+    return parts if lengths is None else [*parts, lengths]
+
+
+def restored_from(leaf: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Return a leaf like another one, made of what stands for its `stored_in`."""
+    if leaf.layout is not torch.jagged:
+        return parts[0]
+    values, offsets, *lengths = parts
+    made: Tensor = torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths[0] if lengths else None, jagged_dim=_ragged_dim(leaf) + 1
+    )
+    return made
+
+
 def padded_leaf(leaf: Tensor, padding: float) -> Tensor:
     """Return a nested tensor padded to its longest row."""
     if leaf.layout is not torch.jagged or _ragged_dim(leaf):

@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import mmap
 import os
+from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 
-from kd_core._errors import FormatError
-from kd_core._store import files
-from kd_core._store.commit import reading, writing
-from kd_core._store.decoding import Decoder, Specs, specs_of
+from kd_core._batch.descriptor import device_of
+from kd_core._errors import FormatError, InvalidValue
+from kd_core._store import directory, files
+from kd_core._store.appending import parts_of
+from kd_core._store.commit import Writer, read_manifest, reading, writing
+from kd_core._store.decoding import Decoder, Reader, Specs, specs_of
 from kd_core._store.encoding import Encoder
 from kd_core._store.manifest import Manifest, Segment
+from kd_core._store.mapped_tensor import freeze
 from kd_core._store.places import memory_of, place_of, record, record_root
+from kd_core._store.progress import reported
 from kd_core._store.segments import (
+    BLOCK,
     MappedFile,
     check_header,
+    checksums_of,
     data_of,
     layout_of,
     mapped,
-    stored_checksums,
+    without_collection,
+    written,
 )
 
 if TYPE_CHECKING:
@@ -40,18 +48,29 @@ if TYPE_CHECKING:
     from kd_core._store.segments import Layout
 
 
-def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContainer:
-    """Write an arena in place of what the store at a path holds, and return it.
+def create(
+    td: AbstractContainer, path: Path, *, filled: bool, overwrite: bool
+) -> AbstractContainer:
+    """Write an arena to a path, and return it.
 
     Args:
         td: what it holds.
         path: the directory.
         filled: whether tensors are written; else they are zeros.
+        overwrite: whether it replaces what the store there holds. Else a store of the same
+            structure is opened with all that it holds.
+
+    Raises:
+        InvalidValue: if there is a store of another structure, which is not to be replaced.
     """
     encoder = Encoder()
     tree = encoder.node_of(td)
     layout = layout_of(encoder.specs)
+    if not overwrite and _is_there(path, tree):
+        return load(path)
     with writing(path) as writer:
+        if not overwrite and writer.current is not None:  # made since then
+            raise _exists(path)
         segments = []
         if encoder.specs:
             segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled)))
@@ -60,6 +79,36 @@ def create(td: AbstractContainer, path: Path, *, filled: bool) -> AbstractContai
             place = os.path.realpath(path)
             opened = [map_segment(folder, place, segment.name, layout) for segment in segments]
             return _container(place, [encoder.specs] if segments else [], opened, tree)
+
+
+def _is_there(path: Path, tree: object) -> bool:
+    """Return whether there is a store of the structure of a tree.
+
+    Raises:
+        InvalidValue: if there is one of another structure.
+    """
+    try:
+        with files.opened_folder(path) as folder:
+            found = read_manifest(folder, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if _without_device(found.tree) != _without_device(tree):
+        raise _exists(path)
+    return True
+
+
+def _without_device(node: object) -> object:
+    """Return a tree without the devices of containers: what an arena holds is on the CPU."""
+    if isinstance(node, dict):
+        return {key: _without_device(value) for key, value in node.items() if key != "device"}
+    return [_without_device(each) for each in node] if isinstance(node, list) else node
+
+
+def _exists(path: Path) -> InvalidValue:
+    return InvalidValue(
+        f"`{path}` holds a container of another structure, which would be lost. Open it with "
+        "`TensorDict.load_memmap`, pass `overwrite=True` to replace it, or choose another path."
+    )
 
 
 def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
@@ -79,10 +128,34 @@ def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Seg
 
 
 def load(path: Path | str) -> AbstractContainer:
+    """Return the container in a store; writes to its tensors go to the file.
+
+    A saved store becomes an arena: its checksums are dropped, since they would be wrong soon.
+    What this process must not write to is mapped copy on write.
+    """
+    try:
+        return load_open(path)
+    except _Sealed:
+        pass
+    try:
+        _open_for_writing(Path(path))
+    except OSError as error:
+        if error.errno not in (EACCES, EPERM, EROFS):
+            raise
+        return directory.load(Path(path))
+    return load_open(path)
+
+
+class _Sealed(FormatError):
+    """The tensors of a store must not change."""
+
+
+@without_collection
+def load_open(path: Path | str) -> AbstractContainer:
     """Return the container in an arena; writes to its tensors go to the file.
 
     Raises:
-        FormatError: if it is not an arena, or it is sealed.
+        FormatError: if it is sealed.
     """
     place = os.path.realpath(path)
 
@@ -99,19 +172,33 @@ def load(path: Path | str) -> AbstractContainer:
         return _container(place, *reading(folder, path, mapped_segments))
 
 
+def _open_for_writing(path: Path) -> None:
+    """Make a saved store an arena, whose tensors may change; its files stay where they are."""
+    with files.opened_folder(path) as folder:
+        parts = parts_of(read_manifest(folder, path).tree)
+    if len(parts) > 1:
+        directory.compact(path)  # joined parts are copies
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
+        if manifest.sealed:
+            open_ = [segment._replace(checksums=[]) for segment in manifest.segments]
+            writer.commit(open_, manifest.tree, sealed=False)
+
+
 def check_open(manifest: Manifest, path: Path | str) -> None:
     """Raise `FormatError` unless the tensors of a store may change."""
     if manifest.sealed:
-        raise FormatError(
-            f"`{path}` is not an arena, or it is sealed: its tensors must not change. Read it with "
-            "`load`, whose tensors may be written to in this process."
+        raise _Sealed(
+            f"`{path}` is not an arena, or it is sealed: its tensors must not change. Open it with "
+            "`TensorDict.load_memmap`."
         )
 
 
 def _container(
     place: str, specs: Specs, opened: list[MappedFile], tree: object
 ) -> AbstractContainer:
-    made = Decoder(specs, [file.tensors for file in opened]).container_of(tree)
+    readers: list[Reader] = [file.tensors for file in opened]
+    made = Decoder(specs, readers, lambda _: device_of("cpu"), everywhere=True).container_of(tree)
     record_root(made, place)
     return made
 
@@ -133,7 +220,10 @@ def map_segment(folder: int, place: str, name: str, layout: Layout) -> MappedFil
 
 
 def seal(path: Path) -> None:
-    """Write an arena to the disk and record its checksums; from then on it is like a saved store.
+    """Make an arena a store like a saved one, on the disk and with checksums.
+
+    What it holds is copied to files of its own: a process that has mapped the arena, and goes on
+    to write to it, damages nothing. Containers of this process refuse such a write.
 
     Raises:
         FormatError: if it is not an arena, or it is sealed.
@@ -143,15 +233,22 @@ def seal(path: Path) -> None:
         if manifest.sealed:
             raise FormatError(f"`{path}` is not an arena, or it is sealed already.")
         with files.opened_folder(path) as folder:
-            segments = [_on_disk(folder, segment) for segment in manifest.segments]
+            segments = [_sealed(folder, segment, writer) for segment in manifest.segments]
         writer.commit(segments, manifest.tree)
+        writer.drop(manifest.segments)
+    freeze(os.path.realpath(path))
 
 
-def _on_disk(folder: int, segment: Segment) -> Segment:
-    """Write a segment to the disk, and return it with its checksums."""
-    with files.opened(segment.name, folder, writable=True) as file:
-        files.sync(file.descriptor)
-        return segment._replace(checksums=stored_checksums(file))
+def _sealed(folder: int, segment: Segment, writer: Writer) -> Segment:
+    """Copy a segment of an arena, and return the copy."""
+    with files.opened(segment.name, folder) as file:
+
+        def copy(descriptor: int) -> Segment:
+            blocks = (files.read(file, place, BLOCK) for place in range(0, file.size, BLOCK))
+            pieces = reported(blocks, file.size)
+            return Segment("", file.size, checksums_of(written(descriptor, pieces)))
+
+        return writer.add_segment(copy)
 
 
 class MappedLeaf:

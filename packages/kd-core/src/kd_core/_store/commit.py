@@ -153,6 +153,10 @@ class Writer:
         self._remove(name for name in self.found if name not in kept)
         return new
 
+    def drop(self, segments: Iterable[Segment]) -> None:
+        """Remove files that the manifest does not name any more, before the next commit does."""
+        self._remove(segment.name for segment in segments)
+
     def sweep(self) -> None:
         """Remove the temporary files of writers that were killed."""
         self._remove(name for name in self.found if TEMPORARY.fullmatch(name))

@@ -24,7 +24,7 @@ from kd_core._protocol.validation import MAX_DEPTH
 from kd_core._store.appending import check_parts, parts_of
 from kd_core._store.canonical import RESTORE, parsed
 from kd_core._store.dtypes import DTYPES
-from kd_core._store.registered import class_named
+from kd_core._store.registered import class_defined, class_named, warn_unknown
 from kd_core._store.segments import Spec
 from kd_core._store.values import read
 
@@ -170,6 +170,7 @@ class Decoder:
         readers: what returns the tensors of each segment.
         places: returns the device that a node names; `None`: what is loaded is on the CPU, from
             wherever it was saved.
+        everywhere: ask `places` for containers without a device, too.
     """
 
     def __init__(
@@ -177,10 +178,13 @@ class Decoder:
         specs: Specs,
         readers: list[Reader],
         places: Callable[[object], torch.device] | None = None,
+        *,
+        everywhere: bool = False,
     ) -> None:
         self._specs = specs
         self._readers = readers
         self._places = places
+        self._everywhere = everywhere
         self._known: list[dict[str, Tensor]] = [{} for _ in specs]
         self._ragged: dict[tuple[int, ...], Tensor] = {}
         self._ends: dict[tuple[int, int], int] = {}
@@ -227,6 +231,8 @@ class Decoder:
                 desc, entries = self._level(level, wanted, path)
                 if wanted is not None and len(entries) < len(level["entries"]):
                     return _as_container(registry.make_dense(entries, desc))
+                if stored is None:
+                    return _instance_of(name, version, entries, desc)
                 state = read(level["state"]) if "state" in level else None
                 return _as_container(stored.build(entries, desc, state))
             case "lazy", {"dim": int(dim), "name": None | str() as name, "members": list(members)}:
@@ -337,7 +343,7 @@ class Decoder:
         names, named = level.get("names"), level.get("device")
         if names is not None:
             batch = with_names(batch, checked_names(cast("list[str]", _list_of(names)), batch))
-        if named is None:
+        if named is None and not self._everywhere:
             return describe(batch)
         return describe(batch, self._places(named) if self._places else device_of("cpu"))
 
@@ -358,6 +364,22 @@ class Decoder:
 
 _LEAVES: Final = frozenset({"tensor", "jagged"})
 LEVELS: Final = frozenset({"td", "class", "lazy"})
+
+
+def _instance_of(
+    name: object, version: object, entries: dict[str, Entry], desc: Descriptor
+) -> AbstractContainer:
+    """Return an instance of a class that is not registered, or a plain container and a warning."""
+    cls = class_defined(name, version)
+    if cls is not None:
+        try:
+            made = object.__new__(cls)._like(entries, desc)
+        except (AttributeError, KdError):  # what its `_like` needs is not in a file
+            made = None
+        if type(made) is cls:
+            return made
+    warn_unknown(name)
+    return _as_container(registry.make_dense(entries, desc))
 
 
 def _as_container(node: object) -> AbstractContainer:

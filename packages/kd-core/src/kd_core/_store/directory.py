@@ -24,6 +24,7 @@ from kd_core._store.segments import (
     layout_of,
     mapped,
     stored_checksums,
+    without_collection,
     written,
 )
 from kd_core._store.summary import StoreInfo, info_of
@@ -113,6 +114,7 @@ def _fill(descriptor: int, encoder: Encoder) -> Segment:
     return Segment("", layout.size, checksums_of(written(descriptor, pieces)))
 
 
+@without_collection
 def load(
     path: Path, *, full: bool = False, keys: Iterable[NestedKey] | None = None
 ) -> AbstractContainer:
@@ -145,7 +147,8 @@ class _Segments(NamedTuple):
 
 def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) -> _Segments:
     """Check and map all segments of a manifest."""
-    check_sealed(manifest, path)
+    if full:
+        check_sealed(manifest, path)
     specs = specs_of(manifest.tree, len(manifest.segments))
     opened = []
     for segment, tensors in zip(manifest.segments, specs, strict=True):
@@ -192,5 +195,5 @@ def check_sealed(manifest: Manifest, path: Path) -> None:
     if not manifest.sealed:
         raise FormatError(
             f"`{path}` is an arena that is not sealed: its tensors may change while they are read. "
-            "Open it with `load_memmap`, or call `kd_core.store.seal` first."
+            "Call `kd_core.store.seal` first."
         )

@@ -5,7 +5,7 @@ A node is an object with one key, its kind:
 | kind | value |
 | --- | --- |
 | `td` | batch size, names of dimensions, device, and `[key, node]` for each entry |
-| `class` | a registered name, its version, and what `td` has, perhaps with a state |
+| `class` | its name, its version (0 if not registered), and what `td` has, perhaps a state |
 | `lazy` | dimension, its name, and the node of each member |
 | `cat` | the nodes of the parts, joined along the first dimension |
 | `tensor` | position of the segment, name in it, dtype, shape |
@@ -29,7 +29,7 @@ from torch.nn import Parameter
 
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import names_of, without_names
-from kd_core._errors import InvalidArgument, InvalidValue, with_article
+from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
@@ -37,8 +37,8 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
 from kd_core._store.dtypes import NAMES, WIRE
-from kd_core._store.mapped_tensor import MemoryMappedTensor
-from kd_core._store.registered import CLASSES
+from kd_core._store.mapped_tensor import MemoryMappedTensor, SealedTensor
+from kd_core._store.registered import BY_FULL_NAME, CLASSES, full_name
 from kd_core._store.segments import Spec
 from kd_core._store.values import written
 
@@ -77,18 +77,14 @@ class Encoder:
             InvalidValue: if a value cannot be saved.
         """
         kind = type(td)
-        if isinstance(td, Composite) and (kind is lazy_kind() or kind._tensor_class is not None):
+        if isinstance(td, Composite) and kind not in CLASSES:
             return {"lazy": self._stack(td, path)}
         if kind is dense_kind():
             return {"td": self._level(td, path)}
+        level = self._level(td, path)
         stored = CLASSES.get(kind)
         if stored is None:
-            where = f"entry {format_key(path)}" if path else "the container"
-            raise InvalidArgument(
-                f"{where} is {with_article(kind.__qualname__)}, whose class is not registered. "
-                "Register it with `kd_core.store.register_class`, or save `to_tensordict()`."
-            )
-        level = self._level(td, path)
+            return {"class": [full_name(kind), BY_FULL_NAME, level]}
         if stored.state is not None:
             level["state"] = written(stored.state(td), path)
         return {"class": [stored.name, stored.version, level]}
@@ -196,12 +192,6 @@ def dense_kind() -> type:
     return type(registry.make_dense({}, describe(())))
 
 
-@cache
-def lazy_kind() -> type:
-    """Return the class of plain lazy stacks."""
-    return type(registry.lazy_stack([registry.make_dense({}, describe(()))]))
-
-
 def _row_values(node: Node) -> object:
     """Return the values of all rows in one list."""
     return cast("tuple[object, tuple[object, ...]]", node.__reduce__())[1][0]
@@ -212,7 +202,7 @@ def blob_of(value: object) -> Tensor:
     return torch.frombuffer(bytearray(canonical(value)), dtype=torch.uint8)
 
 
-_PLAIN: Final = frozenset({Tensor, Parameter, MemoryMappedTensor})
+_PLAIN: Final = frozenset({Tensor, Parameter, MemoryMappedTensor, SealedTensor})
 
 
 def _check_plain(leaf: Tensor, path: Path) -> None:

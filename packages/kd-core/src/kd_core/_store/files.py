@@ -45,6 +45,12 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
+def make_folders(path: Path) -> None:
+    """Create a directory and those above it, unless they exist."""
+    if not path.exists():
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def make_temporary_folder() -> Path:
     """Create a directory that is removed when this process ends, and return it."""
     made = Path(tempfile.mkdtemp(prefix="kd-"))

@@ -1,29 +1,39 @@
-"""Which form of a store a path stands for: a name that ends in `.safetensors` is a single file."""
+"""Which form of a store a path stands for: a name with the suffix of a file is a single file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from kd_core._errors import InvalidValue
+from kd_core._errors import InvalidValue, listed
+from kd_core._keys import format_key, path_of
+from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store import arena, directory, files, growing, single
+from kd_core._store.commit import read_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kd_core._protocol.primitives import AbstractContainer
     from kd_core._store.summary import StoreInfo
-    from kd_core._types import NestedKey
+    from kd_core._types import DeviceLike, NestedKey
 
-SUFFIX: Final = ".safetensors"
+SUFFIXES: Final = frozenset((".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".st", ".tdz", ".zip"))
+"""What a reader takes for a file: a directory of such a name would be a surprise."""
 
 
-def save(td: AbstractContainer, path: str | Path) -> None:
-    """Write a container to a path, in place of what is there."""
+def save(td: AbstractContainer, path: str | Path, archive: bool | None = None) -> None:
+    """Write a container to a path, in place of what is there.
+
+    Args:
+        td: the container.
+        path: the directory or the file; directories above it are created.
+        archive: whether it is a single file; `None`: the name says so.
+    """
     place = Path(path)
-    if _is_single(place):
+    files.make_folders(place.parent)
+    if is_single(place) if archive is None else archive:
         single.save(td, place)
     else:
         directory.save(td, place)
@@ -32,7 +42,7 @@ def save(td: AbstractContainer, path: str | Path) -> None:
 def load(
     path: str | Path, verify: str = "fast", keys: Iterable[NestedKey] | None = None
 ) -> AbstractContainer:
-    """Return the container at a path, not locked."""
+    """Return the container at a path, not locked; writes to its tensors stay in this process."""
     if verify not in ("fast", "full"):
         raise InvalidValue(f'`verify` must be "fast" or "full", got {verify!r}.')
     place = Path(path)
@@ -51,20 +61,48 @@ def compact(path: str | Path) -> None:
 
 
 def create_arena(
-    td: AbstractContainer, path: str | Path | None, *, filled: bool = True
+    td: AbstractContainer,
+    path: str | Path | None,
+    *,
+    filled: bool = True,
+    existsok: bool = True,
+    overwrite: bool = True,
 ) -> AbstractContainer:
     """Write an arena to a path; return the container in it, not locked.
 
-    Without a path it is temporary.
+    Args:
+        td: what it holds.
+        path: the directory; `None`: a temporary one.
+        filled: whether tensors are written; else they are zeros.
+        existsok: whether there may be a store at the path.
+        overwrite: whether it is replaced; else it is opened, if it has the structure of `td`.
+
+    Raises:
+        InvalidValue: if there is a store that must not be touched.
     """
     if path is None:
-        return arena.create(td, files.make_temporary_folder(), filled=filled)
-    return arena.create(td, _directory(path, "create an arena at"), filled=filled)
+        return arena.create(td, files.make_temporary_folder(), filled=filled, overwrite=True)
+    place = _directory(path, "create an arena at")
+    if not existsok and place.exists():
+        raise InvalidValue(
+            f"`{path}` exists already. Pass `existsok=True`, or choose another path."
+        )
+    files.make_folders(place.parent)
+    return arena.create(td, place, filled=filled, overwrite=overwrite)
 
 
-def load_arena(path: str | Path) -> AbstractContainer:
-    """Return the container in the arena at a path, not locked."""
-    _check_directory(path, "open as an arena")
+def load_arena(path: str | Path, *, private: bool = False) -> AbstractContainer:
+    """Return the container in the store at a path, not locked; writes to its tensors go to it.
+
+    A saved store is made an arena first; a single file, and what must not be written to, is opened
+    as `load` does.
+
+    Args:
+        path: the directory or the file.
+        private: writes stay in this process.
+    """
+    if private or Path(path).is_file():
+        return load(path)
     return arena.load(os.fspath(path))  # without a `Path`, which is slow: "io" in the benchmarks
 
 
@@ -85,6 +123,14 @@ def seal(path: str | Path) -> None:
     arena.seal(_directory(path, "seal"))
 
 
+def seal_if_open(path: str | Path) -> None:
+    """Make an arena a store; leave another store as it is."""
+    with files.opened_folder(path) as folder:
+        found = read_manifest(folder, path)
+    if not found.sealed:
+        seal(path)
+
+
 def check(path: str | Path) -> None:
     """Read all of the store at a path and compare it with its checksums."""
     place = Path(path)
@@ -97,18 +143,79 @@ def info(path: str | Path) -> StoreInfo:
     return directory.info(place) if place.is_dir() else single.info(place)
 
 
+def is_archive(path: str | Path) -> bool:
+    """Return whether a container is at a path, in a single file."""
+    place = Path(path)
+    return place.is_file() and single.is_saved(place)
+
+
 def _directory(path: str | Path, action: str) -> Path:
-    _check_directory(path, action)
+    if str(path).endswith(".safetensors") and not Path(path).is_dir():
+        raise InvalidValue(
+            f"cannot {action} `{path}`: a name that ends in `.safetensors` is a single file. Save "
+            "to a directory."
+        )
     return Path(path)
 
 
-def _check_directory(path: str | Path, action: str) -> None:
-    if _is_single(path):
+def is_single(path: str | Path) -> bool:
+    """Return whether a path is that of a single file, by its name or by what is there."""
+    return Path(path).suffix in SUFFIXES and not Path(path).is_dir()
+
+
+_COMPRESSIONS: Final = frozenset(("bzip2", "deflate", "deflated", "lzma", "stored"))
+
+
+def check_compression(compression: str | int | None, single: bool) -> None:
+    """Raise `InvalidValue` for a compression that does not exist, or of a directory."""
+    if compression is None:
+        return
+    if isinstance(compression, str) and compression not in _COMPRESSIONS:
         raise InvalidValue(
-            f"cannot {action} `{path}`: a name that ends in `{SUFFIX}` is a single file. Save to a "
-            "directory."
+            f"`compression` must be one of {listed(sorted(_COMPRESSIONS))}, got {compression!r}."
+        )
+    if not single:
+        raise InvalidValue(
+            "`compression` cannot be combined with a directory. Pass `archive=True`, or leave it "
+            "out."
         )
 
 
-def _is_single(path: str | Path) -> bool:
-    return str(path).endswith(SUFFIX) and not Path(path).is_dir()
+def refuse_pickles(allow_pickle: bool | None) -> None:
+    """Raise `InvalidValue` if a file is to be read by running what it says."""
+    if allow_pickle:
+        raise InvalidValue(
+            "`allow_pickle=True` would run code from a file, which kd never does. Leave it out; "
+            "data of other types is kept if its type is registered with `kd_core.store`."
+        )
+
+
+def part_at(
+    found: AbstractContainer, subpath: NestedKey | None, path: str | Path
+) -> AbstractContainer:
+    """Return the container at a key of one that was loaded."""
+    if subpath is None:
+        return found
+    for key in path_of(subpath):
+        inner = found._entries.get(key)
+        if not isinstance(inner, AbstractContainer):
+            raise InvalidValue(
+                f"`subpath` must be the key of a container in `{path}`, got "
+                f"{format_key(path_of(subpath))}."
+            )
+        found = inner
+    return found
+
+
+def taken(
+    found: AbstractContainer,
+    device: DeviceLike | None,
+    non_blocking: bool,
+    out: AbstractContainer | None,
+) -> AbstractContainer:
+    """Return what was loaded: on a device, or written to another container."""
+    if out is not None:
+        return cast("AbstractContainer", out.update(found, inplace=True))  # type: ignore[attr-defined]  # of a concern
+    if device is not None:
+        found = found.to(device, non_blocking=non_blocking)  # type: ignore[attr-defined]  # as above
+    return found

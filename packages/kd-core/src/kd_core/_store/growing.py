@@ -17,7 +17,7 @@ from kd_core._nodes import registry
 from kd_core._protocol.composite import unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lowest_level, relock, unlock
 from kd_core._store import files
-from kd_core._store.arena import check_open, fill, load, map_segment
+from kd_core._store.arena import check_open, fill, load_open, map_segment
 from kd_core._store.commit import writing
 from kd_core._store.encoding import Encoder, Json
 from kd_core._store.places import place_of, root_of
@@ -75,7 +75,7 @@ def refresh(td: AbstractContainer) -> None:
     Raises:
         InvalidValue: if the container is not that of an arena.
     """
-    _take_new(td, load(_path_of(td)), ())
+    _take_new(td, load_open(_path_of(td)), ())
 
 
 def _take_new(td: AbstractContainer, made: AbstractContainer, above: Keys) -> None:

@@ -10,36 +10,52 @@ import mmap
 import os
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
 from kd_core._naming import explains_parameters, leaves_out, public_in
+from kd_core._protocol.primitives import AbstractContainer, leaves_of
+from kd_core._store.places import place_of, roots_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kd_core._types import Index
+    from kd_core._types import DeviceLike, Index
 
 PathLike: TypeAlias = "str | Path"
 Number: TypeAlias = "bool | int | float | complex"
 
 
+class _InMap(type(Tensor)):  # type: ignore[misc]  # the metaclass of tensors
+    """Makes leaves of an arena instances, too: they are plain tensors, which is faster."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        if super().__instancecheck__(value):
+            return True
+        return cls is MemoryMappedTensor and type(value) is Tensor and place_of(value) is not None
+
+
 @public_in("kd_core")
-@leaves_out("from_handler", "parent_shape")
-class MemoryMappedTensor(Tensor):
+@leaves_out("from_handler")
+class MemoryMappedTensor(Tensor, metaclass=_InMap):
     """A tensor in a file, or in memory that processes share.
 
     A write in place goes to the file, and every process that maps it sees it. Another process that
-    is sent the tensor maps the same memory. Results of operations are plain tensors; views of it
-    are plain tensors in the same memory. `pickle`, `torch.save` and `copy.deepcopy` copy the
-    content. The file has neither checksums nor a description: `td.memmap(path)` keeps keys, shapes
-    and dtypes, too.
+    is sent the tensor maps the same memory. Parts of it, by an index that gives a view, are of this
+    class; results of operations are plain tensors. `pickle`, `torch.save` and `copy.deepcopy` copy
+    the content. The file has neither checksums nor a description: `td.memmap(path)` keeps keys,
+    shapes and dtypes, too. The leaves of what it returns are plain tensors, and `isinstance` takes
+    them for tensors of this class.
 
     Args:
-        source: the tensor to copy; see `from_tensor`.
+        source: the tensor to copy, or what `torch.as_tensor` takes; see `from_tensor`.
+        dtype: the dtype of the elements in the file; `None`: that of the source.
+        shape: the shape in the file, of as many elements; `None`: that of the source.
+        index: which part is returned; only an index that gives a view.
+        device: the CPU, where files are mapped.
         filename: the file; it must not exist yet. `None`: memory without a file.
 
     Example:
@@ -52,24 +68,60 @@ class MemoryMappedTensor(Tensor):
     """
 
     _filename: Path | None = None
+    _whole: torch.Size | None = None
 
     # Results of operations are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
 
     @explains_parameters
-    def __new__(cls, source: Tensor, *, filename: PathLike | None = None) -> Self:
+    def __new__(
+        cls,
+        source: object,
+        *,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+        index: Index | None = None,
+        device: DeviceLike | None = None,
+        filename: PathLike | None = None,
+    ) -> Self:
         """Copy a tensor to a file."""
-        return cls.from_tensor(source, filename=filename)
+        _check_device(device)
+        tensor = torch.as_tensor(source, dtype=dtype)
+        made = cls.from_tensor(
+            tensor if shape is None else tensor.reshape(tuple(shape)), filename=filename
+        )
+        return made if index is None else made._taken(index)
 
     @property
-    def filename(self) -> Path | None:
-        """The file, as an absolute path; `None` if there is none."""
-        return self._filename
+    def filename(self) -> str:
+        """The file, as an absolute path.
+
+        Raises:
+            InvalidValue: if there is none.
+        """
+        if self._filename is None:
+            raise InvalidValue(
+                "a `MemoryMappedTensor` without a file does not have a `filename`. Make it with "
+                "`filename=`."
+            )
+        return str(self._filename)
+
+    @property
+    def parent_shape(self) -> torch.Size:
+        """The shape of the tensor in the file, of which this one may be a part."""
+        return self.shape if self._whole is None else self._whole
 
     @classmethod
     @explains_parameters
     def from_tensor(
-        cls, input: Tensor, *, filename: PathLike | None = None, existsok: bool = False
+        cls,
+        input: Tensor,
+        *,
+        filename: PathLike | None = None,
+        existsok: bool = False,
+        copy_existing: bool = False,
+        copy_data: bool = True,
+        shape: Sequence[int] | None = None,
     ) -> Self:
         """Return a tensor in a file with the values of another one.
 
@@ -77,11 +129,14 @@ class MemoryMappedTensor(Tensor):
             input: the tensor; gradients are not kept.
             filename: the file. `None`: memory without a file.
             existsok: whether a file that exists is replaced.
+            copy_existing: nothing: values are copied wherever they are.
+            copy_data: copy the values; else the file holds zeros.
+            shape: the shape in the file, of as many elements; `None`: that of the tensor.
 
         Raises:
-            FileExistsError: if the file exists, unless `existsok`.
+            InvalidValue: if the file exists, unless `existsok`, or the tensor is sparse, nested, or
+                without data.
             InvalidArgument: if it is not a tensor.
-            InvalidValue: if the tensor is sparse, nested, or without data.
             OSError: if writing fails, as on a full disk; a file that exists stays as it is.
         """
         if not isinstance(input, Tensor):
@@ -91,12 +146,14 @@ class MemoryMappedTensor(Tensor):
                 "`input` must be a dense tensor with data to be written to a file, got layout "
                 f"`{input.layout}` on `{input.device}`. Convert it first."
             )
+        plain = input.detach().as_subclass(Tensor)
+        values = plain if shape is None else plain.reshape(tuple(shape))
         return cls._new(
-            tuple(input.shape),
-            input.dtype,
+            tuple(values.shape),
+            values.dtype,
             filename,
             existsok=existsok,
-            fill=lambda made: made.copy_(input.detach()),
+            fill=(lambda made: made.copy_(values)) if copy_data else None,
         )
 
     @classmethod
@@ -107,6 +164,7 @@ class MemoryMappedTensor(Tensor):
         dtype: torch.dtype,
         shape: Sequence[int],
         index: Index | None = None,
+        mode: str | None = None,
     ) -> Self:
         """Return the tensor in a file that exists; writes in place go to the file.
 
@@ -115,6 +173,8 @@ class MemoryMappedTensor(Tensor):
             dtype: their dtype.
             shape: the shape of the tensor in the file.
             index: which part of it is returned; only an index that gives a view.
+            mode: `"r"`: writes stay in this process, and the file may be read-only; `None` and
+                `"r+"`: they go to the file.
 
         Raises:
             InvalidValue: if the file has fewer bytes than that, or the part is not a view.
@@ -122,22 +182,17 @@ class MemoryMappedTensor(Tensor):
         """
         from kd_core._store import files  # requires POSIX
 
+        private = is_private(mode)
         path = Path(os.path.realpath(filename))
         needed = torch.Size(shape).numel() * dtype.itemsize
-        with files.opened(path, None, writable=True) as file:
+        with files.opened(path, None, writable=not private) as file:
             if file.size < needed:
                 raise InvalidValue(
                     f"`{path}` must have at least {needed} bytes for shape {shape_text(shape)} and "
                     f"dtype `{dtype}`, got {file.size}. Check shape and dtype."
                 )
-            whole = _mapped(file.descriptor, tuple(shape), dtype)
-        part = whole if index is None else whole[index]
-        if whole.numel() and part.untyped_storage().data_ptr() != whole.data_ptr():
-            raise InvalidValue(
-                f"`index` must give a view of the tensor in `{path}`, got {index!r}, which copies. "
-                "Index the result instead."
-            )
-        return cls._of(part, path)
+            whole = cls._of(_mapped(file.descriptor, tuple(shape), dtype, private), path)
+        return whole if index is None else whole._taken(index)
 
     @classmethod
     @explains_parameters
@@ -145,23 +200,31 @@ class MemoryMappedTensor(Tensor):
         cls,
         storage: torch.UntypedStorage,
         *,
-        shape: Sequence[int],
-        dtype: torch.dtype,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+        index: Index | None = None,
         filename: PathLike | None = None,
     ) -> Self:
         """Return a tensor in a file with the elements of a storage.
 
         Args:
             storage: the storage; its bytes are copied.
-            shape: the shape of the tensor.
-            dtype: the dtype of the elements.
+            shape: the shape of the tensor; `None`: one dimension with all elements.
+            dtype: the dtype of the elements; `None`: the default of torch.
+            device: the CPU, where files are mapped.
+            index: which part is returned; only an index that gives a view.
             filename: the file, which must not exist yet. `None`: memory without a file.
 
         Raises:
-            FileExistsError: if the file exists.
+            InvalidValue: if the file exists.
             RuntimeError: if the storage has fewer bytes than that.
         """
-        return cls.from_tensor(tensor_of(storage, shape, dtype), filename=filename)
+        _check_device(device)
+        kind = dtype or torch.get_default_dtype()
+        sizes = (storage.nbytes() // kind.itemsize,) if shape is None else shape
+        made = cls.from_tensor(tensor_of(storage, sizes, kind), filename=filename)
+        return made if index is None else made._taken(index)
 
     @classmethod
     @explains_parameters
@@ -170,6 +233,7 @@ class MemoryMappedTensor(Tensor):
         *size: int | Sequence[int],
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
     ) -> Self:
@@ -179,11 +243,12 @@ class MemoryMappedTensor(Tensor):
             size: the shape, as one sequence or as integers.
             shape: the same by keyword.
             dtype: the dtype; `None`: the default of torch.
+            device: the CPU, where files are mapped.
             filename: the file, which must not exist yet. `None`: memory without a file.
             existsok: replace a file that exists.
 
         Raises:
-            FileExistsError: if the file exists, and `existsok` is not given.
+            InvalidValue: if the file exists, and `existsok` is not given.
             OSError: if there is no room for it.
 
         Example:
@@ -191,6 +256,7 @@ class MemoryMappedTensor(Tensor):
             >>> MemoryMappedTensor.empty(2, 3, filename="empty.bin").shape
             torch.Size([2, 3])
         """
+        _check_device(device)
         kind = dtype or torch.get_default_dtype()
         return cls._new(_shape_of(size, shape), kind, filename, existsok=existsok)
 
@@ -201,12 +267,13 @@ class MemoryMappedTensor(Tensor):
         *size: int | Sequence[int],
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
     ) -> Self:
         """Return a tensor of zeros in a new file: `empty`, which is zeros, too."""
         sizes = _shape_of(size, shape)
-        return cls.empty(sizes, dtype=dtype, filename=filename, existsok=existsok)
+        return cls.empty(sizes, dtype=dtype, device=device, filename=filename, existsok=existsok)
 
     @classmethod
     @explains_parameters
@@ -215,30 +282,35 @@ class MemoryMappedTensor(Tensor):
         *size: int | Sequence[int],
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
     ) -> Self:
         """Return a tensor of ones in a new file; see `empty`."""
         sizes, kind = _shape_of(size, shape), dtype or torch.get_default_dtype()
-        return cls.full(sizes, 1, dtype=kind, filename=filename, existsok=existsok)
+        return cls.full(sizes, 1, dtype=kind, device=device, filename=filename, existsok=existsok)
 
     @classmethod
     @explains_parameters
     def full(
         cls,
-        size: Sequence[int],
-        fill_value: Number,
-        *,
+        *size: int | Sequence[int] | Number,
+        fill_value: Number | None = None,
+        shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
     ) -> Self:
         """Return a tensor of one value in a new file; see `empty`.
 
         Args:
-            size: the shape.
+            size: the shape, as one sequence or as integers, and behind it the value unless
+                `fill_value` is given.
             fill_value: the value.
+            shape: the shape by keyword.
             dtype: the dtype; `None`: the one that `torch.full` takes for the value.
+            device: the CPU, where files are mapped.
             filename: the file, which must not exist yet. `None`: memory without a file.
             existsok: replace a file that exists.
 
@@ -247,9 +319,14 @@ class MemoryMappedTensor(Tensor):
             >>> MemoryMappedTensor.full((2,), 7, filename="full.bin").tolist()
             [7, 7]
         """
-        value = torch.full((), fill_value, dtype=dtype)
+        _check_device(device)
+        if fill_value is None:
+            if not size:
+                raise InvalidArgument("expected `fill_value`, got nothing.")
+            *size, fill_value = size  # type: ignore[assignment]  # the value is the last
+        value = torch.full((), cast("Number", fill_value), dtype=dtype)
         return cls._new(
-            tuple(size),
+            _shape_of(cast("tuple[int | Sequence[int], ...]", tuple(size)), shape),
             value.dtype,
             filename,
             existsok=existsok,
@@ -299,10 +376,48 @@ class MemoryMappedTensor(Tensor):
         return cls._of(_created(path, shape, dtype, existsok, fill), path)
 
     @classmethod
-    def _of(cls, tensor: Tensor, path: Path | None) -> Self:
+    def _of(cls, tensor: Tensor, path: Path | None, whole: torch.Size | None = None) -> Self:
         made = tensor.as_subclass(cls)
-        made._filename = path
+        made._filename, made._whole = path, whole
         return made
+
+    def _part(self, part: Tensor) -> Tensor:
+        """Return a result of indexing: of this class if it is in the same memory."""
+        if part.untyped_storage()._cdata != self.untyped_storage()._cdata:
+            return part
+        return self._of(part, self._filename, self.parent_shape)
+
+    def _taken(self, index: Index) -> Self:
+        part = self[index]
+        if self.numel() and part.untyped_storage()._cdata != self.untyped_storage()._cdata:
+            raise InvalidValue(
+                f"`index` must give a view of the tensor in the file, got {index!r}, which copies. "
+                "Index the result instead."
+            )
+        return cast("Self", part)
+
+    def __getitem__(self, index: Index) -> Tensor:  # type: ignore[override]  # wider in torch
+        """Return a part; a view of the file is of this class."""
+        return self._part(super().__getitem__(index))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Return the rows one by one."""
+        return iter(self.unbind(0))
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """Return the parts along a dimension."""
+        return tuple(map(self._part, super().unbind(dim)))
+
+    def split(
+        self, split_size: int | list[int] | tuple[int, ...], dim: int = 0
+    ) -> tuple[Tensor, ...]:
+        """Return parts of given sizes."""
+        sizes = split_size if isinstance(split_size, int) else list(split_size)
+        return tuple(map(self._part, torch.split(self.as_subclass(Tensor), sizes, dim)))
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """Return parts of about one size."""
+        return tuple(map(self._part, super().chunk(chunks, dim)))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """Return what a pickle of the content holds."""
@@ -312,6 +427,98 @@ class MemoryMappedTensor(Tensor):
     def __deepcopy__(self, memo: object) -> Tensor:
         """Return a copy of the content."""
         return self.as_subclass(Tensor).clone()
+
+
+class SealedTensor(Tensor):
+    """A leaf of a container whose arena was sealed: what would write to it raises."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call a function of torch on the plain tensors, unless it writes to one of them."""
+        given = kwargs or {}
+        written = [given.get("out")]
+        name = getattr(func, "__name__", "")
+        if name in _WRITING or (name.endswith("_") and not name.endswith("__")):
+            written += args[:1] if args else list(given.values())[:1]
+        if any(map(_holds_sealed, written)) and name not in _HARMLESS:
+            raise InvalidValue(
+                "the arena of this tensor was sealed, and its tensors must not change: "
+                f"`{name}` would write to one. Call `TensorDict.load_memmap` on the path to go on "
+                "writing, or `clone()` the tensor."
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return _sealed_views(func(*args, **given))
+
+    def __deepcopy__(self, memo: object) -> Tensor:
+        """Return a copy of the content."""
+        return _plain(self).clone()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Return what a pickle of the content holds."""
+        reduced: tuple[Any, ...] = _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # untyped in torch
+        return reduced
+
+
+_WRITING: Final = frozenset(
+    {"__setitem__", "__set__"}
+    | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
+    | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
+)
+_HARMLESS: Final = frozenset(("requires_grad_", "share_memory_", "retain_grad_", "detach_"))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
+def _sealed_views(result: object) -> object:
+    """Return a result whose views, which are of sealed tensors, are sealed, too."""
+    if type(result) in (list, tuple):
+        views = map(_sealed_views, cast("Sequence[object]", result))
+        return list(views) if type(result) is list else tuple(views)
+    if type(result) is Tensor and result._is_view():
+        return result.as_subclass(SealedTensor)
+    return result
+
+
+def _holds_sealed(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_sealed, value))
+    return isinstance(value, SealedTensor)
+
+
+def freeze(path: str) -> None:
+    """Refuse writes to the leaves of containers that are the whole of the arena in a directory."""
+    for root in roots_at(path):
+        for leaf in leaves_of(cast("AbstractContainer", root)):
+            if type(leaf) is Tensor and place_of(leaf) is not None:
+                leaf.__class__ = SealedTensor
+
+
+def is_private(mode: str | None) -> bool:
+    """Return whether a mode of opening a file keeps writes in this process.
+
+    Raises:
+        InvalidValue: if there is no such mode.
+    """
+    if mode not in (None, "r", "r+"):
+        raise InvalidValue(f'`mode` must be "r", "r+" or None, got {mode!r}.')
+    return mode == "r"
+
+
+def _check_device(device: DeviceLike | None) -> None:
+    if device is not None and torch.device(device).type != "cpu":
+        raise InvalidValue(
+            f"`device` must be the CPU, where files are mapped, got `{device}`. Call `.to(device)` "
+            "on the result."
+        )
 
 
 def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -324,6 +531,10 @@ def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int], dtype: torch.
 def _shape_of(
     size: tuple[int | Sequence[int], ...], shape: Sequence[int] | None
 ) -> tuple[int, ...]:
+    if shape is None and not size:
+        raise InvalidArgument(
+            "expected a shape, got nothing. Write `()` for a tensor of no dimension."
+        )
     if shape is not None:
         if size:
             raise InvalidArgument("expected `shape` once, got it by position and by keyword.")
@@ -364,21 +575,22 @@ def _link(name: str, path: Path, folder: int) -> None:
 
     try:
         files.link(name, path.name, folder)
-    except FileExistsError as error:
-        raise FileExistsError(
-            error.errno,
-            "a file exists. Open it with `MemoryMappedTensor.from_filename`, or pass "
-            "`existsok=True` to `from_tensor` to replace it",
-            str(path),
+    except FileExistsError:
+        raise InvalidValue(
+            f"`{path}` exists already. Open it with `MemoryMappedTensor.from_filename`, or pass "
+            "`existsok=True` to replace it."
         ) from None
 
 
-def _mapped(descriptor: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _mapped(
+    descriptor: int, shape: tuple[int, ...], dtype: torch.dtype, private: bool = False
+) -> Tensor:
     """Return the tensor at the start of an open file that has room for it."""
     count = torch.Size(shape).numel()
     if count == 0:
         return torch.empty(shape, dtype=dtype)
-    memory = mmap.mmap(descriptor, count * dtype.itemsize, access=mmap.ACCESS_WRITE)
+    access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
+    memory = mmap.mmap(descriptor, count * dtype.itemsize, access=access)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
@@ -387,10 +599,10 @@ def _reduced_for_processes(
 ) -> tuple[Callable[..., MemoryMappedTensor], tuple[object, ...]]:
     """Return how another process maps the same memory."""
     plain = tensor.as_subclass(Tensor)
-    if tensor.filename is None or not tensor.numel():
-        return restore_shared, (plain, tensor.filename)
+    if tensor._filename is None or not tensor.numel():
+        return restore_shared, (plain, tensor._filename)
     place = plain.storage_offset(), tuple(plain.shape), plain.stride()
-    return restore_part, (str(tensor.filename), plain.dtype, *place)
+    return restore_part, (str(tensor._filename), plain.dtype, *place)
 
 
 def restore_shared(tensor: Tensor, path: Path | None) -> MemoryMappedTensor:

@@ -85,3 +85,9 @@ def root_of(container: object) -> str | None:
     """Return the directory of the arena whose whole a container is."""
     found = _ROOTS.get(id(container))
     return found[0] if found is not None and found[1]() is container else None
+
+
+def roots_at(path: str) -> list[object]:
+    """Return the containers that are the whole of the arena in a directory."""
+    found = [root() for place, root in list(_ROOTS.values()) if place == path]
+    return [root for root in found if root is not None]

@@ -28,7 +28,7 @@ def progress(report: Report | None = None) -> Iterator[None]:
     Example:
         >>> from kd_core import TensorDict, store
         >>> with store.progress(lambda done, total: print(f"{done} of {total}")):
-        ...     TensorDict({"a": [1, 2]}, [2]).save("progress.kd")
+        ...     _ = TensorDict({"a": [1, 2]}, [2]).save("progress.kd")
         16 of 16
     """
     token = _REPORT.set(report or _Line())

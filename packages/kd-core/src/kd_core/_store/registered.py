@@ -1,15 +1,18 @@
 """Classes and types of users, by the names under which files refer to them.
 
-A file holds a name, never code: what it names must have been registered by the program that loads
-it.
+A file holds a name, never code, and nothing is imported because a file names it. A class of
+containers is found by its full name among those that the program has defined, or by the name under
+which it is registered; a type of data must have been registered.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kd_core._errors import FormatError, InvalidValue, listed
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -111,21 +114,53 @@ def type_named(name: object) -> StoredType:
     return known
 
 
-def class_named(name: object, version: object) -> StoredClass:
-    """Return a registered class of containers.
+def class_named(name: object, version: object) -> StoredClass | None:
+    """Return a registered class of containers; `None` if there is none of this name.
 
     Raises:
-        FormatError: if there is none of this name, or the file has a newer version of it.
+        FormatError: if the file has a newer version of it.
     """
     known = _CLASS_NAMES.get(name) if isinstance(name, str) else None
-    if known is None:
-        raise FormatError(
-            f"the class {name!r} is not registered; registered classes: {listed(_CLASS_NAMES)}. "
-            "Register it with `kd_core.store.register_class` before loading."
-        )
-    if type(version) is not int or not 1 <= version <= known.version:
+    if known is not None and (type(version) is not int or not 1 <= version <= known.version):
         raise FormatError(
             f"version {version!r} of the class {name!r} is not known, expected 1 to "
             f"{known.version}. Load it with the version of the program that saved it."
         )
     return known
+
+
+BY_FULL_NAME: Final = 0
+"""The version of a class that is not registered: a file names it by module and class."""
+
+
+def full_name(cls: type) -> str:
+    """Return the name of a class that is not registered."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_defined(name: object, version: object) -> type[AbstractContainer] | None:
+    """Return the class of containers of a full name, the newest one; `None` if there is none."""
+    if version != BY_FULL_NAME:
+        return None
+    found = None
+    seen: set[type] = set()
+    rest: list[type[AbstractContainer]] = [AbstractContainer]  # type: ignore[type-abstract]  # its subclasses are asked for
+    while rest:
+        for cls in rest.pop().__subclasses__():
+            if cls not in seen:
+                seen.add(cls)
+                rest.append(cls)
+                if full_name(cls) == name and cls._tensor_class in (None, cls):
+                    found = cls
+    return found
+
+
+def warn_unknown(name: object) -> None:
+    """Warn that a container is loaded as a plain one, because its class is not known."""
+    warnings.warn(
+        f"the class {str(name)[:200]!r} of a saved container is not defined here, or has other "
+        "fields: a `TensorDict` is loaded. Import the class before loading, or register it with "
+        "`kd_core.store.register_class`.",
+        UserWarning,
+        stacklevel=2,
+    )

@@ -27,6 +27,7 @@ from kd_core._store.segments import (
     layout_of,
     mapped,
     stored_checksums,
+    without_collection,
     written,
 )
 from kd_core._store.summary import StoreInfo, info_of
@@ -110,6 +111,7 @@ class _Names:
         return name
 
 
+@without_collection
 def load(
     path: Path, *, full: bool = False, keys: Iterable[NestedKey] | None = None
 ) -> AbstractContainer:
@@ -119,6 +121,16 @@ def load(
         _, manifest, specs, starts = _content_of(file, path, full)
         data = mapped(file, starts)
     return Decoder(specs, [data.tensors]).container_of(manifest.tree, wanted)
+
+
+def is_saved(path: Path) -> bool:
+    """Return whether a file is one that `save` wrote."""
+    with files.opened(path, None) as file:
+        try:
+            metadata = _header_of(file, path).get("__metadata__")
+        except FormatError:
+            return False
+    return isinstance(metadata, dict) and METADATA in metadata
 
 
 def check(path: Path) -> None:

@@ -30,7 +30,7 @@ class StoreInfo:
 
     Example:
         >>> from kd_core import TensorDict, store
-        >>> TensorDict({"a": [1, 2], "n": {"w": "word"}}, [2]).save("info.kd")
+        >>> _ = TensorDict({"a": [1, 2], "n": {"w": "word"}}, [2]).save("info.kd")
         >>> print(store.inspect("info.kd"))
         info.kd: directory, format 1, generation 1, 1 file, 80 bytes, 1 part, 1 tensor
         td [2]

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kd_core._batch.descriptor import LOCKED_BY_LOADING
 from kd_core._naming import explains_parameters
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,16 +26,39 @@ class Saving(AbstractContainer):
     __slots__ = ()
 
     @explains_parameters
-    def save(self, path: PathLike) -> None:
-        """Write the container to a directory, or to one file if the name ends in `.safetensors`.
+    def save(
+        self,
+        path: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+    ) -> Self:
+        """Write the container to a directory, or to one file; return self.
 
-        What is there is replaced: other processes, and this one after a crash, read either the old
-        content or the new one. Keys may be any strings. Data that is not a tensor is kept if it is
-        made of strings, numbers, bytes, lists, tuples, dicts and `None`, or of types that are
-        registered with `kd_core.store`. Gradients, and whether they are required, are not kept.
+        It is a file if the name ends in `.safetensors`, or in another suffix that stands for a
+        file: `.pt`, `.pth`, `.ckpt`, `.bin`, `.st`, `.tdz`, `.zip`. What is there is replaced:
+        other processes, and this one after a crash, read either the old content or the new one.
+        Keys may be any strings. Data that is not a tensor is kept if it is made of strings,
+        numbers, bytes, lists, tuples, dicts and `None`, or of types that are registered with
+        `kd_core.store`. Gradients, and whether they are required, are not kept.
 
         Args:
-            path: the directory, which is created if it does not exist, or the file.
+            path: the directory or the file; directories above it are created. `None`: a temporary
+                directory, which is removed when the process ends.
+            copy_existing: nothing: leaves are written, wherever they are.
+            num_threads: nothing: one file is written in one piece.
+            return_early: nothing: the content is there when the call returns.
+            share_non_tensor: nothing: data that is not a tensor does not change in a store.
+            robust_key: nothing: any string is a key.
+            archive: whether it is a single file; `None`: the name says so.
+            compression: nothing: what is mapped is not compressed.
+            atomic: nothing: every save is seen whole or not at all.
 
         Raises:
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
@@ -47,13 +69,18 @@ class Saving(AbstractContainer):
             >>> import torch
             >>> from kd_core import TensorDict
             >>> td = TensorDict({"a": torch.arange(3), "n": {"b/c": "word"}}, [3])
-            >>> td.save("model.kd")
+            >>> saved = td.save("model.kd")
             >>> TensorDict.load("model.kd")["n", "b/c"]
             'word'
         """
-        from kd_core._store.forms import save
+        from kd_core._store import files, forms
 
-        save(self, path)
+        if path is None:
+            path = files.make_temporary_folder()
+        single = forms.is_single(path) if archive is None else archive
+        forms.check_compression(compression, single)
+        forms.save(self, path, single)
+        return self
 
     dumps = save
 
@@ -62,41 +89,61 @@ class Saving(AbstractContainer):
     def load(
         cls,
         path: PathLike,
-        *,
         device: DeviceLike | None = None,
+        non_blocking: bool = False,
+        *,
         verify: str = "fast",
         keys: Iterable[NestedKey] | None = None,
+        out: AbstractContainer | None = None,
+        robust_key: bool | None = True,
+        subpath: NestedKey | None = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
     ) -> Self:
-        """Return the container that `save` wrote.
+        """Return the container that `save` wrote, or `memmap`.
 
         Tensors are read when they are used: they are views of the file in memory, and writes to
-        them stay in this process. The container is locked.
+        them stay in this process. With `mode="r+"` they go to the file: see `load_memmap`.
 
         Args:
             path: the directory or the file.
             device: where the tensors are moved; `None`: the CPU.
+            non_blocking: return before the copy to `device` has finished.
             verify: `"fast"`: compare sizes, headers and the digest of the manifest; `"full"`: read
                 everything and compare the checksums too.
             keys: the keys to load; `None`: all.
+            out: a container that takes the values, and is returned.
+            robust_key: nothing: any string is a key.
+            subpath: the key of a nested container, which is returned.
+            mode: `"r"` and `None`: writes stay in this process; `"r+"`: they go to the file.
+            num_threads: nothing: a file is mapped in one piece.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
 
         Raises:
             FormatError: if the file is damaged, or is not of this format.
             KeyNotFound: if one of `keys` does not exist.
+            InvalidValue: if there is no such mode or `subpath`, or `allow_pickle` is `True`.
             OSError: if there is nothing at the path, or reading fails.
 
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
-            >>> TensorDict({"a": torch.ones(2), "b": torch.zeros(2)}).save("td.safetensors")
+            >>> td = TensorDict({"a": torch.ones(2), "b": torch.zeros(2)}).save("td.safetensors")
             >>> TensorDict.load("td.safetensors", keys=["a"], verify="full")["a"]
             tensor([1., 1.])
         """
-        from kd_core._store.forms import load
+        from kd_core._store import forms
 
-        found = load(path, verify, keys)
-        if device is not None:
-            found = found.to(device)  # type: ignore[attr-defined]  # of a concern
-        return cast("Self", lock(found, LOCKED_BY_LOADING))
+        forms.refuse_pickles(allow_pickle)
+        if mode is not None:
+            from kd_core._store.mapped_tensor import is_private
+
+            if not is_private(mode):
+                found = forms.part_at(forms.load_arena(path), subpath, path)
+                return cast("Self", forms.taken(found, device, non_blocking, out))
+        found = forms.part_at(forms.load(path, verify, keys), subpath, path)
+        return cast("Self", forms.taken(found, device, non_blocking, out))
 
     @classmethod
     def from_consolidated(cls, filename: PathLike) -> Self:
@@ -104,37 +151,49 @@ class Saving(AbstractContainer):
 
         Example:
             >>> from kd_core import TensorDict
-            >>> TensorDict({"a": [1, 2]}).save("one.safetensors")
+            >>> td = TensorDict({"a": [1, 2]}).save("one.safetensors")
             >>> TensorDict.from_consolidated("one.safetensors")["a"]
             tensor([1, 2])
         """
         return cls.load(filename)
 
     @explains_parameters
-    def load_(self, path: PathLike, *, verify: str = "fast") -> Self:
-        """Write the values of a store into entries that exist, in place; return self.
+    def load_(
+        self,
+        path: PathLike,
+        *,
+        verify: str = "fast",
+        robust_key: bool | None = True,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+    ) -> Self:
+        """Write the values of a store into entries that exist, and add the others; return self.
 
-        Allowed on a locked container. All or nothing.
+        Allowed on a locked container that has all keys. All or nothing.
 
         Args:
             path: the directory or the file that `save` wrote.
             verify: as that of `load`.
+            robust_key: nothing: any string is a key.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+            mode: nothing: the values are read.
 
         Raises:
             FormatError: if the file is damaged, or is not of this format.
-            KeyNotFound: if the store has a key that does not exist here.
+            Locked: if the store has a key that a locked container does not have.
             ShapeMismatch: if a value cannot be broadcast to its entry.
 
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
-            >>> TensorDict({"a": torch.ones(2)}).save("filled.kd")
+            >>> saved = TensorDict({"a": torch.ones(2)}).save("filled.kd")
             >>> TensorDict({"a": torch.zeros(2)}).load_("filled.kd")["a"]
             tensor([1., 1.])
         """
-        from kd_core._store.forms import load
+        from kd_core._store.forms import load, refuse_pickles
 
-        return cast("Self", self.update_(load(path, verify)))  # type: ignore[attr-defined]  # of a concern
+        refuse_pickles(allow_pickle)
+        return cast("Self", self.update(load(path, verify), inplace=True))  # type: ignore[attr-defined]  # of a concern
 
     def append_to(self, path: PathLike) -> None:
         """Add the rows of the container, along its first batch dimension, to those of a store.

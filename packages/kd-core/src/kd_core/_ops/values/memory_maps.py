@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import LOCKED_BY_ARENA
+from kd_core._errors import InvalidValue
 from kd_core._keys import path_of
-from kd_core._naming import explains_parameters
+from kd_core._leaves.nested import stored_in
+from kd_core._naming import explains_parameters, public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
-    from kd_core._types import NestedKey
+    from kd_core._types import DeviceLike, NestedKey
+
+    C = TypeVar("C", bound=AbstractContainer)
+
+
+class Waited(Protocol):
+    """What can be waited for."""
+
+    def result(self) -> object:
+        """Wait for the end."""
+
 
 PathLike: TypeAlias = "str | Path"
+
+
+@public_in("kd_core")
+class TensorDictFuture:
+    """What `memmap(return_early=True, num_threads=2)` returns: the result is there already.
+
+    Args:
+        futures: what is waited for.
+        resulting_td: the result.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": [1, 2]}, [2])
+        >>> td.memmap("early.kd", return_early=True, num_threads=2).result()["a"]
+        tensor([1, 2])
+    """
+
+    __slots__ = ("futures", "resulting_td")
+
+    def __init__(self, futures: Iterable[Waited], resulting_td: AbstractContainer) -> None:
+        self.futures = list(futures)
+        self.resulting_td = resulting_td
+
+    def result(self) -> AbstractContainer:
+        """Return the container, as soon as all are done."""
+        for future in self.futures:
+            future.result()
+        return self.resulting_td
 
 
 class MemoryMaps(AbstractContainer):
@@ -28,7 +68,20 @@ class MemoryMaps(AbstractContainer):
     __slots__ = ()
 
     @explains_parameters
-    def memmap(self, path: PathLike | None = None) -> Self:
+    def memmap(
+        self,
+        path: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+    ) -> Self:
         """Write the container to an arena, and return one whose leaves are in it.
 
         A write in place to a leaf of the result, or of what `load_memmap` returns in any process,
@@ -36,15 +89,25 @@ class MemoryMaps(AbstractContainer):
         until `kd_core.store.seal` makes it a store like a saved one.
 
         Args:
-            path: the directory; what a store there holds is replaced. `None`: a temporary one,
-                which is removed when the process ends.
+            path: the directory; it and those above it are created, and what a store there holds is
+                replaced. `None`: a temporary one, which is removed when the process ends.
+            copy_existing: nothing: leaves are written, wherever they are.
+            num_threads: nothing: one file is written in one piece.
+            return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
+            share_non_tensor: nothing: data that is not a tensor does not change in an arena.
+            existsok: whether there may be something at the path.
+            robust_key: nothing: any string is a key.
+            archive: write a single file, as `save` does; `None`: if the path ends in `.tdz`.
+            compression: nothing: what is mapped is not compressed.
+            atomic: nothing: every write is seen whole or not at all.
 
         Returns:
-            A container that is locked: its keys and shapes are those of the arena.
+            A container on the CPU that is locked: its keys and shapes are those of the arena.
 
         Raises:
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
-            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else,
+                or exists without `existsok`.
             OSError: if writing fails, as on a full disk; the old content stays.
 
         Example:
@@ -55,20 +118,44 @@ class MemoryMaps(AbstractContainer):
             >>> TensorDict.load_memmap("arena.kd")["a"]
             tensor([0., 1., 0.])
         """
-        from kd_core._store.forms import create_arena
+        from kd_core._store.forms import create_arena, load_arena, save
 
-        return cast("Self", lock(create_arena(self, path), LOCKED_BY_ARENA))
+        single = _is_archive(path, archive, compression)
+        if path is not None and single:
+            save(self, path, archive=True)
+            made = load_arena(path)
+        else:
+            made = create_arena(self, path, existsok=existsok)
+        return _result(cast("Self", made), return_early, num_threads)
 
     @explains_parameters
-    def memmap_(self, path: PathLike | None = None) -> Self:
+    def memmap_(
+        self,
+        path: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        atomic: bool = False,
+    ) -> Self:
         """Write the container to an arena, and replace its leaves by those in it; return self.
 
         Args:
             path: the directory; what a store there holds is replaced. `None`: a temporary one,
                 which is removed when the process ends.
+            copy_existing: this and what follows is as in `memmap`.
+            num_threads: as above.
+            return_early: as above.
+            share_non_tensor: as above.
+            existsok: as above.
+            robust_key: as above.
+            atomic: as above.
 
         Returns:
-            The container itself, locked; see `memmap`.
+            The container itself, on the CPU and locked; see `memmap`.
 
         Raises:
             Locked: if the container is locked.
@@ -80,28 +167,49 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.places import record_root, root_of
 
         self._check_unlocked("replace leaves by those in an arena")
-        made = create_arena(self, path)
+        made = create_arena(self, path, existsok=existsok)
         take_leaves(self, made)
         record_root(self, cast(str, root_of(made)))
-        return lock(self, LOCKED_BY_ARENA)
+        return _result(self, return_early, num_threads)
 
     @explains_parameters
-    def memmap_like(self, path: PathLike | None = None) -> Self:
+    def memmap_like(
+        self,
+        path: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        existsok: bool = True,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        overwrite: bool = False,
+    ) -> Self:
         """Create an arena for a container of this structure, whose leaves are zeros.
 
         Leaves are not read and their bytes are not written, so an expanded container describes a
-        large arena. Non-tensor data is copied.
+        large arena. Non-tensor data is copied. If an arena of the same structure is there already,
+        it is opened with what it holds: a program that starts again finds its data.
 
         Args:
-            path: the directory; what a store there holds is replaced. `None`: a temporary one,
-                which is removed when the process ends.
+            path: the directory. `None`: a temporary one, which is removed when the process ends.
+            copy_existing: nothing, as in `memmap`.
+            existsok: whether there may be something at the path.
+            num_threads: nothing, as in `memmap`.
+            return_early: as in `memmap`.
+            share_non_tensor: nothing, as in `memmap`.
+            robust_key: nothing, as in `memmap`.
+            archive: `True` is refused, since a single file is not filled in place.
+            overwrite: replace what is there by zeros.
 
         Returns:
             A container that is locked; see `memmap`.
 
         Raises:
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
-            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else,
+                or a store of another structure is there and `overwrite` is not given.
             OSError: if there is no room for it; the old content stays.
 
         Example:
@@ -110,47 +218,101 @@ class MemoryMaps(AbstractContainer):
             >>> row = TensorDict({"x": torch.zeros(4), "done": False})
             >>> data = row.expand(1000).memmap_like("rows.arena")
             >>> data[:2] = row.apply(torch.ones_like).expand(2)
+            >>> row.expand(1000).memmap_like("rows.arena")["x"].sum()
+            tensor(8.)
             >>> store.seal("rows.arena")
             >>> TensorDict.load("rows.arena")["x"].sum()
             tensor(8.)
         """
         from kd_core._store.forms import create_arena
 
-        return cast("Self", lock(create_arena(self, path, filled=False), LOCKED_BY_ARENA))
+        if archive:
+            raise InvalidValue(
+                "`archive=True` makes a single file, whose leaves cannot be filled in place. Write "
+                "a directory, and call `kd_core.pack_memmap` when it is filled."
+            )
+        made = create_arena(
+            self, path, filled=False, existsok=existsok or overwrite, overwrite=overwrite
+        )
+        return _result(cast("Self", made), return_early, num_threads)
 
     @classmethod
     @explains_parameters
-    def load_memmap(cls, path: PathLike) -> Self:
-        """Return the container in an arena; writes in place go to its file.
+    def load_memmap(
+        cls,
+        path: PathLike,
+        device: DeviceLike | None = None,
+        non_blocking: bool = False,
+        *,
+        out: AbstractContainer | None = None,
+        robust_key: bool | None = True,
+        subpath: NestedKey | None = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+    ) -> Self:
+        """Return the container in an arena or a store; writes in place go to its file.
+
+        A store that `save` wrote becomes an arena: from then on it has no checksums, until
+        `kd_core.store.seal` records them. With `mode="r"`, and where this process must not write,
+        it stays as it is, as for `load`. So does a single file.
 
         Args:
-            path: the directory that `memmap` or `memmap_like` wrote.
+            path: what `memmap`, `memmap_like` or `save` wrote.
+            device: where the tensors are copied; `None`: they stay in the file.
+            non_blocking: return before the copy to `device` has finished.
+            out: a container that takes the values, and is returned.
+            robust_key: nothing: any string is a key.
+            subpath: the key of a nested container, which is returned.
+            mode: `"r"`: writes stay in this process; `None` and `"r+"`: they go to the file.
+            num_threads: nothing: a file is mapped in one piece.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+
+        Returns:
+            A container on the CPU, not locked; what is added to it is not added to the arena.
 
         Raises:
-            FormatError: if it is damaged, is not an arena, or is sealed: see `load`.
+            FormatError: if it is damaged.
             OSError: if there is nothing at the path.
+            InvalidValue: if there is no such mode or `subpath`, or `allow_pickle` is `True`.
         """
-        from kd_core._store.forms import load_arena
+        from kd_core._store.forms import load_arena, part_at, refuse_pickles, taken
+        from kd_core._store.mapped_tensor import is_private
 
-        return cast("Self", lock(load_arena(path), LOCKED_BY_ARENA))
+        refuse_pickles(allow_pickle)
+        found = part_at(load_arena(path, private=is_private(mode)), subpath, path)
+        return cast("Self", taken(found, device, non_blocking, out))
 
     @explains_parameters
-    def load_memmap_(self, path: PathLike) -> Self:
-        """Write the values of an arena into entries that exist, in place; return self.
+    def load_memmap_(
+        self,
+        path: PathLike,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+    ) -> Self:
+        """Write the values of an arena into entries that exist, and add the others; return self.
 
-        Allowed on a locked container. To map the arena itself use `load_memmap`.
+        Allowed on a locked container that has all keys. To map the arena itself use `load_memmap`.
 
         Args:
-            path: the directory that `memmap` or `memmap_like` wrote.
+            path: what `memmap`, `memmap_like` or `save` wrote.
+            robust_key: nothing: any string is a key.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+            mode: nothing: the values are read.
 
         Raises:
-            KeyNotFound: if the arena has a key that does not exist here.
+            Locked: if the arena has a key that a locked container does not have.
             ShapeMismatch: if a value cannot be broadcast to its entry.
-            FormatError: if it is damaged, is not an arena, or is sealed: see `load_`.
+            FormatError: if it is damaged.
         """
-        from kd_core._store.forms import load_arena
+        from kd_core._store.forms import load, refuse_pickles
+        from kd_core._store.mapped_tensor import is_private
 
-        return cast("Self", self.update_(load_arena(path)))  # type: ignore[attr-defined]  # of a concern
+        refuse_pickles(allow_pickle)
+        is_private(mode)
+        return cast("Self", self.update(load(path), inplace=True))  # type: ignore[attr-defined]  # of a concern
 
     def is_memmap(self) -> bool:
         """Return whether all leaves are in one arena; `False` if none has elements.
@@ -176,7 +338,12 @@ class MemoryMaps(AbstractContainer):
 
     @explains_parameters
     def make_memmap(
-        self, key: NestedKey, shape: Sequence[int] | Tensor, *, dtype: torch.dtype | None = None
+        self,
+        key: NestedKey,
+        shape: Sequence[int] | Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
     ) -> Tensor:
         """Add an entry of zeros to the arena of the container, and return it.
 
@@ -187,6 +354,7 @@ class MemoryMaps(AbstractContainer):
             key: the key; levels that do not exist are created.
             shape: the shape, which starts with the batch size.
             dtype: the dtype; `None`: the default of torch.
+            robust_key: nothing: any string is a key.
 
         Raises:
             InvalidValue: if the container is not the whole of an arena.
@@ -208,17 +376,28 @@ class MemoryMaps(AbstractContainer):
         return _added(self, key, zeros.expand(checked), filled=False)
 
     @explains_parameters
-    def make_memmap_from_tensor(self, key: NestedKey, tensor: Tensor) -> Tensor:
+    def make_memmap_from_tensor(
+        self,
+        key: NestedKey,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+    ) -> Tensor:
         """Add an entry with the values of a tensor to the arena of the container; return it.
 
         Args:
             key: the key; levels that do not exist are created.
             tensor: the values, whose shape starts with the batch size.
+            copy_data: copy the values; else the entry holds zeros.
+            existsok: nothing: an entry that exists is an error, and is written to in place.
+            robust_key: nothing: any string is a key.
 
         Raises:
             InvalidValue: if the tensor cannot be saved; else as `make_memmap`.
         """
-        return _added(self, key, tensor, filled=True)
+        return _added(self, key, tensor, filled=copy_data)
 
     @explains_parameters
     def make_memmap_from_storage(
@@ -228,6 +407,7 @@ class MemoryMaps(AbstractContainer):
         shape: Sequence[int] | Tensor,
         *,
         dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
     ) -> Tensor:
         """Add an entry with the bytes of a storage to the arena of the container; return it.
 
@@ -236,6 +416,7 @@ class MemoryMaps(AbstractContainer):
             storage: the storage; its bytes are copied.
             shape: the shape, which starts with the batch size.
             dtype: the dtype of the elements; `None`: the default of torch.
+            robust_key: nothing: any string is a key.
 
         Raises:
             RuntimeError: if the storage has fewer bytes; else as `make_memmap`.
@@ -247,10 +428,13 @@ class MemoryMaps(AbstractContainer):
         return _added(self, key, found, filled=True)
 
     @explains_parameters
-    def memmap_refresh_(self) -> Self:
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Add the entries to the container that its arena has by now; return self.
 
         Values need no refresh: all processes see them at once.
+
+        Args:
+            allow_pickle: `False` or `None`; no file can run code when it is read.
 
         Raises:
             InvalidValue: if the container is not the whole of an arena.
@@ -264,17 +448,33 @@ class MemoryMaps(AbstractContainer):
             >>> list(data.keys()), list(data.memmap_refresh_().keys())
             ([], ['new'])
         """
-        from kd_core._store.forms import refresh
+        from kd_core._store.forms import refresh, refuse_pickles
 
+        refuse_pickles(allow_pickle)
         refresh(self)
         return self
+
+
+def _result(td: C, early: bool, threads: int) -> C:
+    """Return a container in an arena, locked; in a `TensorDictFuture` if it is asked for."""
+    made = lock(td, LOCKED_BY_ARENA)
+    return cast("C", TensorDictFuture([], made)) if early and threads > 1 else made
+
+
+def _is_archive(path: PathLike | None, archive: bool | None, compression: str | int | None) -> bool:
+    single = Path(path).suffix == ".tdz" if archive is None and path is not None else bool(archive)
+    from kd_core._store.forms import check_compression
+
+    check_compression(compression, single)
+    return single
 
 
 def _path_of_leaves(td: AbstractContainer) -> str | None:
     """Return the directory of the one arena in which all leaves are that have elements."""
     from kd_core._store.places import place_of
 
-    found = map(place_of, filter(Tensor.numel, leaves_of(td)))
+    parts = (part for leaf in leaves_of(td) for part in stored_in(leaf))
+    found = map(place_of, filter(Tensor.numel, parts))
     places = {None if place is None else place.path for place in found}
     return places.pop() if len(places) == 1 else None
 

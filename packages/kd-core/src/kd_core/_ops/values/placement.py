@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import device_of
+from kd_core._batch.descriptor import LOCKED_BY_SHARING, device_of
 from kd_core._batch.shapes import batch_of
 from kd_core._compat import clone_all
 from kd_core._errors import InvalidValue, a_type
 from kd_core._leaves.foreach import wraps_tensors
+from kd_core._leaves.nested import stored_in
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.entries.listing import dict_of
 from kd_core._ops.math.binary import cast_leaves, unary
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved, read_argument, read_target, with_format
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, name_in
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar, Unpack
@@ -195,7 +196,8 @@ class Placement(AbstractContainer):
     def share_memory_(self) -> Self:
         """Move the storage of all leaves to shared memory, for other processes; return self.
 
-        Leaves in an arena are shared already, and stay there.
+        The container is locked then: another process would not see an entry that is added or
+        replaced. Leaves in an arena are shared already, and stay there.
 
         Raises:
             InvalidValue: if a leaf is sparse, or made of other tensors (`DTensor`); nothing is
@@ -203,24 +205,26 @@ class Placement(AbstractContainer):
         """
         leaves = leaves_of(self)
         for leaf in leaves:
-            if leaf.layout is not torch.strided:
+            if leaf.layout not in (torch.strided, torch.jagged):
                 raise InvalidValue(
                     f"{name_in(self, leaf)} of layout {leaf.layout} cannot be in shared memory. "
                     "`exclude` it first, or make it dense."
                 )
-            if wraps_tensors(leaf):
+            if not leaf.is_nested and wraps_tensors(leaf):
                 raise InvalidValue(  # torch crashes on a `DTensor`
                     f"{name_in(self, leaf)} is {a_type(leaf)}, whose storage cannot be "
                     "in shared memory. `exclude` it first, or share the tensors it is made of."
                 )
         for leaf in leaves:
-            if not _is_in_arena(leaf):
-                leaf.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return self
+            for part in stored_in(leaf):
+                if not _is_in_arena(part):
+                    part.share_memory_()  # type: ignore[no-untyped-call]  # untyped in torch
+        return lock(self, LOCKED_BY_SHARING)
 
     def is_shared(self) -> bool:
         """Return whether all leaves are in shared memory, or in an arena."""
-        return all(_is_in_arena(leaf) or leaf.is_shared() for leaf in leaves_of(self))  # type: ignore[no-untyped-call]  # by torch
+        parts = (part for leaf in leaves_of(self) for part in stored_in(leaf))
+        return all(_is_in_arena(part) or part.is_shared() for part in parts)  # type: ignore[no-untyped-call]  # by torch
 
     def clone(self, recurse: bool = True) -> Self:
         """Copy the container; the copy is not locked.

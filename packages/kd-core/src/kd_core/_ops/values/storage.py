@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Final, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from kd_core._batch.names import without_names
 from kd_core._batch.shapes import wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, different_keys, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.nested import restored_from, stored_in
 from kd_core._leaves.views import walk_items
 from kd_core._naming import explains_parameters
 from kd_core._ops.values.moving import moved
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     W = TypeVar("W", bound=AbstractContainer)
     C = TypeVar("C", bound=AbstractContainer)
 
+PathLike: TypeAlias = "str | Path"
 ALIGNMENT: Final = 16
 """Bytes: where the leaves of a dtype start, so that each dtype may be viewed there."""
 
@@ -41,24 +44,34 @@ class Storage(AbstractContainer):
     @explains_parameters
     def consolidate(
         self,
+        filename: PathLike | None = None,
         *,
+        num_threads: int = 0,
         device: DeviceLike | None = None,
         non_blocking: bool = False,
         inplace: bool = False,
+        return_early: bool = False,
+        use_buffer: bool = False,
         share_memory: bool = False,
         pin_memory: bool = False,
+        metadata: bool = False,
     ) -> Self:
         """Copy all leaves into one storage.
 
         Leaves of one dtype stand one behind the other in it. The copies are outside the graph.
 
         Args:
+            filename: a file to which the container is written, too; `from_consolidated` reads it.
+            num_threads: nothing: torch copies with all threads that it has.
             device: where the storage is; it is moved there in one copy. `None`: where the leaves
                 are.
             non_blocking: return before the copy to `device` has finished.
             inplace: replace the leaves of this container, and return it.
+            return_early: nothing: the copy is there when the call returns.
+            use_buffer: nothing: a file is written in pieces.
             share_memory: put the storage in shared memory, for other processes.
             pin_memory: put the storage in pinned memory.
+            metadata: nothing: where leaves are is read from the leaves.
 
         Returns:
             A container, not locked, whose leaves are views of that storage.
@@ -75,6 +88,10 @@ class Storage(AbstractContainer):
             >>> td.is_consolidated(), td["a"].untyped_storage().nbytes()
             (True, 32)
         """
+        if filename is not None:
+            from kd_core._store import single
+
+            single.save(self, Path(filename))
         place = _Place(
             None if device is None else device_of(device), non_blocking, share_memory, pin_memory
         )
@@ -90,8 +107,7 @@ class Storage(AbstractContainer):
             made = self._shallow()
         else:
             with torch.no_grad():
-                groups = _by_dtype(self, leaves)
-                made = self._rebuild(iter(_together(leaves, groups, place)))
+                made = self._rebuild(iter(_consolidated(self, leaves, place)))
         if inplace:
             from kd_core._ops.values.replacing import take_leaves
 
@@ -104,9 +120,9 @@ class Storage(AbstractContainer):
     def is_consolidated(self) -> bool:
         """Return whether all leaves are in one storage; a leaf that was replaced is not.
 
-        Leaves without elements have nothing there; one that is sparse or nested is elsewhere.
+        Leaves without elements have nothing there; one that is sparse is elsewhere.
         """
-        leaves = leaves_of(self)
+        leaves = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
         if not leaves or any(leaf.layout is not torch.strided for leaf in leaves):
             return False
         # The storages themselves: all addresses on the meta device are 0.
@@ -163,29 +179,52 @@ class Storage(AbstractContainer):
         return torch.cat(parts, at), cast("PackLayout[Self]", layout)
 
 
-def _by_dtype(td: AbstractContainer, leaves: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """Return the leaves by dtype, checked to fit into one storage."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    device = leaves[0].device
+def _consolidated(td: AbstractContainer, leaves: list[Tensor], place: _Place) -> list[Tensor]:
+    """Copy the leaves of a container into one storage.
+
+    Offsets that several ragged leaves share stay shared: torch compares them by identity.
+    """
     for leaf in leaves:
-        if leaf.device != device:
-            raise InvalidValue(
-                f"{name_in(td, leaf)} is on {leaf.device}, but others are on {device}: one storage "
-                "is on one device. Move the container first, with `to`."
-            )
-        if leaf.layout is not torch.strided:
-            raise InvalidValue(
-                f"{name_in(td, leaf)} is of layout {leaf.layout}: only dense leaves fit into one "
-                "storage. `exclude` it first, or make it dense."
-            )
-        groups.setdefault(leaf.dtype, []).append(leaf)
-    return groups
+        _check_place(td, leaf, leaves[0].device)
+    if not any(leaf.is_nested for leaf in leaves):
+        return _together(leaves, place)
+    stored: list[Tensor] = []
+    rows: dict[int, int] = {}
+    numbers = []
+    for leaf in leaves:
+        values, *more = stored_in(leaf)
+        for part in more:
+            if id(part) not in rows:
+                rows[id(part)] = len(stored)
+                stored.append(part)
+        numbers.append([len(stored), *(rows[id(part)] for part in more)])
+        stored.append(values)
+    placed = _together(stored, place)
+    return [
+        restored_from(leaf, [placed[number] for number in each])
+        for leaf, each in zip(leaves, numbers, strict=True)
+    ]
 
 
-def _together(
-    leaves: list[Tensor], groups: dict[torch.dtype, list[Tensor]], place: _Place
-) -> list[Tensor]:
+def _check_place(td: AbstractContainer, leaf: Tensor, device: torch.device) -> None:
+    """Raise `InvalidValue` for a leaf that does not fit into one storage with others."""
+    if leaf.device != device:
+        raise InvalidValue(
+            f"{name_in(td, leaf)} is on {leaf.device}, but others are on {device}: one storage "
+            "is on one device. Move the container first, with `to`."
+        )
+    if leaf.layout is not (torch.jagged if leaf.is_nested else torch.strided):
+        raise InvalidValue(
+            f"{name_in(td, leaf)} is of layout {leaf.layout}: only dense and jagged leaves fit "
+            "into one storage. `exclude` it first, or make it dense."
+        )
+
+
+def _together(leaves: list[Tensor], place: _Place) -> list[Tensor]:
     """Copy leaves into one storage, one dtype behind the other."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for leaf in leaves:
+        groups.setdefault(leaf.dtype, []).append(leaf)
     if len(groups) == 1:
         flat = torch._C._nn.flatten_dense_tensors(leaves)
         if len(leaves) == 1:  # then it is a view of the leaf
