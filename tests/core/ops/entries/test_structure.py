@@ -489,3 +489,21 @@ def test_a_key_below_a_tensor_updates_nothing(method: str) -> None:
     for key in (("b", "r"), ("n", "r")):
         getattr(td, method)(source, *index, keys_to_update=[key])
     assert td["b"].tolist() == td["n", "r"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_nested_container_is_written_in_place(lazy: bool, as_dict: bool) -> None:
+    one = TensorDict({"a": {"x": torch.zeros(2), "n": {"y": torch.ones(2)}, "s": "word"}}, [2])
+    td = lazy_stack([one, one.clone()]) if lazy else one
+    x = one["a", "x"]
+    new = inner(td, "a") + 1
+    td.lock_().set_("a", new.to_dict() if as_dict else new)
+    assert x.tolist() == [1, 1]
+    assert one["a", "n", "y"].tolist() == [2, 2]
+    before = td.clone()
+    with pytest.raises(KeyError, match="other"):
+        td.set_("a", {"x": torch.zeros(2), "other": torch.zeros(2)})
+    assert (td == before).all()
+    td.unlock_().set("a", new + 1, inplace=True)
+    assert x.tolist() == [2, 2]

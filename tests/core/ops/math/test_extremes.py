@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kd_core import InvalidArgument, OutOfRange, TensorDict
+from kd_core import InvalidArgument, OutOfRange, TensorDict, lazy_stack
 
 
 @pytest.fixture
@@ -99,3 +99,22 @@ def test_extremes_so_far(name: str) -> None:
     assert torch.equal(got.values["b"], expected.values)
     assert torch.equal(got.indices["b"], expected.indices)
     assert torch.equal(getattr(td, name)(1, return_indices=False)["b"], expected.values)
+
+
+@pytest.mark.parametrize("name", ["min", "max", "cummin", "cummax"])
+def test_the_type_is_that_of_torch(name: str) -> None:
+    td = TensorDict({"a": torch.rand(3, 2), "n": {"b": torch.rand(3, 2)}}, [3, 2])
+    kind = getattr(torch.return_types, name)
+    for each in (td, lazy_stack(list(td.unbind(1)), 1)):
+        found = getattr(each, name)(0)
+        assert isinstance(found, kind)
+        values, indices = found
+        assert torch.equal(values["a"], getattr(td["a"], name)(0).values)
+        assert torch.equal(indices["n", "b"], getattr(td["n", "b"], name)(0).indices)
+        together = getattr(each, name)(1, reduce=True)
+        expected = getattr(torch.cat([td["a"], td["n", "b"]], 1), name)(1)
+        assert isinstance(together, kind)
+        assert torch.equal(together.values, expected.values)
+        assert torch.equal(together.indices, expected.indices)
+        alone = getattr(each, name)(1, reduce=True, return_indices=False)
+        assert torch.equal(alone, expected.values)

@@ -31,7 +31,7 @@ from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._errors import InvalidValue, KdError, Locked, locked, shape_text, wrong_type
-from kd_core._keys import format_key
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import (
     collect,
     collect_pairs,
@@ -48,7 +48,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._leaves.writes import writable_source
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Node, is_row_data, is_unbatched
+from kd_core._nodes.entry import Node, is_data, is_row_data, is_unbatched
 from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
@@ -321,7 +321,28 @@ def unlock(container: W) -> W:
 def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object) -> list[Write]:
     """Return the checked writes that store a value in the entry at a path, which must exist."""
     check_has(container, path)
-    return level_at(container, path[:-1])._writes(path[-1], value, path)
+    level = level_at(container, path[:-1])
+    if isinstance(value, (AbstractContainer, Mapping)):
+        entry = level._entries[path[-1]]
+        if isinstance(entry, AbstractContainer):
+            return _writes_below(container, path, value)
+    return level._writes(path[-1], value, path)
+
+
+def _writes_below(
+    container: AbstractContainer,
+    path: tuple[str, ...],
+    value: AbstractContainer | Mapping[str, object],
+) -> list[Write]:
+    """Return the writes of all entries of a container into the one at a path."""
+    writes: list[Write] = []
+    items = value._entries if isinstance(value, AbstractContainer) else value
+    for key, each in items.items():
+        below = (*path, *path_of(key))
+        entry = container._read(below)
+        if not (is_data(entry) and entry._agrees(each)):
+            writes += writes_at(container, below, each)
+    return writes
 
 
 def lowest_level(

@@ -12,7 +12,6 @@ from torch import Tensor
 from kd_core._batch.plans import SAME_SHAPE, Reduced
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._leaves.foreach import is_ragged
-from kd_core._naming import explains_parameters
 from kd_core._ops.entries.updating import renamed
 from kd_core._ops.math.reducing import (
     along_batch,
@@ -136,6 +135,10 @@ class Statistics(AbstractContainer):
     def min(
         self, dim: SomeDim, keepdim: bool = False, *, return_indices: Literal[False]
     ) -> Self: ...
+    @overload
+    def min(
+        self, dim: int | str, keepdim: bool = False, *, reduce: bool, return_indices: bool = True
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]: ...
     def min(
         self,
         dim: Dim = None,
@@ -143,22 +146,23 @@ class Statistics(AbstractContainer):
         *,
         reduce: bool = False,
         return_indices: bool = True,
-    ) -> Self | Tensor | Extremes[Self]:
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]:
         """Return the smallest value of every leaf; along a batch dimension, its index too.
 
         Args:
             dim: a batch dimension or its name; `None`: over everything.
             keepdim: keep the dimension with size 1.
-            reduce: reduce all leaves to one tensor.
+            reduce: reduce all leaves to one tensor; along `dim` they stand behind one another.
             return_indices: whether the indices are wanted; without them, `dim` may be several
                 batch dimensions, or `"feature"`.
 
         Returns:
-            With `dim` two containers, `values` and `indices`; else a container, or a tensor.
+            With `dim` two containers, `values` and `indices`, in the type that torch returns; else
+            a container, or a tensor.
         """
         from kd_core._ops.math.extreme_values import extreme
 
-        return extreme(self, torch.amin, torch.min, dim, keepdim, reduce, return_indices)
+        return extreme(self, torch.amin, torch.min, dim, keepdim, (reduce, return_indices))
 
     @overload
     def max(self, dim: None = None, *, reduce: Literal[False] = False) -> Self: ...
@@ -172,6 +176,10 @@ class Statistics(AbstractContainer):
     def max(
         self, dim: SomeDim, keepdim: bool = False, *, return_indices: Literal[False]
     ) -> Self: ...
+    @overload
+    def max(
+        self, dim: int | str, keepdim: bool = False, *, reduce: bool, return_indices: bool = True
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]: ...
     def max(
         self,
         dim: Dim = None,
@@ -179,22 +187,23 @@ class Statistics(AbstractContainer):
         *,
         reduce: bool = False,
         return_indices: bool = True,
-    ) -> Self | Tensor | Extremes[Self]:
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]:
         """Return the largest value of every leaf; along a batch dimension, its index too.
 
         Args:
             dim: a batch dimension or its name; `None`: over everything.
             keepdim: keep the dimension with size 1.
-            reduce: reduce all leaves to one tensor.
+            reduce: reduce all leaves to one tensor; along `dim` they stand behind one another.
             return_indices: whether the indices are wanted; without them, `dim` may be several
                 batch dimensions, or `"feature"`.
 
         Returns:
-            With `dim` two containers, `values` and `indices`; else a container, or a tensor.
+            With `dim` two containers, `values` and `indices`, in the type that torch returns; else
+            a container, or a tensor.
         """
         from kd_core._ops.math.extreme_values import extreme
 
-        return extreme(self, torch.amax, torch.max, dim, keepdim, reduce, return_indices)
+        return extreme(self, torch.amax, torch.max, dim, keepdim, (reduce, return_indices))
 
     @overload
     def all(self, dim: None = None) -> bool: ...
@@ -255,12 +264,18 @@ class Statistics(AbstractContainer):
     def cummax(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
     @overload
     def cummax(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
-    @explains_parameters
-    def cummax(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
+    @overload
+    def cummax(
+        self, dim: int | str, *, reduce: bool, return_indices: bool = True
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]: ...
+    def cummax(
+        self, dim: int | str, *, reduce: bool = False, return_indices: bool = True
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]:
         """Return the largest value so far along a batch dimension, and its index.
 
         Args:
             dim: the batch dimension, or its name.
+            reduce: take all leaves behind one another, as one tensor.
             return_indices: whether the indices are wanted; else one container is returned.
 
         Example:
@@ -270,24 +285,25 @@ class Statistics(AbstractContainer):
             >>> td.cummax(0).values["a"], td.cummax(0).indices["a"]
             (tensor([1, 3, 3]), tensor([0, 1, 1]))
         """
-        from kd_core._ops.math.extreme_values import pairs
+        from kd_core._ops.math.extreme_values import running
 
-        (axis,) = batch_dims_of(self, dim)
-        found = pairs(self, along_batch(self, lambda leaf: torch.cummax(leaf, axis)), SAME_SHAPE)
-        return found if return_indices else found.values
+        return running(self, torch.cummax, dim, (reduce, return_indices))
 
     @overload
     def cummin(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
     @overload
     def cummin(self, dim: int | str, *, return_indices: Literal[False]) -> Self: ...
-    @explains_parameters
-    def cummin(self, dim: int | str, *, return_indices: bool = True) -> Self | Extremes[Self]:
+    @overload
+    def cummin(
+        self, dim: int | str, *, reduce: bool, return_indices: bool = True
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]: ...
+    def cummin(
+        self, dim: int | str, *, reduce: bool = False, return_indices: bool = True
+    ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
-        from kd_core._ops.math.extreme_values import pairs
+        from kd_core._ops.math.extreme_values import running
 
-        (axis,) = batch_dims_of(self, dim)
-        found = pairs(self, along_batch(self, lambda leaf: torch.cummin(leaf, axis)), SAME_SHAPE)
-        return found if return_indices else found.values
+        return running(self, torch.cummin, dim, (reduce, return_indices))
 
 
 def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
