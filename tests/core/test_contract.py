@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tests.core.hidden_names import HidingTensorClass, HidingTypedTensorDict, contract, hiding
 from tests.core.kinds import FACTORIES
 
 from kd_core import TensorDictBase, lazy_stack
@@ -33,3 +34,25 @@ class TestTensorClass(ContainerContract):
 class TestTypedTensorDict(ContainerContract):
     def make(self) -> TensorDictBase:
         return FACTORIES["typed"]()
+
+
+Hidden = contract("_contract", "ContainerContract")
+
+
+class TestFieldsThatHideEveryMethod(Hidden):  # type: ignore[misc, valid-type]  # made at run time
+    fixed_keys = True
+
+    def make(self) -> object:
+        return hiding(HidingTensorClass)
+
+
+class TestTypedFieldsThatHideEveryMethod(Hidden):  # type: ignore[misc, valid-type]  # as above
+    def make(self) -> object:
+        return hiding(HidingTypedTensorDict)
+
+
+class TestStackOfFieldsThatHideEveryMethod(Hidden):  # type: ignore[misc, valid-type]  # as above
+    fixed_keys = True
+
+    def make(self) -> object:
+        return lazy_stack(TensorDictBase.unbind(hiding(HidingTensorClass), 0), 0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, InvalidValue, TensorClass
+from kd_core import InvalidArgument, InvalidValue, TensorClass, TensorDict
 
 T = TypeVar("T")
 X = torch.zeros(2)
@@ -105,11 +105,23 @@ def test_patterns_match_fields_by_position() -> None:
             assert label == "x"
 
 
-def test_an_argument_that_is_not_a_field_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"`size` of `Made` must not be an `InitVar`.*classm"):
+def test_an_argument_that_is_not_a_field_is_given_to_post_init() -> None:
+    class Made(TensorClass):
+        x: Tensor
+        size: dataclasses.InitVar[int] = 3
+        name: str = "a"
+        scaled: Tensor | None = field(init=False)
 
-        class Made(TensorClass):
-            size: dataclasses.InitVar[int]
+        def __post_init__(self, size: int) -> None:
+            self.scaled = self.x * size
+
+    for made, size in ((Made(X), 3), (Made(X, 5), 5), (Made(X, size=7), 7)):
+        assert made.scaled is not None
+        assert made.scaled.tolist() == (X * size).tolist()
+        assert "size" not in made
+    again = Made.from_tensordict(TensorDict({"x": X}, [2]))
+    assert again.scaled is not None
+    assert again.scaled.tolist() == (X * 3).tolist()
 
 
 COMPUTED_LATE = pytest.mark.skipif(

@@ -125,13 +125,13 @@ def test_an_exclusion_in_place_keeps_the_rest_of_ragged_members() -> None:
     ]
 
 
-class Point(TensorClass):
+class Point(TensorClass, frozen=True):
     x: torch.Tensor
 
 
 def test_members_of_several_kinds_change_together_or_not_at_all() -> None:
-    rows = [TensorDict({"x": torch.zeros(2)}), Point(torch.zeros(2))]
-    with pytest.raises(TypeError, match="cannot be removed"):
+    rows = [TensorDict({"x": torch.zeros(2)}), Point(torch.zeros(2)).unlock_()]
+    with pytest.raises(AttributeError, match="cannot be removed"):
         del lazy_stack(rows)["x"]
     assert "x" in rows[0]
 

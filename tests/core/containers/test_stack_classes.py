@@ -155,8 +155,10 @@ def test_what_an_operation_returns_has_the_fields_and_values_of_the_dense_one(na
     assert torch.equal(got.loss(), expected.loss())
 
 
-def test_fewer_fields_are_a_plain_stack() -> None:
-    assert type(stack_of_two().select("x")) is LazyStackedTensorDict
+def test_fewer_fields_keep_the_class_of_the_stack() -> None:
+    fewer = stack_of_two().select("x")
+    assert type(fewer) is type(stack_of_two())
+    assert fewer.name is None
     assert type(stack_of_two().flatten_keys()) is LazyStackedTensorDict
 
 

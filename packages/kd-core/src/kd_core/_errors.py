@@ -12,9 +12,11 @@
     +-- FormatError          (ValueError, RuntimeError)    a damaged file, or of another format
     +-- CommunicationError   (RuntimeError)                processes that did not exchange data
     +-- Locked               (RuntimeError, ValueError)    a change of a locked container
+    |   `-- FrozenField      (AttributeError)              a field of a frozen tensor class
     +-- InvalidArgument      (TypeError)                   an argument of the wrong type
     +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
-    +-- UnknownField         (AttributeError, TypeError)   a field that a tensor class lacks
+    +-- UnknownField         (AttributeError, TypeError,   a field that a tensor class lacks
+    |                         ValueError)
     +-- OutOfRange           (IndexError)                  an index or a dimension out of range
     +-- NotOffered           (AttributeError)              a name that is left out on purpose
     +-- NotOfferedImport     (ImportError)                 the same, where it is imported
@@ -28,6 +30,7 @@ working. A message says what was expected, what was given, and what to do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import FrozenInstanceError
 from typing import Final
 
 FROZEN: Final = "its frozen class"
@@ -78,7 +81,7 @@ class UnsupportedFunction(KdError, TypeError):
     """A torch function that has no meaning for containers."""
 
 
-class UnknownField(KdError, AttributeError, TypeError):
+class UnknownField(KdError, AttributeError, TypeError, ValueError):
     """A name that is not a field of a tensor class."""
 
 
@@ -96,6 +99,10 @@ class CommunicationError(KdError, RuntimeError):
 
 class Locked(KdError, RuntimeError, ValueError):
     """A change of the structure of a locked container."""
+
+
+class FrozenField(Locked, FrozenInstanceError):
+    """A field of a frozen tensor class that would be set."""
 
 
 class NotOffered(KdError, AttributeError):

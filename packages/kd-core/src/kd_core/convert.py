@@ -257,7 +257,7 @@ def to_arrow(td: TensorDictBase) -> object:
         >>> if find_spec("pyarrow"):
         ...     assert to_arrow(TensorDict({"a": [1, 2]}, [2])).num_rows == 2
     """
-    return td.to_arrow()
+    return td._engine.to_arrow(td)
 
 
 def parse_tensor_dict_string(s: str) -> TensorDictBase:

@@ -60,18 +60,20 @@ def collate(
             f"entry {format_key(both[0])} is in `pad_keys` and in `nested_keys`. Choose one."
         )
     columns = {key: _column(batch, key) for key in (*padded, *nested)}
-    result = stack([each.exclude(*columns) for each in batch])
+    result = stack([each._engine.exclude(each, *columns) for each in batch])
     masks: dict[tuple[str, ...], Tensor] = {}
     for key, value in padded.items():
         column = columns[key]
-        result.set(key, pad_tensors(column, batch_first=True, padding_value=value))
+        result._engine.set(result, key, pad_tensors(column, batch_first=True, padding_value=value))
         masks[key] = pad_tensors([leaf.new_ones(len(leaf)).bool() for leaf in column], True)
     for key in nested:
-        result.set(key, torch.nested.as_nested_tensor(columns[key], layout=torch.jagged))
+        result._engine.set(
+            result, key, torch.nested.as_nested_tensor(columns[key], layout=torch.jagged)
+        )
     if mask_key is not None and masks:
         if mask_key in result:
             raise KeyCollision(f"key {format_key(mask_key)} exists already. Choose another one.")
-        result.set(mask_key, masks)
+        result._engine.set(result, mask_key, masks)
     return result
 
 

@@ -38,9 +38,9 @@ def merge_tensordicts(
     for number, other in enumerate(others, start=1):
         if other._desc.batch != batch:
             raise batches_differ(batch, other._desc.batch, number, "merge_tensordicts", ())
-    merged = first.clone(recurse=False)
+    merged = first._engine.clone(first, recurse=False)
     for other in others:
-        _add_missing(merged, other.clone(recurse=False), callback_exist)
+        _add_missing(merged, other._engine.clone(other, recurse=False), callback_exist)
     return merged
 
 
@@ -50,12 +50,12 @@ def _add_missing(
     callback: Callable[[object, object], object] | None,
 ) -> None:
     """Store the entries of a container that another one lacks, level by level."""
-    for key, value in source.items():
-        mine: object = target.get(key)
+    for key, value in source._engine.items(source):
+        mine: object = target._engine.get(target, key)
         entry: object = value
         if mine is None:
-            target.set(key, entry)
+            target._engine.set(target, key, entry)
         elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
             _add_missing(mine, entry, callback)
         elif callback is not None:
-            target.set(key, callback(mine, entry))
+            target._engine.set(target, key, callback(mine, entry))

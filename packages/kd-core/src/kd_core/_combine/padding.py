@@ -45,7 +45,7 @@ def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: 
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [1, 2])["a"]
         tensor([0., 1., 1., 0., 0.])
     """
-    return tensordict.pad(pad_size, value, inplace=inplace)
+    return tensordict._engine.pad(tensordict, pad_size, value, inplace=inplace)
 
 
 @explains_parameters
@@ -143,7 +143,7 @@ def unpad_sequence(
 def _unpad_rows(padded: C, masks: object, pad_dim: int) -> list[C]:
     """Keep the real rows of each sequence along a batch dimension."""
     if isinstance(masks, TensorDictBase):
-        masks = next(iter(masks.values(True, True)), None)
+        masks = next(iter(masks._engine.values(masks, True, True)), None)
     mask = check_mask(masks)
     at = wrap_dim(pad_dim, padded._desc.ndim - 1)
     found: list[C] = []
@@ -158,7 +158,7 @@ def _unpad_leaves(padded: C, masks: object, dim: int) -> list[C]:
     """Keep the real values of each leaf of sequences without a batch."""
 
     def real(name: NestedKey, leaf: Tensor, number: int) -> Tensor:
-        mask = masks.get(name) if isinstance(masks, TensorDictBase) else masks
+        mask = masks._engine.get(masks, name) if isinstance(masks, TensorDictBase) else masks
         if not isinstance(mask, Tensor) or mask.ndim - 1 > leaf.ndim or mask.ndim < 2:
             return leaf
         row = check_mask(mask)[number]
@@ -166,7 +166,8 @@ def _unpad_leaves(padded: C, masks: object, dim: int) -> list[C]:
         return leaf.index_select(dim, kept.nonzero().view(-1))
 
     return [
-        row.named_apply(
+        row._engine.named_apply(
+            row,
             lambda name, leaf, number=number: real(name, leaf, number),
             nested_keys=True,
             batch_size=(),
@@ -182,7 +183,7 @@ def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
             f"key {format_key(key)} exists already. Pass another key as `return_mask`."
         )
     try:
-        return result.set(key, masks)
+        return result._engine.set(result, key, masks)
     except UnknownField:
         raise InvalidArgument(
             f"`return_mask` expected `{type(result).__name__}` to have a field {format_key(key)} "
@@ -196,7 +197,7 @@ def _pad_leaves(
     """Stack containers without a batch, each leaf padded to its own longest in a dimension."""
     longest: dict[NestedKey, int] = {}
     for each in sequences:
-        for key, leaf in each.items(True, True):
+        for key, leaf in each._engine.items(each, True, True):
             longest[key] = max(longest.get(key, 0), *leaf.shape[dim : dim + 1], 0)
 
     def padded(key: NestedKey, leaf: Tensor, fill: float = value) -> Tensor:
@@ -211,11 +212,19 @@ def _pad_leaves(
         return padded(key, real, False)
 
     result = stack(
-        [each.named_apply(padded, nested_keys=True, batch_size=()) for each in sequences]
+        [
+            each._engine.named_apply(each, padded, nested_keys=True, batch_size=())
+            for each in sequences
+        ]
     )
     if return_mask is False:
         return result
-    masks = stack([each.named_apply(mask, nested_keys=True, batch_size=()) for each in sequences])
+    masks = stack(
+        [
+            each._engine.named_apply(each, mask, nested_keys=True, batch_size=())
+            for each in sequences
+        ]
+    )
     return _with_masks(result, masks.filter_non_tensor_data(), return_mask)
 
 
@@ -227,5 +236,5 @@ def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) 
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)
-    alone = container.filter_non_tensor_data()
+    alone = container._engine.filter_non_tensor_data(container)
     return alone._map_each(lambda leaf: mask.to(leaf.device), same_batch)

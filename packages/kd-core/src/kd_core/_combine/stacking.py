@@ -137,7 +137,7 @@ class _Concatenating(Join):
             members = [member for column in rows for member in column]
             if any(member._desc.batch != batch for member in members):
                 return None
-            return first._of([member.clone() for member in members])
+            return first._of([member._engine.clone(member) for member in members])
         if any(len(column) != len(rows[0]) for column in rows):
             return None
         inner = dim - (dim > at)

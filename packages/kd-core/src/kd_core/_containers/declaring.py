@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
+from types import CellType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 
-from kd_core._containers.tensorclass import TensorClass, TensorClassMeta
+from kd_core._containers.tensorclass import TensorClass, TensorClassMeta, from_mapping
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import wrong_type
 from kd_core._naming import explains_parameters
@@ -36,6 +37,8 @@ def tensorclass(
     tensor_only: bool = False,
     kw_only: bool = False,
     checked: bool = False,
+    skip_post_init_on_rebuild: bool = False,
+    cast_filter: Callable[..., bool] | None = None,
 ) -> Callable[[type[T]], type[T]]: ...
 @explains_parameters
 def tensorclass(
@@ -49,21 +52,25 @@ def tensorclass(
     tensor_only: bool = False,
     kw_only: bool = False,
     checked: bool = False,
+    skip_post_init_on_rebuild: bool = False,
+    cast_filter: Callable[..., bool] | None = None,
 ) -> type[T] | Callable[[type[T]], type[T]]:
     """Convert a class with annotated fields to a `TensorClass`.
 
     Prefer the base class, `class Sample(TensorClass)`: type checkers then know the methods of
-    containers, and `super()` without arguments works in methods.
+    containers.
 
     Args:
         cls: the class; its annotations become fields, its methods stay.
         autocast: see `TensorClass` for this option and the others.
         frozen: fields cannot be set after construction.
         nocast: numbers and lists are kept as they are.
-        shadow: fields may have the names of methods.
+        shadow: accepted: fields may have the names of methods in any case.
         tensor_only: every value becomes a tensor.
         kw_only: the constructor takes keywords only.
         checked: values must be of the declared types.
+        skip_post_init_on_rebuild: accepted: operations never run `__post_init__`.
+        cast_filter: accepted: annotations say what `autocast` casts.
 
     Example:
         >>> import torch
@@ -98,20 +105,41 @@ def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
     if not isinstance(plain, type):
         raise wrong_type("the argument of `tensorclass`", "a class", plain)
     hidden = {"__dict__", "__weakref__", "__dataclass_fields__", "__dataclass_params__"}
-    generated = {"__init__", "__repr__", "__eq__", "__hash__", "__match_args__"}
-    if dataclasses.is_dataclass(plain):
-        hidden |= generated
+    of_dataclass = "__dataclass_fields__" in vars(plain)
+    if of_dataclass:
+        hidden |= {"__init__", "__repr__", "__eq__", "__hash__", "__match_args__", "__replace__"}
     namespace = {key: value for key, value in vars(plain).items() if key not in hidden}
-    if dataclasses.is_dataclass(plain):
+    bases = tuple(base for base in plain.__bases__ if base is not object)
+    if of_dataclass:
         fields = dataclasses.fields(plain)
         namespace |= {each.name: copy.copy(each) for each in fields}  # with defaults and options
         namespace["__annotations__"] = {each.name: each.type for each in fields}
-    bases = tuple(base for base in plain.__bases__ if base is not object)
-    if dataclasses.is_dataclass(plain):
         bases = ()
     made = TensorClassMeta(plain.__name__, (*bases, TensorClass), namespace, **options)
     made.__qualname__ = plain.__qualname__
+    _hand_over(plain, made, namespace.values())
     return cast("type[TensorClass]", made)
+
+
+def _hand_over(plain: type, made: type, members: Iterable[object]) -> None:
+    """Let `super()` and `__class__` in the methods of a class mean the class made of it.
+
+    They read one cell, which all methods of a class body share.
+    """
+    for member in members:
+        parts = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
+        for part in parts or (member,):
+            function = inspect.unwrap(getattr(part, "__func__", part))  # type: ignore[arg-type]  # any member
+            for cell in getattr(function, "__closure__", None) or ():
+                if _content(cell) is plain:
+                    cell.cell_contents = made
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cast("object", cell.cell_contents)
+    except ValueError:  # it is empty
+        return None
 
 
 _MADE: dict[tuple[type, frozenset[str]], type[TensorClass]] = {}
@@ -182,7 +210,7 @@ def from_dataclass(
         batch_size = TensorDict.from_dict(
             values, auto_batch_size=True, batch_dims=batch_dims
         ).batch_size
-    return cls(**values, batch_size=batch_size, device=device)
+    return from_mapping(cls, values, batch_size, device)
 
 
 def _plain_value(value: object) -> object:

@@ -6,13 +6,25 @@ fields.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field
-from typing import TYPE_CHECKING, ClassVar, Final, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Final,
+    NotRequired,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
@@ -28,52 +40,236 @@ if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Node
 
-KEPT: Final = frozenset({"batch_size", "device", "from_dict", "fields"})
-"""Names that fields may not have: the constructor and conversions need them."""
+RESERVED: Final = frozenset(
+    {
+        # what a container is made of, and how an operation of it is undone
+        *("_desc", "_entries", "_nested", "_scope", "_declared", "_engine", "_tensor_class"),
+        # the primitives, which authors of container kinds implement
+        *("_as_entry", "_check_key", "_del_entry", "_describe", "_item", "_keeps", "_like"),
+        *("_set_entry", "_with_descriptor", "_writes"),
+        # what is written on them
+        *("_below", "_check_unlocked", "_collect", "_collect_pair", "_dense_entry", "_hold"),
+        *("_hold_below", "_map_each", "_map_to_parts", "_owns_leaves", "_put", "_read", "_rebuild"),
+        *("_replace_entries", "_rows_at", "_selected", "_set_leaves", "_shallow", "_store"),
+        *("_traced_map_each", "_traced_reshape", "_traced_resized", "_traced_rows_at", "_without"),
+        *("_zip_each",),
+    }
+)
+"""Names that a class with fields may not define: the private names of containers.
+
+All other names are free. Code of kd never reads a public method through an attribute of such a
+class, because a field or a method of the author may have its name: it asks `_engine` for it.
+"""
 
 _NO_FIELD: Final = r"(?:\w+\.)*(ClassVar|KW_ONLY|InitVar)\b"
+_OPTIONAL: Final = r"(?:\w+\.)*NotRequired\b"
+STORED: Final = ("batch_size", "device", "names", "lock")
+"""Keywords of the constructor beside the fields."""
 
 
-def inherited(bases: tuple[type, ...]) -> dict[str, Field[object]]:
-    """Return the fields of base classes, in the order in which a dataclass has them."""
-    fields: dict[str, Field[object]] = {}
+class Declaration:
+    """What a class with fields declares.
+
+    Attributes:
+        taken: what its constructor takes, in order: fields and init-only arguments.
+        fields: its fields, those of its bases first.
+        init_vars: arguments of the constructor that `__post_init__` gets, and their defaults.
+        options: the options that are switched on.
+        more_keys: whether an instance may have keys beside its fields.
+        by_position: the arguments that the constructor takes by position.
+        hidden: keywords of the constructor that are fields of this class.
+        converts: whether options change or check the values of fields.
+        frozen: whether fields cannot be set after construction.
+        as_dataclass: what `dataclass_fields` made of it.
+    """
+
+    __slots__ = (
+        *("as_dataclass", "by_position", "converts", "fields", "frozen", "hidden", "init_vars"),
+        *("more_keys", "options", "taken"),
+    )
+
+    def __init__(
+        self,
+        taken: Mapping[str, Field[object]],
+        init_only: Collection[str] = (),
+        options: frozenset[str] = frozenset(),
+        more_keys: bool = False,
+    ) -> None:
+        fields = {name: spec for name, spec in taken.items() if name not in init_only}
+        init_vars = {name: taken[name] for name in init_only}
+        self.fields, self.init_vars, self.taken = fields, init_vars, dict(taken)
+        self.options, self.more_keys = options, more_keys
+        self.converts = not options.isdisjoint(_CONVERTING)
+        self.frozen = "frozen" in options
+        self.as_dataclass: dict[str, Field[object]] | None = None
+        self.hidden = tuple([name for name in STORED[1:] if name in taken])
+        self.by_position = () if "kw_only" in options else _positional(taken)
+
+    def takes(self, key: str) -> bool:
+        """Return whether an instance may have a key."""
+        return self.more_keys or key in self.fields
+
+
+def _positional(taken: Mapping[str, Field[object]]) -> tuple[str, ...]:
+    return tuple([n for n, spec in taken.items() if spec.init and spec.kw_only is not True])
+
+
+def dataclass_fields(declaration: Declaration) -> dict[str, Field[object]]:
+    """Return the fields as the module `dataclasses` keeps them.
+
+    `batch_size`, `device` and `names` are among them as arguments of the constructor alone, so that
+    `dataclasses.replace` keeps them and `dataclasses.fields` does not list them.
+    """
+    if declaration.as_dataclass is None:
+        fields = declaration.fields
+        specs = [(name, spec.type, copy.copy(spec)) for name, spec in fields.items()]
+        kept = [name for name in STORED[:-1] if name not in fields]
+        extra = [(name, dataclasses.InitVar[object], field(default=None)) for name in kept]
+        for _, _, spec in specs:
+            spec.kw_only = True  # an order of defaults that positions would refuse
+        made = dataclasses.make_dataclass("Fields", [*specs, *extra], init=False)
+        found: dict[str, Field[object]] = getattr(made, "__dataclass_fields__")  # noqa: B009  # of dataclasses alone
+        for name, spec in fields.items():
+            found[name].kw_only = spec.kw_only
+        declaration.as_dataclass = found
+    return declaration.as_dataclass
+
+
+def signature_of(cls: type) -> inspect.Signature | None:
+    """Return the parameters of the constructor; `None` for one that an author wrote."""
+    declaration: Declaration = getattr(cls, "_declared")  # noqa: B009  # it has one
+    if hasattr(cls.__init__, "__wrapped__") or not declaration.fields:  # type: ignore[misc]  # of this class
+        return None
+    taken = declaration.taken
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        _parameter(name, taken[name], inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for name in declaration.by_position
+    ]
+    parameters += [
+        _parameter(name, spec, by_name)
+        for name, spec in taken.items()
+        if spec.init and name not in declaration.by_position
+    ]
+    parameters += [
+        inspect.Parameter(name, by_name, default=None) for name in STORED if name not in taken
+    ]
+    given_before = False
+    for each in parameters:  # a default before a value that is required: by keyword alone
+        if each.kind is not by_name and given_before and each.default is each.empty:
+            parameters = [each.replace(kind=by_name) for each in parameters]
+            break
+        given_before = given_before or each.default is not each.empty
+    return inspect.Signature(parameters, return_annotation=None)
+
+
+def _parameter(name: str, spec: Field[object], kind: inspect._ParameterKind) -> inspect.Parameter:
+    default: object = inspect.Parameter.empty
+    if spec.default is not MISSING:
+        default = spec.default
+    elif spec.default_factory is not MISSING:
+        default = spec.default_factory
+    return inspect.Parameter(name, kind, default=default, annotation=spec.type)
+
+
+def split_options(
+    name: str, options: Mapping[str, object], bases: tuple[type, ...]
+) -> tuple[frozenset[str], dict[str, object]]:
+    """Return the options of fields that are switched on, and what `__init_subclass__` takes.
+
+    Raises:
+        InvalidArgument: if an option is unknown and no base of an author takes any.
+    """
+    takes_more = any(
+        "__init_subclass__" in vars(kind) and kind.__module__.partition(".")[0] not in _OURS
+        for base in bases
+        for kind in base.__mro__
+    )
+    known = {k: v for k, v in options.items() if k in OPTIONS or not takes_more}
+    return checked_options(name, known), {k: v for k, v in options.items() if k not in known}
+
+
+_OURS: Final = frozenset({"kd_core", "typing", "builtins"})
+
+
+def inherited(bases: tuple[type, ...]) -> tuple[dict[str, Field[object]], list[str]]:
+    """Return what the constructors of base classes take, and which of it is not a field.
+
+    The order is that of a dataclass. A base may be a plain dataclass.
+    """
+    taken: dict[str, Field[object]] = {}
+    init_only: list[str] = []
     for base in reversed(bases):
-        fields |= getattr(base, "_fields", {})
-    return fields
+        above: Declaration | None = getattr(base, "_declared", None)
+        if above is not None:
+            taken |= above.taken
+            init_only += [name for name in above.init_vars if name not in init_only]
+        elif dataclasses.is_dataclass(base):
+            taken |= {each.name: copy.copy(each) for each in dataclasses.fields(base)}
+    return taken, init_only
 
 
 def declared(
-    cls: type, namespace: Mapping[str, object], refuses: Callable[[str], bool]
-) -> dict[str, Field[object]]:
-    """Return the fields that the annotations of a class itself declare.
+    cls: type, namespace: Mapping[str, object], open_ended: bool
+) -> tuple[dict[str, Field[object]], list[str]]:
+    """Return the fields and init-only arguments that a class itself declares, and names of these.
 
     Args:
         cls: the class.
         namespace: what its body assigns: the defaults.
-        refuses: whether a name is one of a method that the class does not shadow.
+        open_ended: whether a field may be left out if its type says so: `NotRequired`.
 
     Raises:
         InvalidValue: if a name or a default is not a valid one.
     """
-    fields: dict[str, Field[object]] = {}
+    taken: dict[str, Field[object]] = {}
+    init_only: list[str] = []
     by_keyword = False
     for name, kind in annotations_of(cls).items():
         special = _special(kind)
         if special == "KW_ONLY":
             by_keyword = True
-        if special == "InitVar":
-            raise InvalidValue(
-                f"{format_key(name)} of `{cls.__name__}` must not be an `InitVar`: the constructor "
-                "takes fields alone. Write a classmethod that takes it and returns an instance."
-            )
-        if special is not None:
+        if special in ("KW_ONLY", "ClassVar"):
             continue
-        _check_name(cls, name, refuses(name))
-        spec = fields[name] = _default_of(cls, name, namespace.get(name, MISSING))
+        spec = _default_of(cls, name, namespace.get(name, MISSING))
         spec.name, spec.type = name, cast("type", kind)
         if spec.kw_only is MISSING:
             spec.kw_only = by_keyword
-    return fields
+        if open_ended and _may_be_missing(kind):
+            spec.metadata = types.MappingProxyType({**spec.metadata, NOT_REQUIRED: True})
+        taken[name] = spec
+        if special == "InitVar":
+            init_only.append(name)
+    return taken, init_only
+
+
+NOT_REQUIRED: Final = "not_required"
+"""The mark in the metadata of a field that need not be there."""
+
+
+def _may_be_missing(kind: object) -> bool:
+    return get_origin(kind) is NotRequired or re.match(_OPTIONAL, str(kind)) is not None
+
+
+def check_names(cls: type, namespace: Mapping[str, object], fields: Iterable[str]) -> None:
+    """Refuse fields and methods with the names that containers keep for themselves.
+
+    Raises:
+        InvalidValue: if there is one.
+    """
+    defined = {*namespace, *fields}
+    if "batch_size" in fields:
+        raise InvalidValue(
+            f"a field of `{cls.__name__}` is called `batch_size`, which must not be: it is an "
+            "argument of the constructor. Choose another name."
+        )
+    taken = sorted(RESERVED & defined)
+    if taken:
+        raise InvalidValue(
+            f"{listed(taken)} of `{cls.__name__}` must not be the name of a field or a method: "
+            "containers use it. Choose another name; the page on typed containers lists the names "
+            "that are kept."
+        )
 
 
 def _special(kind: object) -> str | None:
@@ -86,15 +282,6 @@ def _special(kind: object) -> str | None:
         return "InitVar"
     found = re.match(_NO_FIELD, str(kind))
     return None if found is None else found[1]
-
-
-def _check_name(cls: type, name: str, refused: bool) -> None:
-    if refused or name.startswith("_"):
-        raise InvalidValue(
-            f"field name {format_key(name)} of `{cls.__name__}` must not be the name of a "
-            "method or property of containers or start with an underscore. Choose another "
-            "name, or pass the option `shadow=True`."
-        )
 
 
 def _default_of(cls: type, name: str, default: object) -> Field[object]:
@@ -116,16 +303,23 @@ def left_out(spec: Field[object]) -> object:
     """
     if spec.default_factory is not MISSING:
         return spec.default_factory()
-    return None if spec.default is MISSING and not spec.init else spec.default
+    if spec.default is MISSING and (not spec.init or NOT_REQUIRED in spec.metadata):
+        return None
+    return spec.default
 
 
 OPTIONS: Final = frozenset(
-    {"autocast", "nocast", "frozen", "shadow", "tensor_only", "kw_only", "checked"}
+    {
+        *("autocast", "nocast", "frozen", "shadow", "tensor_only", "kw_only", "checked"),
+        *("skip_post_init_on_rebuild", "cast_filter"),
+    }
 )
 _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
+_KEEPING: Final = OPTIONS - {"autocast", "checked"}
 _NUMBERS: Final = frozenset({int, float, complex, bool, list, tuple})
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final = cast("tuple[Callable[[object], object], ...]", (int, float, complex, bool, str))
+_SEQUENCES: Final = cast("tuple[Callable[[object], object], ...]", (list, tuple))
 
 
 def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
@@ -147,11 +341,6 @@ def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
     return chosen
 
 
-def converts(options: frozenset[str]) -> bool:
-    """Return whether options change or check the values of fields."""
-    return not options.isdisjoint(_CONVERTING)
-
-
 def converted(
     cls: type, options: frozenset[str], key: str, value: object, desc: Descriptor
 ) -> object:
@@ -160,18 +349,21 @@ def converted(
     Raises:
         InvalidValue: if it cannot be converted, or is not of the declared type.
     """
-    if isinstance(value, Tensor) and options <= {"tensor_only", "nocast", "frozen", "shadow"}:
+    if isinstance(value, Tensor) and options <= _KEEPING:
         return value
     if "checked" in options and "autocast" not in options:
         _check(cls, options, key, value)
     if "nocast" in options:
-        return value if _is_stored(value) else registry.wrap_data(value, desc)
+        stored = _is_stored(value) or isinstance(value, list)  # a list is one value for each row
+        return value if stored else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         if is_data(value):
             value = value._item()
-        return value if _is_stored(value) else _as_tensor(cls, key, value, "`tensor_only`")
+        if value is None or _is_stored(value):
+            return value
+        return _as_tensor(cls, key, value, "`tensor_only`")
     if "autocast" in options:
-        value = _cast(cls, key, value, hint_of(cls, key), desc)
+        value = _cast(cls, key, value, desc)
         if "checked" in options:
             _check(cls, options, key, value)
     return value
@@ -197,10 +389,11 @@ def hint_of(cls: type, key: str) -> object:
 def _hints_of(cls: type, key: str) -> tuple[object, ...]:
     """Return the types that a field is declared to have; `object` for a key that is not a field."""
     owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
-    fields: Mapping[str, Field[object]] = getattr(cls, "_fields")  # noqa: B009  # it has them
-    if owner is None or key not in fields:
+    declaration: Declaration = getattr(cls, "_declared")  # noqa: B009  # it has one
+    if owner is None or key not in declaration.fields:
         return (object,)
-    alone = type(key, (), {"__annotations__": {key: fields[key].type}})  # whatever others name
+    kind = declaration.fields[key].type
+    alone = type(key, (), {"__annotations__": {key: kind}})  # whatever others name
     module = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
     try:
         hint = get_type_hints(alone, dict(vars(owner)), module)[key]
@@ -209,16 +402,22 @@ def _hints_of(cls: type, key: str) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _cast(cls: type, key: str, value: object, hint: object, desc: Descriptor) -> object:
+def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     if value is None:
         return value
+    hints = _hints_of(cls, key)
+    hint = hint_of(cls, key)
+    plain = hint if len(hints) == 1 else object  # a number that may be missing stays a tensor
     if is_data(value):
-        return _cast_data(cls, key, value, hint, desc)
+        return _cast_data(cls, key, value, plain, desc)
     if hint is Tensor:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
     for kind in _PLAIN:
-        if hint is kind:
+        if plain is kind:
             return registry.wrap_data(_plain(cls, key, value, kind), desc)
+    for kind in _SEQUENCES:
+        if plain is kind and isinstance(value, (list, tuple)):
+            return registry.wrap_data(kind(value), desc)
     if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
         build = getattr(hint, "from_dict")  # noqa: B009  # asked above
         return (

@@ -34,6 +34,7 @@ from kd_core._naming import explains_parameters, leaves_out
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
+from kd_core._ops.shape.dimensions import name_dims
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import are_alike
 from kd_core._protocol.primitives import AbstractContainer, check_has
@@ -99,7 +100,7 @@ class LazyStackedTensorDict(Members):
     ) -> None:
         self._assemble(members, stack_dim, device, stack_dim_name, strict_shape, batch_size)
         if names is not None:
-            self.names = names
+            name_dims(self, names)
 
     def _assemble(
         self,
@@ -116,7 +117,7 @@ class LazyStackedTensorDict(Members):
         for position, member in enumerate(members):
             check_member(member, position, members[0], None)
         if device is not None:
-            members = tuple([member.to(device) for member in members])
+            members = tuple([member._engine.to(member, device) for member in members])
         self._dim = new_dim(stack_dim, members[0]._desc.batch)
         self._members = list(members)
         self._desc = describe_stack(members, self._dim)
@@ -193,14 +194,14 @@ class LazyStackedTensorDict(Members):
         for key in entries:
             value = entries[key]
             if isinstance(value, LazyStackedTensorDict):
-                value = cast("Entry", value.contiguous())
+                value = cast("Entry", value._engine.contiguous(value))
             dense[key] = value if isinstance(value, Tensor) else value._map_each(Tensor.contiguous)
         return self._like(dense, self._desc.unlocked())
 
     def _selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
         if strict and not all(has_entry(self._entries, path_of(key)) for key in keys):
             return None
-        return self._by_member(lambda member: member.select(*keys, strict=False))
+        return self._by_member(lambda member: member._engine.select(member, *keys, strict=False))
 
     def _without(self, keys: Sequence[NestedKey]) -> Self:
         return self._by_member(lambda member: member._without(keys))
@@ -218,7 +219,7 @@ class LazyStackedTensorDict(Members):
         check_has(self, path_of(old_key))
         self._change_members(
             f"rename {format_key(old_key)}",
-            lambda member: member.rename_key_(old_key, new_key, safe),
+            lambda member: member._engine.rename_key_(member, old_key, new_key, safe),
         )
         return self
 
@@ -253,12 +254,14 @@ class LazyStackedTensorDict(Members):
 
     def clear(self) -> Self:
         """Remove all entries of each member; return self."""
-        self._change_members("remove all entries", lambda member: member.clear())
+        self._change_members("remove all entries", lambda member: member._engine.clear(member))
         return self
 
     def filter_empty_(self) -> Self:
         """Remove nested containers without any entry from each member; return self."""
-        self._change_members("remove empty containers", lambda member: member.filter_empty_())
+        self._change_members(
+            "remove empty containers", lambda member: member._engine.filter_empty_(member)
+        )
         return self
 
     def flatten_keys(
@@ -268,14 +271,16 @@ class LazyStackedTensorDict(Members):
         is_leaf: Callable[[type], bool] | None = None,
     ) -> Self:
         """Join the keys of nested entries of each member; see `TensorDict.flatten_keys`."""
-        flat = self._by_member(lambda member: member.flatten_keys(separator, is_leaf=is_leaf))
+        flat = self._by_member(
+            lambda member: member._engine.flatten_keys(member, separator, is_leaf=is_leaf)
+        )
         if inplace:
             return self._replace_entries(flat, "flatten keys in place")
         return record(flat, self, Flattened, (plain_str(separator), is_leaf))
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys of each member at a separator; see `TensorDict.unflatten_keys`."""
-        nested = self._by_member(lambda member: member.unflatten_keys(separator))
+        nested = self._by_member(lambda member: member._engine.unflatten_keys(member, separator))
         if inplace:
             return self._replace_entries(nested, "unflatten keys in place")
         return record(nested, self, Unflattened, plain_str(separator))
@@ -291,11 +296,11 @@ class LazyStackedTensorDict(Members):
         """Return a stack of empty members; with another batch size or device, a `TensorDict`."""
         if batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
-        return self._by_member(lambda member: member.empty(recurse))
+        return self._by_member(lambda member: member._engine.empty(member, recurse))
 
     def is_empty(self) -> bool:
         """Return whether all members have no leaf."""
-        return all(member.is_empty() for member in self._members)
+        return all(member._engine.is_empty(member) for member in self._members)
 
     def __reduce__(self) -> tuple[object, ...]:
         lock = self._desc.lock
@@ -320,14 +325,16 @@ def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
 
 def _check_stackable(stack: LazyStackedTensorDict) -> None:
     """Refuse members whose keys or shapes differ."""
-    first, *others = (dict.fromkeys(map(format_key, each.keys(True))) for each in stack._members)
+    first, *others = (
+        dict.fromkeys(map(format_key, each._engine.keys(each, True))) for each in stack._members
+    )
     for position, keys in enumerate(others, 1):
         if keys.keys() != first.keys():
             raise different_keys(
                 first, keys, ("member 0", f"member {position}"), " of a stack of strict shape"
             )
-    for key in stack.keys(True):
-        stack.get(key)
+    for key in stack._engine.keys(stack, True):
+        stack._engine.get(stack, key)
 
 
 def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[str, Entry] | None:
@@ -374,7 +381,7 @@ def restore_stack(
 ) -> LazyStackedTensorDict:
     """Rebuild a lazy stack; called by pickle."""
     stack = cls(*members, stack_dim=dim, stack_dim_name=name)
-    return stack.lock_() if lock else stack
+    return stack._engine.lock_(stack) if lock else stack
 
 
 @explains_parameters
@@ -439,7 +446,7 @@ def maybe_dense_stack(
     stack = LazyStackedTensorDict(*members, stack_dim=dim)
     if out is not None:
         return written_to(out, cast("TensorDictBase", stack))
-    first, *others = [set(member.keys(True, True)) for member in members]
+    first, *others = [set(member._engine.keys(member, True, True)) for member in members]
     if any(keys != first for keys in others):
         return stack
     try:
@@ -465,7 +472,8 @@ def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int | str = 0) -> Te
         >>> dense_stack_tds(rows).to_dict()
         {'a': tensor([1., 2.])}
     """
-    return LazyStackedTensorDict(*td_list, stack_dim=dim).contiguous()
+    stack = LazyStackedTensorDict(*td_list, stack_dim=dim)
+    return stack._engine.contiguous(stack)
 
 
 registry.register("lazy_stack", lazy_stack)

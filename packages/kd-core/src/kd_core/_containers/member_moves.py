@@ -144,7 +144,7 @@ def _by_row(stack: Composite, taken: Tensor, shares: bool) -> TensorDictBase:
         index.insert(0, at)
     member = cast("TensorDictBase", stack._members[index.pop(stack._dim)])
     row = member[tuple(index)] if index else member._shallow()
-    return row if shares else row.clone()
+    return row if shares else row._engine.clone(row)
 
 
 def _stacked(members: Sequence[object], dim: int) -> TensorDictBase:
@@ -155,6 +155,6 @@ def _without_rows(stack: Composite, shape: Batch) -> TensorDictBase:
     """Return a container without rows, with the common keys and the shapes of the first member."""
     first = cast("TensorDictBase", stack._members[0])
     ndim = first._desc.ndim
-    return first.select(*stack._entries)._map_each(
+    return first._engine.select(first, *stack._entries)._map_each(
         lambda leaf: leaf.new_empty((*shape, *leaf.shape[ndim:])), Fresh(shape, ndim)
     )

@@ -19,8 +19,9 @@ from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mappin
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._naming import explains_parameters
-from kd_core._ops.shape.description import shapes_of
+from kd_core._ops.shape.description import resize, shapes_of
 from kd_core._protocol.composite import reading
+from kd_core._protocol.primitives import engine
 from kd_core._protocol.validation import refuse_cycle
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Members(MemberStorage):
         self, key: NestedKey, default: object = None, *, layout: torch.layout = torch.jagged
     ) -> Tensor:
         """Return the entry at `key` as a nested tensor: `get(key, as_nested_tensor=True)`."""
-        return self.get(key, default, as_nested_tensor=True, layout=layout)
+        return engine(self).get(self, key, default, as_nested_tensor=True, layout=layout)
 
     def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
         try:
@@ -142,7 +143,7 @@ class Members(MemberStorage):
                 f"the leaves of the members share {len(inner)} leading dimensions, and the stacked "
                 f"dimension is {self._dim}. Call `contiguous()` first."
             )
-        self.batch_size = torch.Size((*inner[: self._dim], len(self._members), *inner[self._dim :]))
+        resize(self, (*inner[: self._dim], len(self._members), *inner[self._dim :]))
         return self
 
     @explains_parameters
@@ -156,7 +157,7 @@ class Members(MemberStorage):
             >>> stack["a"]
             tensor([0, 1])
         """
-        self.insert(len(self._members), member)
+        engine(self).insert(self, len(self._members), member)
 
     @explains_parameters
     def extend(self, members: Iterable[TensorDictBase]) -> None:

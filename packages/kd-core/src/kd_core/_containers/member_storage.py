@@ -17,7 +17,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._batch.plans import Padded, Reduced
-from kd_core._containers.field_declarations import converted, converts
+from kd_core._containers.field_declarations import Declaration, converted
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_writes import (
@@ -133,10 +133,10 @@ class MemberStorage(TensorDictBase, Composite):
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         rows = rows_of_list(self, value)  # which cannot be stacked if they are ragged
         if rows is None:
-            options: frozenset[str] = getattr(self._tensor_class, "_options", frozenset())
-            if converts(options):
-                cls = cast("type", self._tensor_class)
-                value = converted(cls, options, key, value, self._desc.unlocked())
+            cls = self._tensor_class
+            declaration: Declaration | None = getattr(cls, "_declared", None)
+            if cls is not None and declaration is not None and declaration.converts:
+                value = converted(cls, declaration.options, key, value, self._desc.unlocked())
             return super()._as_entry(key, value, path)
         pairs = zip(self._members, rows, strict=True)
         entries = [member._as_entry(key, row, path) for member, row in pairs]
@@ -197,7 +197,7 @@ class MemberStorage(TensorDictBase, Composite):
                 values = None if lone else rows_at(picked, value)
             if values is not None:
                 for member, row in zip(members, values, strict=True):
-                    copy = member.clone()
+                    copy = member._engine.clone(member)
                     copy[picked.inner] = row
                     stage_rows(member, copy, path, writes)
                 return writes
@@ -205,8 +205,8 @@ class MemberStorage(TensorDictBase, Composite):
         source = value._entries if isinstance(value, AbstractContainer) else value
         part = self
         if isinstance(source, Mapping):
-            part = self.select(*(key for key in source if key in self._entries))
-        dense = part.contiguous()
+            part = self._engine.select(self, *(key for key in source if key in self._entries))
+        dense = part._engine.contiguous(part)
         dense[index] = value
         stage_rows(self, dense, path, writes)
         return writes
@@ -250,7 +250,7 @@ class MemberStorage(TensorDictBase, Composite):
         """Return the result of an index: not locked, and a copy where torch copies."""
         taken = self._taken(picked)
         if picked.in_place and not picked.views:
-            return taken.clone()
+            return taken._engine.clone(taken)
         return taken._shallow() if self._desc.frozen else taken
 
     def _map_to_parts(

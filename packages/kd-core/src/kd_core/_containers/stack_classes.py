@@ -73,7 +73,7 @@ def _depth(kind: type[K], *classes: type[AbstractContainer]) -> int:
 
 
 def _has_fields(cls: type) -> bool:
-    return getattr(cls, "_tensor_class", None) is cls and bool(getattr(cls, "_fields", None))
+    return getattr(cls, "_tensor_class", None) is cls and bool(cls._declared.fields)
 
 
 def _made(cls: type, plain: type[K]) -> type[K]:
@@ -86,6 +86,7 @@ def _made(cls: type, plain: type[K]) -> type[K]:
         bases = tuple([_base(base, plain) for base in cls.__bases__])
         cell = CellType()
         made = type(f"LazyStacked{cls.__name__}", bases, _body(cls, plain, cell))
+        setattr(made, "_engine", plain)  # noqa: B010  # of containers
         cell.cell_contents = known[plain] = made
     return known[plain]
 
@@ -123,7 +124,7 @@ def is_taken(name: str, value: object, plain: type) -> bool:
     return not private or name in _DECLARED or not hasattr(plain, name)
 
 
-_DECLARED: Final = frozenset({"_tensor_class", "_fields", "_by_position", "_options", "_more_keys"})
+_DECLARED: Final = frozenset({"_tensor_class", "_declared"})
 
 
 def rebound(value: object, cell: CellType) -> object:

@@ -1,20 +1,37 @@
 """`TensorClass`: a container whose keys are declared as typed fields.
 
 A tensor class *is* a container: it uses the dense storage and inherits every method. Its fields are
-read from annotations when the class is created. Each field is a property-like descriptor that reads
-and writes one entry, and the set of keys is fixed. Methods whose result has other keys (`select`,
-`flatten_keys`, ...) return a `TensorDict`.
+read from annotations when the class is created. Each field is a descriptor that reads and writes
+one entry. A field may have any name, also that of a method: the descriptor then stands before the
+method. An instance may lack entries of its fields, which then read as `None`: `select` returns an
+instance, too.
 
 The classes need a metaclass for two reasons: instances do not have a `__dict__`, so assigning a
 misspelt field is an error, and type checkers derive the signature of the constructor from the
-fields.
+fields. Code of kd asks `_engine`, the class of this module, for the methods of an instance, because
+an author's class may have fields and methods of the same names.
+
+The path of a call: `TensorClass.__init__` matches arguments with fields (`_bind`), and `_complete`
+stores them by `kd_core._containers.tensordict.fill`.
 """
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast, dataclass_transform
+from functools import wraps
+from inspect import signature
+from types import FunctionType
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Final,
+    Generic,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 from torch import Tensor
 
@@ -23,32 +40,42 @@ from kd_core._batch.descriptor import describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.field_declarations import (
-    KEPT,
+    STORED,
+    Declaration,
+    check_names,
     checked_options,
     converted,
-    converts,
+    dataclass_fields,
     declared,
     hint_of,
     inherited,
     is_none,
     left_out,
+    signature_of,
+    split_options,
 )
 from kd_core._containers.tensordict import fill
-from kd_core._errors import FROZEN, InvalidArgument, Locked, UnknownField, listed
+from kd_core._errors import FROZEN, FrozenField, InvalidArgument, UnknownField, listed
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming import explain_attribute, explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
-from kd_core._protocol.primitives import lock
+from kd_core._ops.shape.rebatching import named as with_names
+from kd_core._protocol.primitives import AbstractContainer, lock
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypedDict
 
     import torch
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry
     from kd_core._types import BatchSize, DeviceLike
+
+    class _Start(TypedDict, total=False):
+        batch_size: BatchSize | None
+        device: DeviceLike | None
+        names: Sequence[str | None] | None
 
     _Nested = Mapping[str, object] | TensorDictBase
 
@@ -77,35 +104,96 @@ class _FieldOf(Generic[T]):
     def __get__(self, instance: TensorClass | None, owner: type) -> object:
         if instance is None:
             return self
-        value = instance._entries[self._name]
+        value = instance._entries.get(self._name)
+        if value is None:
+            return _absent(instance, self._name)
         return value if isinstance(value, Tensor) else value._item()
 
     def __set__(self, instance: TensorClass, value: T) -> None:
-        instance._put(self._name, value)
+        if value.__class__ is Tensor:
+            instance._put(self._name, value)
+        else:
+            _set_field(instance, self._name, value)
 
     def __delete__(self, instance: TensorClass) -> None:
+        if _declaration_of(instance).frozen:
+            raise _frozen(type(instance), self._name, "removed")
         instance._check_unlocked(f"remove {format_key(self._name)}")
-        instance._del_entry(self._name)
+        if self._name in instance._entries:
+            instance._del_entry(self._name)
+
+
+def _declaration_of(instance: AbstractContainer) -> Declaration:
+    return cast("type[TensorClass]", instance._tensor_class)._declared
+
+
+def _absent(instance: TensorClass, name: str) -> object:
+    """Return the value of a field that has no entry: None, or the default where keys are open."""
+    declaration = _declaration_of(instance)
+    if not declaration.more_keys:
+        return None
+    default = declaration.fields[name].default
+    if default is MISSING:
+        raise _unknown(cast("type[TensorClass]", instance._tensor_class), name)
+    return default
+
+
+def _set_field(instance: TensorClass, name: str, value: object) -> None:
+    """Set a field to a value that is not a plain tensor; `None` removes its entry."""
+    declaration = _declaration_of(instance)
+    if not declaration.more_keys:
+        if value is None:
+            _clear_field(instance, name)
+            return
+        if not declaration.converts:
+            value = _whole(value, instance._desc)
+    instance._put(name, value)
+
+
+def _clear_field(instance: TensorClass, name: str) -> None:
+    """Remove the entry of a field that is set to `None`."""
+    declaration = _declaration_of(instance)
+    cls = cast("type", instance._tensor_class)
+    if declaration.frozen:
+        raise _frozen(cls, name, "set")
+    instance._check_unlocked(f"set {format_key(name)}")
+    if declaration.converts:
+        converted(cls, declaration.options, name, None, instance._desc.unlocked())
+    if name in instance._entries:
+        instance._del_entry(name)
+
+
+def _whole(value: object, desc: Descriptor) -> object:
+    """Wrap a dict or a tuple, which a field keeps as the object that it is."""
+    kind = type(value)
+    return registry.wrap_data(value, desc.unlocked()) if kind is dict or kind is tuple else value
+
+
+class _DataclassFields:
+    """The attribute by which `dataclasses.fields`, `replace` and `is_dataclass` know the fields."""
+
+    def __get__(self, instance: object, owner: type[TensorClass]) -> dict[str, Field[object]]:
+        return dataclass_fields(owner._declared)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-class TensorClassMeta(type):
+class TensorClassMeta(ABCMeta):
     """The metaclass of tensor classes, which converts annotations to fields."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
     ) -> TensorClassMeta:
         """Create the class without a `__dict__`; move defaults from the namespace to the fields."""
-        chosen = checked_options(name, options)
+        above = [cast("type[TensorClass]", b) for b in bases if isinstance(b, TensorClassMeta)]
+        own_options, rest = split_options(name, options, bases)
         namespace.setdefault("__slots__", ())
-        made = super().__new__(cls, name, bases, namespace)
-        if any(isinstance(base, TensorClassMeta) for base in bases):
+        made = super().__new__(cls, name, bases, namespace, **rest)
+        if above:
             own = cast("type[TensorClass]", made)
-            for base in bases:
-                chosen |= getattr(base, "_options", frozenset())
-            own._options = checked_options(name, dict.fromkeys(chosen, True))
+            chosen = own_options.union(*[base._declared.options for base in above])
+            own._engine = above[0]._engine
             own._tensor_class = own
-            _declare(own, namespace)
+            _declare(own, namespace, checked_options(name, dict.fromkeys(chosen, True)))
         return made
 
     def __init__(cls, name: str, bases: tuple[type, ...], body: object, **options: object) -> None:
@@ -113,8 +201,13 @@ class TensorClassMeta(type):
 
     def __instancecheck__(cls, instance: object) -> bool:
         """Return whether an object is an instance, or a lazy stack of instances."""
-        of = getattr(type(instance), "_tensor_class", None) or object
-        return super().__instancecheck__(instance) or issubclass(of, cls)
+        if type.__instancecheck__(cls, instance):
+            return True
+        of = getattr(type(instance), "_tensor_class", None)
+        return isinstance(of, type) and issubclass(of, cls)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return type.__subclasscheck__(cls, subclass) or super().__subclasscheck__(subclass)
 
     def __setattr__(cls, name: str, value: object) -> None:
         """Set a class variable or method, for lazy stacks of instances, too."""
@@ -127,9 +220,10 @@ class TensorClassMeta(type):
         def __getitem__(cls, options):
             """Return a base class with options: `TensorClass["frozen", "autocast"]`.
 
-            A generic class takes the types of its variables: `Box[str]`.
+            A class that defines `__class_getitem__` answers itself, and a generic class takes the
+            types of its variables: `Box[str]`.
             """
-            if getattr(cls, "__parameters__", ()):
+            if getattr(cls, "__parameters__", ()) or hasattr(cls, "__class_getitem__"):
                 return cls.__class_getitem__(options)
             names = (options,) if isinstance(options, str) else options
             key = cls, frozenset(names)
@@ -142,32 +236,100 @@ class TensorClassMeta(type):
                 _WITH_OPTIONS[key] = made
             return made
 
+        @property
+        def __signature__(cls):
+            """The parameters of the constructor: for `inspect.signature` and editors."""
+            return signature_of(cls)
+
 
 _WITH_OPTIONS: dict[tuple[TensorClassMeta, frozenset[str]], TensorClassMeta] = {}
 
 
-def _declare(cls: type[TensorClass], namespace: Mapping[str, object]) -> None:
-    before = inherited(cls.__bases__)
-    shadows = "shadow" in cls._options
-
-    def refuses(name: str) -> bool:
-        taken = name not in before and hasattr(TensorClass, name)
-        return taken and (name in KEPT or not shadows)
-
-    own = declared(cls, namespace, refuses)
-    cls._fields = fields = before | own
+def _declare(
+    cls: type[TensorClass], namespace: Mapping[str, object], options: frozenset[str]
+) -> None:
+    above, above_init_only = inherited(cls.__bases__)
+    more_keys = cls._declared.more_keys
+    taken, init_only = declared(cls, namespace, more_keys)
+    check_names(cls, namespace, taken)
+    all_init_only = dict.fromkeys([*above_init_only, *init_only])
+    cls._declared = Declaration(above | taken, all_init_only, options, more_keys)
+    own = [name for name in taken if name not in init_only]
     given: dict[str, object] = {name: _FieldOf[object](name) for name in own}
-    cls._by_position = _positional(cls, fields)
-    given["__match_args__"] = namespace.get("__match_args__", cls._by_position)
+    given |= {
+        name: _FieldOf[object](name)
+        for name in cls._declared.fields
+        if not isinstance(getattr(cls, name, None), _FieldOf) and name not in namespace
+    }
+    for name in init_only:
+        if isinstance(namespace.get(name), Field) and taken[name].default is not MISSING:
+            given[name] = taken[name].default
+    given["__match_args__"] = namespace.get("__match_args__", cls._declared.by_position)
+    if isinstance(namespace.get("__init__"), FunctionType):
+        given["__init__"] = _started(cast("FunctionType", namespace["__init__"]))
+    if isinstance(namespace.get("__setattr__"), FunctionType):
+        given["__setattr__"] = _past_storage(cast("FunctionType", namespace["__setattr__"]))
     for name, value in given.items():
         setattr(cls, name, value)
 
 
-def _positional(cls: type[TensorClass], fields: Mapping[str, Field[object]]) -> tuple[str, ...]:
-    """Return the names of the fields that the constructor takes by position."""
-    if "kw_only" in cls._options:
-        return ()
-    return tuple(n for n, spec in fields.items() if spec.init and spec.kw_only is not True)
+_STORAGE: Final = frozenset({"_desc", "_entries", "_nested", "_scope"})
+
+
+def _past_storage(setter: FunctionType) -> Callable[[TensorClass, str, object], None]:
+    """Return a `__setattr__` of an author that does not see how a container is stored."""
+
+    @wraps(setter)
+    def set_attribute(self: TensorClass, name: str, value: object) -> None:
+        if name in _STORAGE:
+            object.__setattr__(self, name, value)
+        else:
+            setter(self, name, value)
+
+    return set_attribute
+
+
+def _started(author: FunctionType) -> Callable[..., None]:
+    """Return an `__init__` of an author for an instance that exists already, without entries.
+
+    `batch_size`, `device`, `names` and `lock` are taken by the container where the author's
+    function does not take them.
+    """
+    parameters = signature(author).parameters
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    taken = () if open_ended else tuple(name for name in STORED if name not in parameters)
+
+    @wraps(author)
+    def start(self: TensorClass, *values: object, **named: object) -> None:
+        own = {name: named.pop(name) for name in taken if name in named}
+        lock_after = own.pop("lock", None)
+        if not hasattr(self, "_desc"):
+            taken_too = {name: named[name] for name in _AT_START if name in named}
+            _start(self, **cast("_Start", own | taken_too))
+        elif own:
+            _start(self, **cast("_Start", own))
+        author(self, *values, **named)
+        if lock_after:
+            lock(self)
+
+    return start
+
+
+_AT_START: Final = ("batch_size", "device", "names")
+
+
+def _start(
+    self: TensorClass,
+    batch_size: BatchSize | None = None,
+    device: DeviceLike | None = None,
+    names: Sequence[str | None] | None = None,
+) -> None:
+    """Make a new instance one without entries."""
+    self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+    self._entries = {}
+    self._nested = False
+    if names is not None:
+        self._desc = with_names(self, names)._desc
 
 
 class TensorClass(Dense, metaclass=TensorClassMeta):
@@ -175,24 +337,29 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     Fields are entries: `data.image` is `data["image"]`. Every method of a container works and
     returns an instance of the class. A method `__post_init__` runs after construction, as in a
-    dataclass. The keys are fixed: a method whose result has other keys returns a `TensorDict`, and
-    one that would change the keys in place raises an error.
+    dataclass; a class may have an `__init__` of its own. A field without an entry reads as `None`,
+    and one that is set to `None` has none. A dict or a tuple is kept as the object that it is. A
+    method whose result has keys that are not fields returns a `TensorDict`.
 
     Options are keywords of the class, `class Sample(TensorClass, frozen=True)`, or names in
     brackets, `class Sample(TensorClass["frozen"])`, which type checkers do not understand:
 
     - `autocast`: cast values to the declared types: `Tensor`, numbers, strings, tensor classes.
-    - `nocast`: keep numbers and lists as they are, as non-tensor data.
-    - `tensor_only`: convert every value to a tensor, and refuse those that cannot be.
+    - `nocast`: keep numbers and arrays as they are, as non-tensor data.
+    - `tensor_only`: convert every value but `None` to a tensor, and refuse those that cannot be.
     - `checked`: refuse values that are not of the declared type.
     - `frozen`: refuse to set a field after construction; tensors can be written in place.
-    - `shadow`: allow fields with the names of methods.
     - `kw_only`: take fields by keyword only.
+    - `shadow`, `skip_post_init_on_rebuild`, `cast_filter`: accepted, and change nothing: a field
+      may have the name of a method, operations never run `__post_init__`, and annotations say what
+      is cast.
 
     Args:
         *values: values of the fields, in the order of their declaration or by keyword.
         batch_size: the leading dimensions of every field; `None` means `()`.
         device: the device to which every field is moved; `None` does not move them.
+        names: the name of each batch dimension; `None`: no names.
+        lock: whether the instance is locked.
 
     Raises:
         UnknownField: if a keyword is not a field.
@@ -216,11 +383,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         kd_core.UnknownField: `lable` ... Did you mean `label`?
     """
 
-    _fields: ClassVar[dict[str, Field[object]]] = {}
-    _by_position: ClassVar[tuple[str, ...]] = ()
-    _options: ClassVar[frozenset[str]] = frozenset()
-    _more_keys: ClassVar[bool] = False
-    """Whether a container may have other keys beside its fields."""
+    _declared: ClassVar[Declaration] = Declaration({})
+    __dataclass_fields__: ClassVar[_DataclassFields] = _DataclassFields()
 
     if TYPE_CHECKING:
         # Keywords of the constructor that checkers write; at run time they are properties.
@@ -228,19 +392,23 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         device: _Device = field(default=..., kw_only=True)  # type: ignore[assignment]  # for checkers: a keyword, not a property
     else:
 
-        def __init__(self, *values, batch_size=None, device=None, **named):
+        def __init__(self, *values, batch_size=None, device=None, names=None, lock=None, **named):
             cls = type(self)
-            given = _bind(cls, values, named)
+            declaration = cls._declared
+            if declaration.hidden:  # fields with the names of these keywords
+                given = {"device": device, "names": names, "lock": lock}
+                for name in declaration.hidden:
+                    if given[name] is not None:
+                        named[name] = given.pop(name)
+                device, names, lock = map(given.get, ("device", "names", "lock"))
+            bound = _bind(cls, values, named)
             self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
-            if converts(cls._options):
-                for key, value in given.items():
-                    given[key] = self._as_declared(key, value)
-            fill(self, given, self._desc)
-            after = getattr(cls, "__post_init__", None)
-            if after is not None:
-                after(self)
-            if "frozen" in cls._options:
-                lock(self, FROZEN)
+            if not (declaration.converts or declaration.more_keys):
+                for value in bound.values():
+                    if value.__class__ is not Tensor:
+                        bound = _plain(bound, self._desc)
+                        break
+            _complete(self, bound, names, lock)
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
@@ -274,14 +442,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names
             )
         if isinstance(input_dict, TensorDictBase):
-            batch_size = input_dict.batch_size if batch_size is None else batch_size
+            batch_size = input_dict._desc.batch if batch_size is None else batch_size
             input_dict = input_dict._entries
-
-        def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
-            own = isinstance(value, TensorDictBase)
-            return kind.from_dict(value, None if own else batch_size, device)
-
-        return cls(**_as_classes(cls, input_dict, nested), batch_size=batch_size, device=device)
+        return from_mapping(cls, input_dict, batch_size, device)
 
     @classmethod
     @explains_parameters
@@ -303,7 +466,6 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         Raises:
             UnknownField: if a key is not a field.
-            InvalidArgument: if a field without default is missing.
 
         Example:
             >>> import torch
@@ -313,16 +475,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             >>> Point.from_tensordict(TensorDict({"x": torch.zeros(2)}, [2])).batch_size
             torch.Size([2])
         """
-        given: dict[str, object] = {**tensordict._entries, **(non_tensordict or {})}
-        if not (check or cls._more_keys):
-            given = {key: value for key, value in given.items() if key in cls._fields}
-
-        def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
-            if isinstance(value, TensorDictBase):
-                return kind.from_tensordict(value, check=check)
-            return kind.from_dict(value, tensordict.batch_size)
-
-        return _built(cls, _as_classes(cls, given, nested), tensordict._desc)
+        return _from_container(cls, tensordict, non_tensordict, check)
 
     @classmethod
     def fields(cls) -> tuple[Field[object], ...]:
@@ -336,66 +489,148 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             >>> [each.name for each in Point.fields()]
             ['x']
         """
-        return tuple(cls._fields.values())
+        return tuple(cls._declared.fields.values())
 
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
-        return _built(type(self), {**self._entries, **changes}, self._desc)
+        desc = self._desc
+        return _built(type(self), {**self._entries, **changes}, desc.batch, desc.device)
 
-    def _as_declared(self, key: str, value: object) -> object:
-        cls = type(self)
-        if key not in cls._fields or (not cls._fields[key].init and is_none(value)):
-            return value
-        return converted(cls, cls._options, key, value, self._desc.unlocked())
+    def _put(self, key: str, value: object) -> None:
+        if value is None and not type(self)._declared.more_keys:
+            self._check_key(key)
+            _clear_field(self, key)
+        else:
+            super()._put(key, value)
 
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
-        self._check_field(key)
-        if converts(type(self)._options):
-            value = self._as_declared(key, value)
+        self._check_key(key)
+        if type(self)._declared.converts:
+            value = _as_declared(self, key, value)
         return super()._as_entry(key, value, path)
 
-    def _check_field(self, key: str) -> None:
-        cls = type(self)
-        if key not in cls._fields and not cls._more_keys:
-            raise _unknown(cls, key)
-        if "frozen" in cls._options:
-            raise Locked(
-                f"field {format_key(key)} of `{cls.__name__}` cannot be set: the class is frozen. "
-                f"Make a new instance: `data.__replace__({key}=...)`."
-            )
-
     def _set_entry(self, key: str, value: Entry) -> None:
-        self._check_field(key)
+        self._check_key(key)
         super()._set_entry(key, value)
 
     def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
-        if converts(type(self)._options):
+        if type(self)._declared.converts:
             for key, leaf in leaves.items():
                 self._set_entry(key, self._as_entry(key, leaf))
             return
         for key in leaves:
-            self._check_field(key)
+            self._check_key(key)
         super()._set_leaves(leaves)
 
-    def _keeps(self, key: str) -> bool:
+    def _check_key(self, key: str) -> None:
         cls = type(self)
-        return not cls._more_keys or key in cls._fields or "frozen" in cls._options
+        declaration = cls._declared
+        if not declaration.takes(key):
+            raise _unknown(cls, key)
+        if declaration.frozen:
+            raise _frozen(cls, key, "set")
+
+    def _keeps(self, key: str) -> bool:
+        return type(self)._declared.frozen
 
     def _del_entry(self, key: str) -> None:
         if self._keeps(key):
-            raise InvalidArgument(
-                f"field {format_key(key)} of `{type(self).__name__}` cannot be removed: its fields "
-                "are fixed. Use `select` or `exclude`, which return a `TensorDict`."
-            )
+            raise _frozen(type(self), key, "removed")
         super()._del_entry(key)
 
     def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        cls = type(self)
-        if entries.keys() == cls._fields.keys() or (
-            cls._more_keys and entries.keys() >= cls._fields.keys()
-        ):
+        declaration = type(self)._declared
+        if declaration.more_keys or entries.keys() <= declaration.fields.keys():
             return super()._like(entries, desc)
-        return cast("Self", registry.make_dense(entries, desc))  # fewer fields: another kind
+        return cast("Self", registry.make_dense(entries, desc))  # other keys: another kind
+
+
+TensorClass._engine = TensorClass
+
+
+def _frozen(cls: type, key: str, done: str) -> FrozenField:
+    return FrozenField(
+        f"field {format_key(key)} of `{cls.__name__}` cannot be {done}: the class is frozen. "
+        f"Make a new instance: `data.__replace__({key}=...)`."
+    )
+
+
+def _as_declared(self: TensorClass, key: str, value: object) -> object:
+    cls = type(self)
+    declaration = cls._declared
+    if key not in declaration.fields or (not declaration.fields[key].init and is_none(value)):
+        return value
+    return converted(cls, declaration.options, key, value, self._desc.unlocked())
+
+
+def _plain(given: dict[str, object], desc: Descriptor) -> dict[str, object]:
+    """Return the values of a constructor without `None`, and with dicts as the objects they are."""
+    return {key: _whole(value, desc) for key, value in given.items() if value is not None}
+
+
+def _complete(
+    self: TensorClass,
+    given: dict[str, object],
+    names: Sequence[str | None] | None = None,
+    locked: bool | None = None,
+) -> None:
+    """Store the values of a new instance that has a descriptor; run what follows construction."""
+    cls = type(self)
+    declaration = cls._declared
+    arguments: list[object] = []
+    if declaration.init_vars:
+        arguments = [given.pop(name, MISSING) for name in declaration.init_vars]
+    if declaration.converts:
+        for key, value in given.items():
+            given[key] = _as_declared(self, key, value)
+        if not declaration.more_keys:
+            given = _plain(given, self._desc)
+    fill(self, given, self._desc)
+    if names is not None:
+        other = with_names(self, names)  # nested containers of the caller keep their names
+        self._entries, self._desc = other._entries, other._desc
+    after = getattr(cls, "__post_init__", None)
+    if after is not None and MISSING not in arguments:
+        after(self, *arguments)
+    if declaration.frozen:
+        lock(self, FROZEN)
+    elif locked:
+        lock(self)
+
+
+def from_mapping(
+    cls: type[D],
+    given: Mapping[str, object],
+    batch_size: BatchSize | None = None,
+    device: DeviceLike | None = None,
+) -> D:
+    """Build an instance of values of fields; see `TensorClass.from_dict`."""
+
+    def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
+        if isinstance(value, TensorDictBase):
+            return from_mapping(kind, value._entries, value._desc.batch, device)
+        return from_mapping(kind, value, batch_size, device)
+
+    return _built(cls, _as_classes(cls, given, nested), batch_size, device)
+
+
+def _from_container(
+    cls: type[D],
+    tensordict: AbstractContainer,
+    non_tensordict: Mapping[str, object] | None = None,
+    check: bool = True,
+) -> D:
+    desc = tensordict._desc
+    given: dict[str, object] = {**tensordict._entries, **(non_tensordict or {})}
+    if not check:
+        given = {key: value for key, value in given.items() if cls._declared.takes(key)}
+
+    def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
+        if isinstance(value, AbstractContainer):
+            return _from_container(kind, value, check=check)
+        return from_mapping(kind, value, desc.batch)
+
+    return _built(cls, _as_classes(cls, given, nested), desc.batch, desc.device)
 
 
 def _as_classes(
@@ -413,17 +648,40 @@ def _as_classes(
     return values
 
 
-def _built(cls: type[D], given: dict[str, object], desc: Descriptor) -> D:
-    build: Callable[..., D] = cls  # the options of the constructor are hidden from type checkers
-    return build(**given, batch_size=desc.batch, device=desc.device)
+def _built(
+    cls: type[D],
+    given: dict[str, object],
+    batch_size: BatchSize | None,
+    device: DeviceLike | None,
+) -> D:
+    """Build an instance of values of fields, without the `__init__` of its author."""
+    fields = cls._declared.fields
+    for name in given:
+        if not cls._declared.takes(name):
+            raise _unknown(cls, name)
+    if cls._declared.more_keys:
+        missing = [n for n, s in fields.items() if n not in given and left_out(s) is MISSING]
+        if missing:
+            raise _lacks(cls, missing)
+        values = given
+    else:
+        values = {n: given[n] if n in given else left_out(spec) for n, spec in fields.items()}
+        values = {n: value for n, value in values.items() if not is_none(value)}
+    for name, spec in cls._declared.init_vars.items():
+        values[name] = left_out(spec)
+    new = object.__new__(cls)
+    new._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+    _complete(new, {name: value for name, value in values.items() if value is not MISSING})
+    return new
 
 
 def _bind(
     cls: type[TensorClass], values: tuple[object, ...], named: dict[str, object]
 ) -> dict[str, object]:
     """Match arguments with fields, as the signature of the constructor does."""
-    fields = cls._fields
-    names = cls._by_position
+    declaration = cls._declared
+    fields = declaration.fields
+    names = declaration.by_position
     if values and not names:
         raise InvalidArgument(
             f"`{cls.__name__}` takes keywords only, got {len(values)} positional values. Pass each "
@@ -437,34 +695,54 @@ def _bind(
         )
     given: dict[str, object] = dict(zip(names, values, strict=False))
     for name, value in named.items():
-        if name not in fields and not cls._more_keys:
+        if not declaration.takes(name) and name not in declaration.init_vars:
             raise _unknown(cls, name)
         if name in given:
             raise InvalidArgument(f"field {format_key(name)} is given twice. Pass each field once.")
         given[name] = value
-    given |= {name: left_out(spec) for name, spec in fields.items() if name not in given}
-    missing = [name for name in fields if given[name] is MISSING]
+    if declaration.more_keys:
+        missing = [n for n, s in fields.items() if n not in given and left_out(s) is MISSING]
+        if missing:
+            raise _lacks(cls, missing)
+        order = [name for name in fields if name in given]
+        return {name: given[name] for name in (*order, *given)}
+    bound: dict[str, object] = {}
+    for name, spec in fields.items():
+        bound[name] = given[name] if name in given else left_out(spec)
+    for name, spec in declaration.init_vars.items():
+        bound[name] = given[name] if name in given else left_out(spec)
+    missing = [name for name, value in bound.items() if value is MISSING]
     if missing:
-        raise InvalidArgument(
-            f"`{cls.__name__}` expected a value for {listed(missing)}, got none. Pass a value for "
-            "each field that does not have a default."
-        )
-    more = {name: value for name, value in given.items() if name not in fields}
-    return {name: given[name] for name in fields} | more
+        raise _lacks(cls, missing)
+    return bound
+
+
+def _lacks(cls: type, missing: list[str]) -> InvalidArgument:
+    return InvalidArgument(
+        f"`{cls.__name__}` expected a value for {listed(missing)}, got none. Pass a value for "
+        "each field that does not have a default."
+    )
 
 
 def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
+    fields = cls._declared.fields
+    if name in fields:
+        return UnknownField(
+            f"field {format_key(name)} of `{cls.__name__}` is declared, and has no entry. Set it "
+            "first."
+        )
     text = f"{format_key(name)} is not a field of `{cls.__name__}`; available fields: "
-    text += f"{listed(cls._fields)}."
-    near = nearest_key(name, cls._fields)
+    text += f"{listed(fields)}."
+    near = nearest_key(name, fields)
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
 class TypedTensorDict(TensorClass):
     """A container with declared fields that may have other keys too.
 
-    Unlike a `TensorClass` it takes keys beyond its fields, in the constructor and later; the fields
-    must be there, and cannot be removed.
+    Unlike a `TensorClass` it takes keys beyond its fields, in the constructor and later. The
+    constructor requires the fields that have no default and are not `NotRequired`. A field that is
+    left out has no entry, and reads as its default.
 
     Example:
         >>> import torch
@@ -477,7 +755,8 @@ class TypedTensorDict(TensorClass):
         (['extra', 'obs'], torch.Size([2, 2]))
     """
 
-    _more_keys = True
+
+TypedTensorDict._declared = Declaration({}, more_keys=True)
 
 
 def is_tensorclass(obj: object) -> bool:

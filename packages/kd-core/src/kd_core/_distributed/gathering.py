@@ -118,7 +118,7 @@ def gather_and_stack(
         if found is None:
             return None
         if found:
-            td.update_(torch.stack(found))  # type: ignore[attr-defined, arg-type]  # of a concern
+            td._engine.update_(td, torch.stack(found))  # type: ignore[attr-defined, arg-type]  # of a concern
         return td
 
 

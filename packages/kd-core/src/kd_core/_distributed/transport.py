@@ -65,7 +65,7 @@ class Incoming:
 
 def moved_to(td: AbstractContainer, device: DeviceLike | None) -> AbstractContainer:
     """Return a container on a device; `None`: where it is."""
-    return td if device is None else td.to(device)  # type: ignore[attr-defined]  # of a concern
+    return td if device is None else td._engine.to(td, device)  # type: ignore[attr-defined]  # of a concern
 
 
 def take(
@@ -100,7 +100,7 @@ def take(
     for level, source, path in others:
         source._set_entry(path[-1], level._entries[path[-1]])
     with torch.no_grad():
-        target.update_(made)  # type: ignore[attr-defined]  # of a concern
+        target._engine.update_(target, made)  # type: ignore[attr-defined]  # of a concern
     for (level, _, path), entry in zip(others, entries, strict=True):
         level._set_entry(path[-1], entry)
 

@@ -74,6 +74,13 @@ class AbstractContainer(Node):
     _tensor_class: ClassVar[type | None] = None
     """The class whose fields are attributes: of an instance, or of the members of a lazy stack."""
 
+    _engine: ClassVar[type]
+    """The class whose methods kd calls: `td._engine.clone(td)`.
+
+    It is the class of the container, except for classes with fields, whose authors may give a field
+    or a method the name of a method of kd: it is the class of kd that they derive from.
+    """
+
     _owns_leaves: ClassVar[bool] = True
     """Whether the container stores the tensors of `_entries` itself; a `Composite` does not."""
 
@@ -113,6 +120,9 @@ class AbstractContainer(Node):
     def _keeps(self, key: str) -> bool:
         """Return whether an entry cannot be removed, only replaced where it is: a field."""
         return False
+
+    def _check_key(self, key: str) -> None:
+        """Raise if no entry may be stored under a key: it is not a field."""
 
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
@@ -263,6 +273,14 @@ def map_by(how: Plan, container: W) -> W:
 def same_batch(batch: Batch) -> Batch:
     """Return a batch shape unchanged: for functions that move rows but keep the shape."""
     return batch
+
+
+def engine(td: W) -> type[W]:
+    """Return the class whose methods kd calls for a container: `engine(td).view(td, 3)`.
+
+    See `_engine`. Where the type of a container has that attribute it is read directly.
+    """
+    return td._engine
 
 
 def is_container(value: object, concern: W) -> TypeGuard[W]:

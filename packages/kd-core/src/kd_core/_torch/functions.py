@@ -74,11 +74,13 @@ _list_methods(
 
 def _where(condition: Tensor, input: object, other: object) -> object:
     if is_tensor_collection(input):
-        return input.where(condition, cast("AbstractContainer | Tensor | float", other))
+        return input._engine.where(
+            input, condition, cast("AbstractContainer | Tensor | float", other)
+        )
     if not is_tensor_collection(other):
         remedy = "Pass a tensor as `condition`."
         raise wrong_type("`input` or `other` of `torch.where`", "a container", other, remedy)
-    return other.where(~condition, cast("Tensor | float", input))
+    return other._engine.where(other, ~condition, cast("Tensor | float", input))
 
 
 overrides.FUNCTIONS.update(
@@ -261,7 +263,7 @@ def softmax(name: str) -> Callable[..., object]:
     ) -> object:
         if dim is None:
             raise InvalidArgument(f"`{name}` of a container requires `dim`, a batch dimension.")
-        return getattr(input, name)(dim, dtype)
+        return getattr(input._engine, name)(input, dim, dtype)
 
     return along
 

@@ -19,7 +19,7 @@ class Contract:
     """The methods that a kind implements, and the helpers of all tests.
 
     Attributes:
-        fixed_keys: whether the keys cannot change after construction.
+        fixed_keys: whether no key can be added after construction.
     """
 
     fixed_keys: ClassVar[bool] = False

@@ -16,7 +16,7 @@ class ContainerContract(EntryContract, LockContract, BatchContract, ValueContrac
     A test that fails raises `AssertionError`.
 
     Attributes:
-        fixed_keys: set it to `True` if the keys of the kind cannot change after construction.
+        fixed_keys: set it to `True` if no key can be added after construction.
 
     Example:
         >>> from kd_core import TensorDict

@@ -146,12 +146,6 @@ class _Writing(Contract):
 
     def test_entries_are_removed_or_refused(self) -> None:
         td, content = self.make(), self.content()
-        if self.fixed_keys:
-            with unchanged(td), refused(KdError, "`a`"):
-                del td["a"]
-            with unchanged(td), refused(KdError, "`a`"):
-                td.pop("a")
-            return
         popped, expected = td.pop("a"), content.pop("a")
         assert isinstance(expected, Tensor)
         torch.testing.assert_close(popped, expected)
@@ -232,7 +226,7 @@ class _Choosing(Contract):
     def test_a_key_is_renamed_or_refused(self) -> None:
         td, content = self.make(), self.content()
         if self.fixed_keys:
-            with unchanged(td), refused(KdError, "`a`"):
+            with unchanged(td), refused(KdError, "`z`"):
                 td.rename_key_("a", "z")
             return
         td.rename_key_("a", "z")
@@ -256,10 +250,6 @@ class _Choosing(Contract):
         td = self.make()
         with unchanged(td), refused(KdError):
             td.separates("a", "z")
-        if self.fixed_keys:
-            with unchanged(td), refused(KdError, "`a`"):
-                td.separates("a")
-            return
         assert_close(td.separates("a"), {"a": self.content()["a"]})
         assert "a" not in td
 

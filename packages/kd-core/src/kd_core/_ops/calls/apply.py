@@ -20,7 +20,7 @@ from kd_core._nodes.entry import Node, is_unbatched, tensor_of
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.shape.rebatching import check_names, named
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol.primitives import AbstractContainer, engine, lock
 from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
 
@@ -206,7 +206,7 @@ class Apply(AbstractContainer):
             (True, tensor([1., 1.]))
         """
         if options:
-            return self.apply(fn, *others, inplace=True, **options)
+            return engine(self).apply(self, fn, *others, inplace=True, **options)
         leaves: list[Tensor] = []
         self._collect(leaves)
         if others:

@@ -30,7 +30,13 @@ from kd_core._ops.entries.updating import (
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import named, take_batch_size
 from kd_core._protocol.composite import unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, check_has, is_container, level_at
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    check_has,
+    engine,
+    is_container,
+    level_at,
+)
 from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep
 from kd_core._types import NO_DEFAULT
 
@@ -161,8 +167,8 @@ class Structure(AbstractContainer):
         """
         new = self._shallow()
         if source is not None:
-            new.update(source)
-        return new.update(entries) if entries else new
+            engine(new).update(new, source)
+        return engine(new).update(new, entries) if entries else new
 
     def select(
         self,
@@ -228,6 +234,7 @@ class Structure(AbstractContainer):
         if old.__class__ is str and new.__class__ is str and not (safe or self._desc.frozen):
             moved = self._entries.get(old)
             if moved is not None and old != new:  # without making paths, which takes half of it
+                self._check_key(new)
                 self._del_entry(old)
                 self._set_entry(new, moved)
                 return self
@@ -252,6 +259,7 @@ class Structure(AbstractContainer):
         level = level_at(self, source[:-1])
         level._check_unlocked(f"rename {format_key(old)}")
         if source[:-1] == target[:-1]:
+            level._check_key(target[-1])
             level._del_entry(source[-1])
             level._set_entry(target[-1], entry)
             return self
@@ -325,7 +333,9 @@ class Structure(AbstractContainer):
             names: other names of the batch dimensions; `None`: no names.
         """
         if names is not NO_DEFAULT:
-            return named(self.empty(recurse, batch_size=batch_size, device=device), names)
+            return named(
+                engine(self).empty(self, recurse, batch_size=batch_size, device=device), names
+            )
         desc = self._desc._unlocked
         if batch_size is not None or device is not NO_DEFAULT:
             if recurse:
@@ -339,7 +349,7 @@ class Structure(AbstractContainer):
         if not recurse:
             return self._like({}, desc)
         nested: dict[str, Entry] = {
-            key: value.empty(recurse=True)
+            key: engine(value).empty(value, recurse=True)
             for key, value in self._entries.items()
             if is_container(value, self)
         }
@@ -348,7 +358,9 @@ class Structure(AbstractContainer):
     def is_empty(self) -> bool:
         """Return whether there is no leaf and no data at any level."""
         for value in self._entries.values():
-            if value.__class__ is Tensor or not (is_container(value, self) and value.is_empty()):
+            if value.__class__ is Tensor or not (
+                is_container(value, self) and engine(value).is_empty(value)
+            ):
                 return False
         return True
 

@@ -60,12 +60,15 @@ def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
     """
     # Apart from what is built in the end: with a batch size lists are rows.
     made = _maker(cls)(tree, None, None)._shallow()  # which is not locked
-    made.auto_batch_size_(most)  # type: ignore[attr-defined]  # of a concern
+    made._engine.auto_batch_size_(made, most)  # type: ignore[attr-defined]  # of a concern
     return made._desc.batch
 
 
 def _maker(cls: type[C]) -> Callable[..., C]:
-    make = cast("Callable[..., C] | None", getattr(cls, "from_dict", None))
+    make = cast("Callable[..., C] | None", getattr(cls._engine, "from_dict", None))
+    if make is not None and cls._engine is not cls:  # its author may have a field of that name
+        own = make
+        return lambda *args: getattr(own, "__func__")(cls, *args)  # noqa: B009  # of a class method
     if make is None:
         raise InvalidArgument(
             f"`{cls.__name__}` cannot be built from a mapping. Call the method of `TensorDict`."
@@ -75,7 +78,7 @@ def _maker(cls: type[C]) -> Callable[..., C]:
 
 def kind_of(td: C) -> type[C]:
     """Return the class of what is built like a container; a stack is read as a dense container."""
-    return type(td if hasattr(type(td), "from_dict") else td._like({}, td._desc.unlocked()))
+    return type(td if hasattr(td._engine, "from_dict") else td._like({}, td._desc.unlocked()))
 
 
 def stack_rows(rows: list[C], lazy: bool | None) -> C:

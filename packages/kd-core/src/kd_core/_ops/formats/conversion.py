@@ -28,7 +28,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._ops.entries.listing import list_of
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, is_container
+from kd_core._protocol.primitives import AbstractContainer, engine, is_container
 
 if TYPE_CHECKING:
     from typing import Self
@@ -92,7 +92,7 @@ class Conversion(AbstractContainer):
             if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = _kept(value, keep_vars) if value.requires_grad else value
             elif is_container(value, self):
-                state[key] = value.state_dict(keep_vars=keep_vars)
+                state[key] = engine(value).state_dict(value, keep_vars=keep_vars)
             else:
                 leaf = tensor_of(value)
                 state[key] = value._item() if leaf is None else _kept(leaf, keep_vars)
@@ -237,7 +237,10 @@ def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -
         if not isinstance(td, Composite):
             raise
     state[MEMBERS] = [
-        cast("Conversion", member).state_dict(keep_vars=keep_vars) for member in td._members
+        cast("type[Conversion]", member._engine).state_dict(
+            cast("Conversion", member), keep_vars=keep_vars
+        )
+        for member in td._members
     ]
     state[STACK_DIM] = td._dim
     return {}

@@ -476,7 +476,7 @@ class Objects(AbstractContainer):
 
             source = None if use_state_dict else modules[0]
             made = cast("Self", module_of(cast("Node", made), source))
-        return made.lock_() if lock else made  # type: ignore[attr-defined]  # of a concern
+        return made._engine.lock_(made) if lock else made  # type: ignore[attr-defined]  # of a concern
 
 
 def _plain_dict(td: AbstractContainer) -> dict[str, object]:

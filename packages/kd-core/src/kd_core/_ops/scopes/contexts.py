@@ -17,7 +17,7 @@ from kd_core._leaves.foreach import shares_storage
 from kd_core._leaves.loops import find_entry
 from kd_core._ops.scopes.undoing import WAS_UNLOCKED, Moved, Path, Relocked, note, was_locked
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, level_at, lock, relock, unlock
+from kd_core._protocol.primitives import AbstractContainer, engine, level_at, lock, relock, unlock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -291,7 +291,8 @@ class LockScope(Generic[L]):
 
     def __enter__(self) -> L:
         self._reason = self._container._desc.lock
-        return self._container.lock_() if self._lock else self._container.unlock_()
+        td = self._container
+        return engine(td).lock_(td) if self._lock else engine(td).unlock_(td)
 
     def __exit__(
         self,

@@ -44,12 +44,7 @@ class Description(AbstractContainer):
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
-        self._check_unlocked("change the batch size")
-        desc = self._desc.with_batch(_with_same_names(batch_of(batch_size), self._desc.batch))
-        self._with_descriptor(desc)  # refuses what does not fit, before anything is changed
-        _refuse_locked(self, desc, ())
-        _grow_children(self, desc)
-        self._describe(desc)
+        resize(self, batch_size)
 
     @property
     def shape(self) -> torch.Size:
@@ -58,7 +53,7 @@ class Description(AbstractContainer):
 
     def size(self, dim: int | str | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dimensions."""
-        return self.batch_size if dim is None else self._desc.size[wrap_dim(dim, self._desc.batch)]
+        return self._desc.size if dim is None else self._desc.size[wrap_dim(dim, self._desc.batch)]
 
     @property
     def batch_dims(self) -> int:
@@ -198,6 +193,16 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
             value._describe(own)
         if isinstance(value, AbstractContainer):
             _grow_children(value, own)
+
+
+def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
+    """Set the batch size of a container, and of those in it that start with the old one."""
+    td._check_unlocked("change the batch size")
+    desc = td._desc.with_batch(_with_same_names(batch_of(batch_size), td._desc.batch))
+    td._with_descriptor(desc)  # refuses what does not fit, before anything is changed
+    _refuse_locked(td, desc, ())
+    _grow_children(td, desc)
+    td._describe(desc)
 
 
 def _with_same_names(batch: Batch, old: Batch) -> Batch:

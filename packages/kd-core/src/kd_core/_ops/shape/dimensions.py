@@ -111,9 +111,7 @@ class Dimensions(AbstractContainer):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        checked = check_names(names, self._desc.batch)
-        _check_unlocked(self)
-        set_names(self, checked)
+        name_dims(self, names)
 
     def refine_names(self, *names: str | EllipsisType | None) -> Self:
         """Name dimensions that have no name; return self.
@@ -141,7 +139,9 @@ class Dimensions(AbstractContainer):
                     "`rename`."
                 )
         pairs = zip(old, given, strict=False)
-        self.names = [mine if new is None else new for mine, new in pairs] + [*given[len(old) :]]
+        name_dims(
+            self, [mine if new is None else new for mine, new in pairs] + [*given[len(old) :]]
+        )
         return self
 
     def rename(self, *names: str | None, **changes: str | None) -> Self:
@@ -170,8 +170,16 @@ class Dimensions(AbstractContainer):
             raise InvalidValue(f"no batch dimension is named `{unknown[0]}`; the names are {old}.")
         if names == (None,):
             names = (None,) * len(old)
-        self.names = [changes.get(name or "", name) for name in old] if changes else names or old
+        changed = [changes.get(name or "", name) for name in old] if changes else names or old
+        name_dims(self, changed)
         return self
+
+
+def name_dims(td: AbstractContainer, names: Sequence[str | None] | None) -> None:
+    """Set the names of all batch dimensions of a container that is not locked."""
+    checked = check_names(names, td._desc.batch)
+    _check_unlocked(td)
+    set_names(td, checked)
 
 
 def _check_ndim(td: AbstractContainer, ndim: int, name: str) -> None:

@@ -40,7 +40,7 @@ from kd_core._ops.shape.shape_plans import (
     unflatten_plan,
     unsqueeze_plan,
 )
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, engine
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -147,11 +147,11 @@ class Shape(AbstractContainer):
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """Return a view whose batch has the shape of another container or tensor."""
-        return self.view(_shape_like(other))
+        return engine(self).view(self, _shape_like(other))
 
     def reshape_as(self, other: AbstractContainer | Tensor) -> Self:
         """Reshape the batch dimensions to the shape of another container or tensor."""
-        return self.reshape(_shape_like(other))
+        return engine(self).reshape(self, _shape_like(other))
 
     def flatten(
         self, start_dim: int | str = 0, end_dim: int | str = -1, *, inplace: bool = False
@@ -240,12 +240,12 @@ class Shape(AbstractContainer):
 
     def swapaxes(self, axis0: int | str, axis1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
-        return self.transpose(axis0, axis1)
+        return engine(self).transpose(self, axis0, axis1)
 
     @explains_parameters
     def swapdims(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
-        return self.transpose(dim0, dim1)
+        return engine(self).transpose(self, dim0, dim1)
 
     def movedim(self, source: Dims, destination: Dims) -> Self:
         """Move batch dimensions to other positions, the rest keeping their order.
@@ -261,7 +261,7 @@ class Shape(AbstractContainer):
 
     def moveaxis(self, source: Dims, destination: Dims) -> Self:
         """Move batch dimensions; another name of `movedim`."""
-        return self.movedim(source, destination)
+        return engine(self).movedim(self, source, destination)
 
     def expand(self, *shape: int | Sequence[int], size: Sequence[int] | None = None) -> Self:
         """Repeat batch dimensions of size 1 without copying.
@@ -285,7 +285,7 @@ class Shape(AbstractContainer):
 
     def expand_as(self, other: AbstractContainer | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
-        return self.expand(_shape_like(other))
+        return engine(self).expand(self, _shape_like(other))
 
     def repeat(self, *repeats: int | Sequence[int], inplace: bool = False) -> Self:
         """Copy the batch several times along its dimensions, as `torch.Tensor.repeat` does.
@@ -339,7 +339,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.tensor([1, 2])}, [2]).repeat_interleave(2, 0)["a"]
             tensor([1, 1, 2, 2])
         """
-        flat = self.flatten() if dim is None else self
+        flat = engine(self).flatten(self) if dim is None else self
         at = 0 if dim is None else dim
         how = repeat_interleave_plan(flat._desc.batch, repeats, at, output_size)
         result = moved(how, flat)
@@ -360,7 +360,8 @@ class Shape(AbstractContainer):
             inplace: change this container instead of making a new one.
         """
         if dims is None and self._desc.ndim > 1:
-            result = self.flatten().roll(shifts, 0).unflatten(0, self._desc.batch)
+            of = engine(self)
+            result = of.unflatten(of.roll(of.flatten(self), shifts, 0), 0, self._desc.batch)
         else:
             along = 0 if dims is None else dims
             result = moved(roll_plan(self._desc.batch, shifts, along), self)

@@ -17,7 +17,6 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
     AbstractContainer,
     check_has,
-    is_container,
     leaves_of,
     level_at,
 )
@@ -44,8 +43,7 @@ class Inventory(AbstractContainer):
             >>> TensorDict({"a": {"b": {"c": 0.0}}}).depth
             2
         """
-        nested = [value for _, value in kinds_of(self._entries) if is_container(value, self)]
-        return 1 + max(value.depth for value in nested) if nested else 0
+        return _depth_of(self)
 
     @property
     def sorted_keys(self) -> list[str]:
@@ -246,3 +244,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
         left = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
         lines.append("  ".join([*left, last.rjust(widths[-1])]).rstrip())
     return "\n".join(lines)
+
+
+def _depth_of(td: AbstractContainer) -> int:
+    nested = [v for _, v in kinds_of(td._entries) if isinstance(v, AbstractContainer)]
+    return 1 + max(map(_depth_of, nested)) if nested else 0

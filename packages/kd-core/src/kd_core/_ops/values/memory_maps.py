@@ -312,7 +312,7 @@ class MemoryMaps(AbstractContainer):
 
         refuse_pickles(allow_pickle)
         is_private(mode)
-        return cast("Self", self.update(load(path), inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return cast("Self", self._engine.update(self, load(path), inplace=True))  # type: ignore[attr-defined]  # of a concern
 
     def is_memmap(self) -> bool:
         """Return whether all leaves are in one arena; `False` if none has elements.

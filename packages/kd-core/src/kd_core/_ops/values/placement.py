@@ -170,7 +170,7 @@ class Placement(AbstractContainer):
     @explains_parameters
     def pin_memory_(self) -> Self:
         """Replace all leaves by copies in pinned memory; return self. See `pin_memory`."""
-        return self.pin_memory(inplace=True)
+        return engine(self).pin_memory(self, inplace=True)
 
     def record_stream(self, stream: torch.cuda.Stream) -> Self:
         """Record on all leaves that a stream uses them: `torch.Tensor.record_stream`; return self.
