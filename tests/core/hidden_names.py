@@ -40,7 +40,7 @@ def put(owner: object, name: str, value: object) -> None:
 
 
 class Looks(ast.NodeTransformer):
-    """Replaces attributes by calls of `unhidden` and `put`, and imports by those of other copies."""
+    """Replaces attributes by calls of `unhidden` and `put`, and imports by other copies."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)

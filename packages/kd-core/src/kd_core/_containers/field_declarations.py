@@ -51,8 +51,8 @@ RESERVED: Final = frozenset(
         *("_below", "_check_unlocked", "_collect", "_collect_pair", "_dense_entry", "_hold"),
         *("_hold_below", "_map_each", "_map_to_parts", "_owns_leaves", "_put", "_read", "_rebuild"),
         *("_replace_entries", "_rows_at", "_selected", "_set_leaves", "_shallow", "_store"),
-        *("_traced_map_each", "_traced_reshape", "_traced_resized", "_traced_rows_at", "_without"),
-        *("_zip_each",),
+        *("_traced_map_each", "_traced_reshape", "_traced_resized", "_traced_rows_at", "_unset"),
+        *("_without", "_zip_each"),
     }
 )
 """Names that a class with fields may not define: the private names of containers.

@@ -522,6 +522,12 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             self._check_key(key)
         super()._set_leaves(leaves)
 
+    def _unset(self) -> Sequence[str]:
+        declaration = type(self)._declared
+        if declaration.more_keys:
+            return ()
+        return [name for name in declaration.fields if name not in self._entries]
+
     def _check_key(self, key: str) -> None:
         cls = type(self)
         declaration = cls._declared

@@ -121,6 +121,10 @@ class AbstractContainer(Node):
         """Return whether an entry cannot be removed, only replaced where it is: a field."""
         return False
 
+    def _unset(self) -> Sequence[str]:
+        """Return the keys without an entry that read as `None`: fields."""
+        return ()
+
     def _check_key(self, key: str) -> None:
         """Raise if no entry may be stored under a key: it is not a field."""
 

@@ -39,6 +39,7 @@ from kd_core._containers.dense import Dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.non_tensor_stack import NonTensorStack
+from kd_core._containers.stack_classes import plain_class
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidValue, KdError, a_type
 from kd_core._nodes import registry
@@ -299,8 +300,9 @@ def _stacked_again(
         return made
     if not all(isinstance(child, (Tensor, AbstractContainer)) for child in children):
         return made
-    kind = cast("type[LazyStackedTensorDict]", cls)
-    rows = list(cast("TensorDictBase", made).unbind(dim))
+    kind = plain_class(cast("type[LazyStackedTensorDict]", cls))  # the members ask for their own
+    dense = cast("TensorDictBase", made)
+    rows = list(dense._engine.unbind(dense, dim))
     return cast("Node", restore_stack(kind, rows, dim, False, names_of(desc.batch)[dim]))
 
 

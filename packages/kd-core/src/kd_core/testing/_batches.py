@@ -173,7 +173,7 @@ class _Shaping(Contract):
     def test_where_chooses_rows(self) -> None:
         td = self.make()
         chosen = td.where(GRID, self.make() * 2)
-        doubled = (self.make() * 2).to_dict()
+        doubled = (self.make() * 2).to_dict(retain_none=False)
         assert_close(chosen[GRID], td[GRID])
         assert_close(chosen[~GRID], mapped(doubled, lambda leaf: leaf[~GRID]))
 

@@ -87,7 +87,11 @@ def refused(error: type[Exception], *words: str) -> Iterator[None]:
 @contextmanager
 def unchanged(td: TensorDictBase) -> Iterator[None]:
     """Assert that a container has the same content, batch size and lock afterwards."""
-    before, batch, locked = td.clone().to_dict(), tuple(td.batch_size), td.is_locked
+    before, batch, locked = (
+        td.clone().to_dict(retain_none=False),
+        tuple(td.batch_size),
+        td.is_locked,
+    )
     yield
     holds(td, before, batch)
     assert td.is_locked is locked

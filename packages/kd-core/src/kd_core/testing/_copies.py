@@ -46,7 +46,7 @@ class CopyContract(Contract):
             holds(td, content)
 
     def test_it_becomes_nested_dicts(self) -> None:
-        plain = self.make().to_dict()
+        plain = self.make().to_dict(retain_none=False)
         assert type(plain) is dict
         assert type(plain["n"]) is dict
         assert_close(plain, self.content())

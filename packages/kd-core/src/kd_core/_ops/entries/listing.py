@@ -41,6 +41,8 @@ def dict_of(
             item = cast("Node", value)._item()
             if retain_none or item is not None:
                 plain[key] = item
+    if retain_none:
+        plain.update(dict.fromkeys(td._unset()))
     return plain
 
 
