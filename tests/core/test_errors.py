@@ -19,7 +19,7 @@ BUILTINS: dict[str, tuple[type[Exception], ...]] = {
     "InvalidValue": (ValueError, RuntimeError),
     "InvalidArgument": (TypeError,),
     "UnsupportedFunction": (TypeError,),
-    "UnknownField": (AttributeError, TypeError),
+    "UnknownField": (AttributeError, TypeError, ValueError),
     "OutOfRange": (IndexError,),
     "Locked": (RuntimeError, ValueError),
     "MissingDependency": (ImportError,),

@@ -120,15 +120,16 @@ class Kind:
         if "checked" in self.options and "autocast" not in self.options:
             self.check(kinds, value)
         if "autocast" in self.options and len(hints) == 1:
-            value = self.cast(hints[0], value, batch)
+            plainly = hints[0] in ("Tensor", "Inner") or len(kinds) == 1
+            value = self.cast(hints[0], value, batch) if plainly else value
         if "autocast" in self.options and "checked" in self.options:
             self.check(kinds, value)
         stored = isinstance(value, (Tensor, Mapping, TensorDictBase, NonTensorData))
-        if "nocast" in self.options and not stored:
+        if "nocast" in self.options and not (stored or value is None or isinstance(value, list)):
             return NonTensorData(value)
         if "tensor_only" in self.options and isinstance(value, (NonTensorData, NonTensorStack)):
             return as_tensor(plain if isinstance(value, NonTensorData) else value.tolist())
-        if "tensor_only" in self.options and not stored:
+        if "tensor_only" in self.options and not stored and value is not None:
             return as_tensor(value)
         return value
 
@@ -144,6 +145,8 @@ class Kind:
         if hint == "Tensor":
             stored = isinstance(value, (Tensor, Mapping, TensorDictBase))
             return value if stored else as_tensor(value)
+        if hint == "list" and isinstance(value, list):
+            return NonTensorData(value)
         if hint in DATA:
             try:
                 plain = value.item() if isinstance(value, Tensor) else value
@@ -182,7 +185,9 @@ class Kind:
         for row in rows:
             if isinstance(row, types) or ("float" in kinds and isinstance(row, int)):
                 continue
-            if not (whole and {"int", "float", "bool", "complex", "list"} & set(kinds)):
+            if isinstance(row, Tensor) and "list" in kinds:
+                continue
+            if not (whole and {"int", "float", "bool", "complex"} & set(kinds)):
                 raise Refused
 
 
@@ -260,12 +265,13 @@ def random_value(rng: Random, kind: Kind, name: str, batch: Shape) -> object:
     hint = declared.kinds[0] if declared else "Tensor"
     if rng.random() < 0.3:
         hint = rng.choice(["Tensor", "Inner", "list", *DATA, "None"])
+    if hint == "None" and "tensor_only" in kind.options:
+        hint = "Tensor"
     rows = torch.randint(9, (*batch, 2)).float()
     choices: dict[str, list[object]] = {
         "Tensor": [rows, rows, rows.tolist(), rows.numpy(), rows.long()],
         "Inner": [
             kind.inner(x=rows, batch_size=batch),  # type: ignore[call-arg]  # it has it
-            {"x": rows},
             TensorDict({"x": rows}, batch),
         ],
         "list": [["a", "b"], [1, 2], []],

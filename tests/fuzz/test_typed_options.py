@@ -42,6 +42,7 @@ METHODS = TensorClass
 def model_of(kind: Kind, given: Values, batch: Shape) -> TensorDict:
     """Build the model of an instance."""
     values = {name: kind.converted(name, value, batch) for name, value in given.items()}
+    values = {name: value for name, value in values.items() if kind.open or value is not None}
     try:
         return TensorDict(values, batch)
     except (KdError, RuntimeError, TypeError, ValueError) as error:
@@ -60,7 +61,10 @@ def construct(rng: Random, kind: Kind, batch: Shape) -> Pair | None:
         if name not in names[:split] and (rng.random() < 0.9 or not kind.fields[name].default)
     }
     try:
-        model = model_of(kind, given_by(kind, args, kwargs), batch)
+        given = given_by(kind, args, kwargs)
+        if kind.open:  # defaults are read, not stored
+            given = {name: given[name] for name in given if name in (*names[:split], *kwargs)}
+        model = model_of(kind, given, batch)
     except (Refused, TypeError):
         model = None
     refusal = ""
@@ -79,7 +83,10 @@ def construct(rng: Random, kind: Kind, batch: Shape) -> Pair | None:
 def check(kind: Kind, ours: TensorClass, model: TensorDict) -> None:
     assert content(ours) == content(model)
     for name in kind.fields:
-        one, other = getattr(ours, name), TensorDict.__getitem__(model, name)
+        if name not in model and kind.open:
+            continue
+        one: object = getattr(ours, name)
+        other: object = TensorDict.__getitem__(model, name) if name in model else None
         assert type(one) is type(other) or isinstance(one, TensorDictBase), name
         if isinstance(one, torch.Tensor):
             assert torch.equal(one, other), name
@@ -90,7 +97,10 @@ def with_field(kind: Kind, model: TensorDict, name: str, value: object) -> Tenso
     """Return the model with another value; None if the class refuses it."""
     made = model.clone(recurse=False)
     try:
-        made.set(name, kind.converted(name, value, tuple(model.batch_size)))
+        new = kind.converted(name, value, tuple(model.batch_size))
+        if new is None and not kind.open:
+            return made.exclude(name)
+        made.set(name, new)
     except (KdError, RuntimeError, TypeError, ValueError, Refused):
         return None
     return made
@@ -114,6 +124,8 @@ def write(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> Pair
     way = rng.randrange(len(ways))
     if isinstance(model.get(name), TensorDictBase) and way == 3:
         way = 2  # `update` merges containers
+    if value is None:
+        way = min(way, 2)  # the others store `None` as data
     try:
         ways[way]()
         done = True
@@ -178,6 +190,8 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     whole = TensorDict({}, batch)
     for name, declared in kind.fields.items():
         value: object = model.get(name)
+        if value is None:
+            continue
         if isinstance(value, TensorDictBase):
             plain = value.to_tensordict()
             hints = [each for each in declared.kinds if each != "None"]

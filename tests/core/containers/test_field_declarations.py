@@ -48,7 +48,7 @@ def test_a_field_may_be_set_after_construction() -> None:
     made = Summed(X, X + 2, batch_size=[2])
     assert made.total.tolist() == [2, 2]
     assert Summed.__match_args__ == ("a", "b")
-    assert Summed.from_dict({"a": X}, [2]).total.tolist() == [1, 1]
+    assert Summed.from_dict({"a": X, "b": X + 1}, [2]).total.tolist() == [1, 1]
     assert Summed.from_tensordict(made.to_tensordict()).total.tolist() == [2, 2]
     assert made[0].total == 2
 

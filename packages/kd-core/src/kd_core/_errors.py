@@ -15,8 +15,7 @@
     |   `-- FrozenField      (AttributeError)              a field of a frozen tensor class
     +-- InvalidArgument      (TypeError)                   an argument of the wrong type
     +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
-    +-- UnknownField         (AttributeError, TypeError,   a field that a tensor class lacks
-    |                         ValueError)
+    +-- UnknownField         (AttributeError, TypeError, ValueError)   a name that is not a field
     +-- OutOfRange           (IndexError)                  an index or a dimension out of range
     +-- NotOffered           (AttributeError)              a name that is left out on purpose
     +-- NotOfferedImport     (ImportError)                 the same, where it is imported

@@ -354,7 +354,7 @@ def converted(
     if "checked" in options and "autocast" not in options:
         _check(cls, options, key, value)
     if "nocast" in options:
-        stored = _is_stored(value) or isinstance(value, list)  # a list is one value for each row
+        stored = value is None or _is_stored(value) or isinstance(value, list)  # a list of rows
         return value if stored else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         if is_data(value):
@@ -502,7 +502,8 @@ def _is_form_of(value: object, kinds: list[type], numbers: bool) -> bool:
         numbers: whether numbers become tensors.
     """
     if isinstance(value, Tensor):
-        return numbers and any(k in _NUMBERS or k.__module__ == "numpy" for k in kinds)
+        stored = _NUMBERS if numbers else (list,)
+        return any(k in stored or (numbers and k.__module__ == "numpy") for k in kinds)
     if isinstance(value, Mapping):
         return dict in kinds
     if not is_row_data(value):

@@ -403,7 +403,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 device, names, lock = map(given.get, ("device", "names", "lock"))
             bound = _bind(cls, values, named)
             self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
-            if not (declaration.converts or declaration.more_keys):
+            if declaration.converts:
+                bound = _all_as_declared(self, bound)
+            if not declaration.more_keys:
                 for value in bound.values():
                     if value.__class__ is not Tensor:
                         bound = _plain(bound, self._desc)
@@ -427,10 +429,11 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     ) -> Self:
         """Build an instance from a mapping or container that has its fields as keys.
 
-        A mapping or container in a field that is declared as a tensor class becomes one.
+        A missing field has no entry, also if it has a default: it reads as `None`. A mapping or
+        container in a field that is declared as a tensor class becomes one.
 
         Args:
-            input_dict: a mapping from field names to values; fields with a default may be missing.
+            input_dict: a mapping from field names to values.
             batch_size: the leading dimensions of every field.
             device: the device to which every field is moved.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
@@ -457,7 +460,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     ) -> Self:
         """Build an instance of a container that has its fields as keys; tensors are shared.
 
-        A container in a field that is declared as a tensor class becomes one.
+        A missing field has no entry, also if it has a default: it reads as `None`. A container in
+        a field that is declared as a tensor class becomes one.
 
         Args:
             tensordict: the container; its batch size and device are kept.
@@ -569,6 +573,10 @@ def _as_declared(self: TensorClass, key: str, value: object) -> object:
     return converted(cls, declaration.options, key, value, self._desc.unlocked())
 
 
+def _all_as_declared(self: TensorClass, given: dict[str, object]) -> dict[str, object]:
+    return {key: _as_declared(self, key, value) for key, value in given.items()}
+
+
 def _plain(given: dict[str, object], desc: Descriptor) -> dict[str, object]:
     """Return the values of a constructor without `None`, and with dicts as the objects they are."""
     return {key: _whole(value, desc) for key, value in given.items() if value is not None}
@@ -586,11 +594,6 @@ def _complete(
     arguments: list[object] = []
     if declaration.init_vars:
         arguments = [given.pop(name, MISSING) for name in declaration.init_vars]
-    if declaration.converts:
-        for key, value in given.items():
-            given[key] = _as_declared(self, key, value)
-        if not declaration.more_keys:
-            given = _plain(given, self._desc)
     fill(self, given, self._desc)
     if names is not None:
         other = with_names(self, names)  # nested containers of the caller keep their names
@@ -671,12 +674,13 @@ def _built(
             raise _lacks(cls, missing)
         values = given
     else:
-        values = {n: given[n] if n in given else left_out(spec) for n, spec in fields.items()}
-        values = {n: value for n, value in values.items() if not is_none(value)}
-    for name, spec in cls._declared.init_vars.items():
-        values[name] = left_out(spec)
+        values = {name: given[name] for name in fields if not is_none(given.get(name))}
     new = object.__new__(cls)
     new._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+    if cls._declared.converts:
+        values = _all_as_declared(new, values)
+    for name, spec in cls._declared.init_vars.items():
+        values[name] = left_out(spec)
     _complete(new, {name: value for name, value in values.items() if value is not MISSING})
     return new
 
