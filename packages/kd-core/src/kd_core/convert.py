@@ -66,7 +66,7 @@ def save(
         >>> load("saved.kd")["a"]
         tensor([1, 2])
     """
-    return td.save(path, archive=archive, compression=compression)
+    return td._engine.save(td, path, archive=archive, compression=compression)
 
 
 @explains_parameters
@@ -91,7 +91,8 @@ def memmap(
         >>> memmap(TensorDict({"a": [1, 2]}, [2]), "mapped.kd").is_memmap()
         True
     """
-    return td.memmap(
+    return td._engine.memmap(
+        td,
         path,
         num_threads=num_threads,
         return_early=return_early,

@@ -19,7 +19,7 @@ from kd_core._ops.entries.listing import dict_of
 from kd_core._ops.math.binary import cast_leaves, unary
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved, read_argument, read_target, with_format
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, name_in
+from kd_core._protocol.primitives import AbstractContainer, engine, leaves_of, lock, name_in
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar, Unpack
