@@ -1,12 +1,14 @@
 """Operations on leaves trace into one graph, and give there what they give outside."""
 
+import re
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from kd_core import TensorDict
+from kd_core import KdError, TensorDict
 from kd_core._ops.math.table import ARITHMETIC, REDUCTIONS, UNARY
 from kd_core.testing import assert_close
 
@@ -100,3 +102,85 @@ def test_a_default_has_the_dtype_that_torch_gives_a_number(
     leaf = torch.ones(2, dtype=dtype)
     got = TensorDict({"a": leaf}).mul(TensorDict(), default=number)["a"]
     assert got.dtype is torch.result_type(leaf, cast("float", number))
+
+
+SHAPES: list[Callable[[TensorDict], TensorDict]] = [
+    lambda td: td.reshape(6),
+    lambda td: td.reshape(-1),
+    lambda td: td.reshape(3, 2),
+    lambda td: td.view(6),
+    lambda td: td.view(-1),
+    lambda td: td.view(1, 6),
+    lambda td: td.flatten(),
+    lambda td: td.unflatten(0, (2, 1)),
+    lambda td: td.unsqueeze(0),
+    lambda td: td.permute(1, 0),
+    lambda td: td.expand(4, 2, 3),
+]
+LOCKS: list[Callable[[TensorDict], TensorDict]] = [
+    lambda td: td.lock_(),
+    lambda td: td.lock_().unlock_(),
+    lambda td: td.lock_().unlock_().lock_(),
+]
+
+
+def pair(*_: object) -> TensorDict:
+    return TensorDict({"a": torch.rand(2, 3), "n": {"b": torch.rand(2, 3)}}, [2, 3])
+
+
+def test_shapes_after_locks_in_one_program() -> None:
+    def program(td: TensorDict) -> list[TensorDict]:
+        found = []
+        for shape in SHAPES:
+            for lock in LOCKS:
+                found += [shape(lock(td.copy())), lock(shape(td)), shape(lock(td.copy())).unlock_()]
+        return found
+
+    torch._dynamo.reset()
+    td = pair()
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    for result, expected in zip(compiled(td), program(td), strict=True):
+        assert result.batch_size == expected.batch_size
+        assert result.is_locked == expected.is_locked
+        assert (result == expected).all()
+
+
+def test_functions_of_the_user_are_called_with_containers() -> None:
+    def doubled(td: TensorDict) -> TensorDict:
+        return TensorDict({"o": td["a"].sin() * 2}, [2, 3])
+
+    region = torch.compiler.nested_compile_region(doubled)
+
+    def program(td: TensorDict) -> list[Any]:
+        by_name = checkpoint(lambda each, x: each["a"] * x, td, x=2, use_reentrant=False)
+        return [checkpoint(doubled, td, use_reentrant=False)["o"], region(td)["o"], by_name]
+
+    torch._dynamo.reset()
+    td = pair().requires_grad_()
+    first, second, third = torch.compile(program, backend="aot_eager", fullgraph=True)(td)
+    expected = td["a"].sin() * 2
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert torch.equal(third, td["a"] * 2)
+    torch.autograd.backward(first.sum())
+    assert td["a"].grad is not None
+
+
+FAILING: dict[str, Callable[[Any], object]] = {
+    "a missing key": lambda td: td["zzz"],
+    "a nested one": lambda td: td["n", "bb"],
+    "a function": torch.sort,
+    "a lock": lambda td: td.lock_().set("x", torch.zeros(2, 3)),
+    "a shape": lambda td: td.view(7),
+    "keys": lambda td: td + td.select("a"),
+    "an operand": lambda td: td + "x",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_an_error_in_compiled_code_keeps_its_text(name: str) -> None:
+    torch._dynamo.reset()
+    with pytest.raises(KdError) as eager:
+        FAILING[name](pair())
+    with pytest.raises(Exception, match=re.escape(f"{eager.value}"[:60])):
+        torch.compile(lambda td: FAILING[name](td), backend="eager", fullgraph=True)(pair())

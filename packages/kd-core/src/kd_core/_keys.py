@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Iterable, Iterator, KeysView, Set
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar
 
+from kd_core._compat import assume_constant_result
 from kd_core._errors import InvalidKey
 
 if TYPE_CHECKING:
@@ -154,6 +155,14 @@ def is_prefix(prefix: NestedKey, key: NestedKey) -> bool:
     return path_of(key)[: len(head)] == head
 
 
+@assume_constant_result  # so that an error in compiled code keeps its text
+def _closest(wanted: str, paths: tuple[str, ...]) -> str | None:
+    """Return the text that has most in common with another one; `None` if none has much."""
+    close = difflib.get_close_matches(wanted, paths, n=1, cutoff=0.6)
+    close = close or [path for path in paths if path.lower() == wanted.lower()]
+    return close[0] if close else None
+
+
 def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | None:
     """Find the candidate that looks most like `key`, for "did you mean" messages.
 
@@ -171,10 +180,9 @@ def nearest_key(key: NestedKey, candidates: Iterable[NestedKey]) -> NestedKey | 
     """
     wanted = ".".join(path_of(key))
     paths = {".".join(path_of(candidate)): unravel_key(candidate) for candidate in candidates}
-    close = difflib.get_close_matches(wanted, paths, n=1, cutoff=0.6)
-    close = close or [path for path in paths if path.lower() == wanted.lower()]
-    if close:
-        return paths[close[0]]
+    close = _closest(wanted, tuple(paths))
+    if close is not None:
+        return paths[close]
     last = path_of(key)[-1]
     same_end = [found for found in paths.values() if path_of(found)[-1] == last]
     if same_end:

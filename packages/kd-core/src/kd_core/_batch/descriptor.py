@@ -93,14 +93,18 @@ class Descriptor:
         return _constant(batch, device)
 
     @assume_constant_result
-    def _constant_reshaped(self, sizes: Batch, device: torch.device | None) -> Descriptor | None:
+    def _constant_reshaped(
+        self, ndim: int, sizes: Batch, device: torch.device | None
+    ) -> Descriptor | None:
         """Reshape while dynamo traces; `None` where it must trace what is raised.
 
+        Nothing is read from the descriptor: where the program made it, dynamo has none yet.
+
         Args:
+            ndim: the number of batch dimensions.
             sizes: the batch size, and behind it the new one.
             device: the device.
         """
-        ndim = self.ndim
         try:
             return _constant(fitted(sizes[:ndim], sizes[ndim:]), device)
         except KdError:
@@ -113,7 +117,7 @@ class Descriptor:
         batch = self.batch
         sizes = self.constants_of((*batch, *shape))  # type: ignore[arg-type]  # or there are sequences
         if sizes is not None:
-            known = self._constant_reshaped(sizes, self.device)
+            known = self._constant_reshaped(len(batch), sizes, self.device)
             if known is not None:
                 return known
         return self.with_batch(fitted(batch, shape))

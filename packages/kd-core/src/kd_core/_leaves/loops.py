@@ -374,8 +374,8 @@ def missing_key(
     """
     where = f" below {format_key(path[:depth])}" if depth else ""
     text = f"key {format_key(path)} not found; available keys{where}: {listed(level)}."
-    described: Callable[[], dict[str, str]] = getattr(level, "_partial", dict[str, str])
-    partial = described().get(path[depth])
+    described: Callable[[], dict[str, str]] | None = getattr(level, "_partial", None)
+    partial = None if described is None else described().get(path[depth])
     if partial is not None:
         return KeyNotFound(
             f"{text} A lazy stack shows the keys that all members have, and this one is a "

@@ -16,6 +16,9 @@ from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.compiler import is_dynamo_compiling
+from torch.utils.checkpoint import checkpoint
 
 from kd_core._compat import assume_constant_result
 from kd_core._errors import UnsupportedFunction
@@ -53,7 +56,10 @@ def call(
             return _call_method(func, names, args, {} if kwargs is None else dict(kwargs))
         own = ELEMENTWISE.get(func)
     if own is None:
-        raise _unsupported(func)
+        if is_dynamo_compiling() and (func is checkpoint or isinstance(func, HigherOrderOperator)):
+            with torch._C.DisableTorchFunctionSubclass():  # it calls a function of the user
+                return func(*args, **kwargs) if kwargs else func(*args)
+        raise UnsupportedFunction(_unsupported(func))
     return own(*args, **kwargs) if kwargs else own(*args)
 
 
@@ -104,7 +110,9 @@ def _alike(name: str, other: str) -> bool:
     return difflib.SequenceMatcher(None, name, other).ratio() > 0.75 or other.strip("_") in name
 
 
-def _unsupported(func: TorchFunction) -> UnsupportedFunction:
+@assume_constant_result
+def _unsupported(func: TorchFunction) -> str:
+    """Return the text of the error for a function that is in no table."""
     name = name_of(func)
     bare = {name_of(each).rpartition(".")[2]: name_of(each) for each in functions()}
     last = name.rpartition(".")[2]
@@ -113,4 +121,4 @@ def _unsupported(func: TorchFunction) -> UnsupportedFunction:
     if near is not None and _alike(last, str(near)):
         text += f" The most similar supported function is `{bare[str(near)]}`."
     remedy = _INSTEAD.get(func, f"Use `td.apply({name})` to apply it to each leaf.")
-    return UnsupportedFunction(f"{text} {remedy}")
+    return f"{text} {remedy}"
