@@ -14,12 +14,12 @@ from torchrl.objectives import ClipPPOLoss, ValueEstimators
 def train() -> Numbers:
     """Train for a few iterations."""
     env = VmasEnv("navigation", num_envs=8, n_agents=3, max_steps=50, seed=0)
-    env = TransformedEnv(env, RewardSum(("agents", "reward"), ("agents", "episode_reward")))
+    env = TransformedEnv(env, RewardSum([("agents", "reward")], [("agents", "episode_reward")]))
     size = env.observation_spec["agents", "observation"].shape[-1]
     actions = env.full_action_spec_unbatched["agents", "action"]
     network = torch.nn.Sequential(
         MultiAgentMLP(
-            size, 2 * actions.shape[-1], 3, centralised=False, share_params=False, num_cells=32
+            size, 2 * actions.shape[-1], 3, centralised=False, share_params=False, num_cells=[32]
         ),
         NormalParamExtractor(),
     )
@@ -36,7 +36,7 @@ def train() -> Numbers:
         log_prob_key=("agents", "sample_log_prob"),
     )
     critic = TensorDictModule(
-        MultiAgentMLP(size, 1, 3, centralised=True, share_params=True, num_cells=32),
+        MultiAgentMLP(size, 1, 3, centralised=True, share_params=True, num_cells=[32]),
         [("agents", "observation")],
         [("agents", "state_value")],
     )

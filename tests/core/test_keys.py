@@ -197,3 +197,8 @@ def test_the_nearest_key_is_found(
 def test_a_key_of_another_case_is_near() -> None:
     assert nearest_key("X", ["action", "x"]) == "x"
     assert nearest_key(("Obs", "A"), [("obs", "a"), "b"]) == ("obs", "a")
+
+
+def test_programs_may_ask_whether_a_value_is_a_key() -> None:
+    asked = ("a", ("a", "b"), 1, None, ["a"])
+    assert [isinstance(value, NestedKey) for value in asked] == [True, True, False, False, False]  # type: ignore[misc, arg-type]  # a union of classes at run time

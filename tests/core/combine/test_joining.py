@@ -321,3 +321,10 @@ def test_lazy_stacks_are_concatenated_member_by_member(stack_dim: int) -> None:
     assert [tuple(row["r"].shape) for row in wider.unbind(stack_dim)] == [(4, 1), (4, 2)]
     longer.zero_()
     assert rows[1]["r"].all()
+
+
+def test_entries_of_out_that_the_containers_lack_stay() -> None:
+    out = TensorDict(x=torch.zeros(2, 3), y=torch.zeros(2, 3), batch_size=[2, 3])
+    rows = [TensorDict(x=torch.ones(3), batch_size=[3])] * 2
+    assert torch.stack(rows, 0, out=out) is out
+    assert (out["x"].sum(), out["y"].sum()) == (6, 0)

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
 
 
@@ -59,3 +60,11 @@ def test_an_attribute_of_a_user_may_be_called_spec() -> None:
     for _ in range(3):
         assert module(torch.ones(3)).shape == (3,)
     assert module.spec == "s"
+
+
+def test_the_container_to_write_comes_by_position() -> None:
+    sequence = TensorDictSequential(step())
+    out = TensorDict()
+    for _ in range(3):
+        assert sequence(TensorDict(a=torch.ones(3)), out) is out
+    assert list(out.keys()) == ["b"]

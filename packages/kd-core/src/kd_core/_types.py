@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-NestedKey: TypeAlias = str | tuple["NestedKey", ...]
+if TYPE_CHECKING:
+    NestedKey: TypeAlias = str | tuple["NestedKey", ...]
+else:
+    NestedKey = str | tuple  # programs ask `isinstance(key, NestedKey)`
 """A key of a container: a string, or a (nested) tuple of strings that names a path."""
 
 DeviceLike: TypeAlias = "torch.device | str | int"

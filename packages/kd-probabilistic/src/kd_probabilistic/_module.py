@@ -219,13 +219,17 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
 
     @dispatch(auto_batch_size=False)
     def forward(
-        self, tensordict: TensorDictBase, *, tensordict_out: TensorDictBase | None = None
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        _requires_sample: bool = True,
     ) -> TensorDictBase:
         """Write the value, and its log-probability if asked for.
 
         Args:
             tensordict: The container to read.
             tensordict_out: The container to write, instead of `tensordict`.
+            _requires_sample: Whether to write a value; classes that draw themselves say no.
 
         Returns:
             The container that was written.
@@ -233,6 +237,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         Raises:
             InputMissing: If a parameter is missing.
         """
+        if not _requires_sample:
+            return tensordict if tensordict_out is None else tensordict_out
         if skip_existing() and is_done(self, tensordict):
             return tensordict
         values = self._read(tensordict)

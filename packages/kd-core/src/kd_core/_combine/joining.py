@@ -404,7 +404,7 @@ def _stage_out(
     levels = [node._entries for node in containers]
     if any(level.keys() != levels[0].keys() for level in levels):
         raise _keys_differ(how, levels, path)
-    if out._entries.keys() != levels[0].keys() or out._desc.batch != desc.batch:
+    if not levels[0].keys() <= out._entries.keys() or out._desc.batch != desc.batch:
         where = f" at {format_key(path)}" if path else ""
         raise ShapeMismatch(
             f"`out` must have batch_size {desc.batch} and the keys {listed(levels[0])}{where}, got "

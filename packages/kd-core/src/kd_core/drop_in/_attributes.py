@@ -5,7 +5,10 @@ Programs that do not run under the drop-in do not have them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,7 +22,10 @@ from kd_core import (
     TensorDictBase,
     is_tensor_collection,
     stack,
+    unravel_key,
+    unravel_key_to_tuple,
 )
+from kd_core.drop_in import _functions
 
 if TYPE_CHECKING:
     pass
@@ -152,5 +158,86 @@ def serve_containers() -> None:
         setattr(cls, name, value)
 
 
+def _compute_in_and_out_keys(
+    self: object, modules: Iterable[object]
+) -> tuple[list[NestedKey], list[NestedKey]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the sequence itself warns
+        sequence = import_module("kd_nn").TensorDictSequential(*modules)
+    return sequence.in_keys, sequence.out_keys
+
+
+def _write_to_tensordict(
+    self: Any,
+    tensordict: TensorDictBase,
+    tensors: Iterable[object],
+    tensordict_out: TensorDictBase | None = None,
+    out_keys: Iterable[NestedKey] | None = None,
+) -> TensorDictBase:
+    target = tensordict if tensordict_out is None else tensordict_out
+    for key, value in zip(self.out_keys if out_keys is None else out_keys, tensors, strict=True):
+        target.set(key, value)
+    return target
+
+
+def _dist_sample(
+    self: Any,
+    dist: Any,
+    interaction_type: Any = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> object:
+    package = import_module("kd_probabilistic")
+    kind = interaction_type or package.interaction_type() or self.default_interaction_type
+    if kind is not package.InteractionType.RANDOM:
+        return package.estimate(dist, kind)
+    with _functions._use_generator(generator):
+        shape = torch.Size(self.num_samples or ())
+        return dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
+
+
+def _resolve_generator(
+    self: Any, tensordict: TensorDictBase
+) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
+    found = self.generator
+    if found is None or isinstance(found, torch.Generator):
+        return found, None
+    seed = tensordict[found]
+    if isinstance(seed, torch.Generator):
+        return seed, None
+
+    def write_back(used: torch.Generator) -> None:
+        following = torch.randint(0, 2**63 - 1, (), generator=used, device=used.device)
+        tensordict.set(found, following)
+
+    device = tensordict.device or torch.device("cpu")
+    return torch.Generator(device).manual_seed(int(seed)), write_back
+
+
+def _update_td_lp(self: Any, lp: TensorDictBase) -> None:
+    for sample, wanted in zip(self.dist_sample_keys, self.log_prob_keys, strict=False):
+        *before, last = unravel_key_to_tuple(sample)
+        made = unravel_key((*before, f"{last}_log_prob"))
+        if made != wanted and made in lp.keys(True):
+            lp.rename_key_(made, wanted)
+
+
+def _aggregates(self: object) -> bool:
+    return bool(import_module("tensordict.nn").composite_lp_aggregate(nowarn=True))
+
+
 def serve_modules() -> None:
     """Add the attributes of keyed modules."""
+    package = import_module("kd_nn")
+    package.TensorDictModuleBase._write_to_tensordict = _write_to_tensordict
+    package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
+    if find_spec("kd_probabilistic") is None:
+        return
+    package = import_module("kd_probabilistic")
+    for name in ("ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential"):
+        getattr(package, name)._dist_sample = _dist_sample
+    module = package.ProbabilisticTensorDictModule
+    module._resolve_generator = _resolve_generator
+    module._update_td_lp = _update_td_lp
+    module._composite_lp_aggreate_at_init = property(_aggregates)
+    module._CHANGE_IN_C_LP_A = "{}: `composite_lp_aggregate` was {}, and is {} now."

@@ -15,22 +15,39 @@ from typing import ClassVar, Final, NoReturn
 import torch
 from torch import Size
 
+import kd_core
 from kd_core import (
+    NestedKey,
     NonTensorDataBase,
     NotOffered,
+    TensorDictBase,
     default_is_leaf,
     is_leaf_nontensor,
     is_tensorclass,
-    unravel_key_to_tuple,
 )
 
+_ACCEPTED_CLASSES: Final = (torch.Tensor, TensorDictBase)
 logger: Final = logging.getLogger("kd")
 PYTREE_REGISTERED_TDS: Final = True
 
 _default_is_leaf = default_is_leaf
 _is_leaf_nontensor = is_leaf_nontensor
-_unravel_key_to_tuple = unravel_key_to_tuple
 _is_tensorclass = is_tensorclass
+
+
+# Libraries ask these whether an index is a key: the answer to a tuple that is none is `()`.
+
+
+def _unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
+    return kd_core.unravel_key_to_tuple(key) if _is_key(key) else ()
+
+
+def unravel_key(key: NestedKey) -> NestedKey:
+    """Return a key in its normal form; an empty tuple for a tuple that is not a key."""
+    return () if isinstance(key, tuple) and not _is_key(key) else kd_core.unravel_key(key)
+
+
+unravel_key_to_tuple = _unravel_key_to_tuple
 
 
 def _zip_strict(*values: Iterable[object]) -> Iterator[tuple[object, ...]]:
@@ -44,6 +61,10 @@ def _is_non_tensor(cls: type) -> bool:
 def _getitem_batch_size(batch_size: Sequence[int], index: object) -> Size:
     # one element seen under the sizes: no memory, and torch's own rules of indexing
     return torch.empty(1).expand(*batch_size)[index].shape  # type: ignore[index]  # any index
+
+
+def _shape(value: torch.Tensor | TensorDictBase) -> Size:
+    return value.shape
 
 
 def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | None = None) -> int:
@@ -114,9 +135,10 @@ def _drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 SERVED: Final = frozenset(
     """
+    unravel_key unravel_key_to_tuple
     NO_DEFAULT PYTREE_REGISTERED_TDS logger _default_is_leaf _is_leaf_nontensor
     _unravel_key_to_tuple _is_tensorclass _zip_strict _is_non_tensor _getitem_batch_size
-    _maybe_correct_neg_dim is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS
+    _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS
     _NESTED_TENSORS_AS_LISTS_NONTENSOR _set_dispatch_td_nn_modules _exclude_td_from_pytree
     _set_skip_existing_None _use_generator
     """.split()  # noqa: SIM905  # one list reads better in columns

@@ -162,7 +162,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     @dispatch(auto_batch_size=False)
     def forward(
-        self, tensordict: TensorDictBase, *, tensordict_out: TensorDictBase | None = None
+        self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
     ) -> TensorDictBase:
         """Run the steps on a container.
 
