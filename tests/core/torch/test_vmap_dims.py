@@ -180,3 +180,24 @@ def test_what_is_no_result_of_vmap_is_not_taken_for_one() -> None:
     assert result.batch_size == (2,)
     assert result["wide", "a"].shape == (2, 3, 1)
     assert result["still"].tolist() == [6, 6]
+
+
+IN_PLACE: list[Callable[[Any], Any]] = [
+    lambda td: td.add_(1),
+    lambda td: td.sqrt_(),
+    lambda td: td.mul_(td * 2),
+    lambda td: td.update_(td * 2),
+    lambda td: td.set_("k0", td["k0"] * 2),
+]
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_leaves_are_written_inside_of_vmap(count: int, dim: int) -> None:
+    leaves = {f"k{i}": torch.rand(3, 4, 5) for i in range(count)}
+    for write in IN_PLACE:
+        expected = write(TensorDict(leaves, [3, 4]).clone())
+        td = TensorDict(leaves, [3, 4]).clone()
+        result = torch.vmap(write, in_dims=dim, out_dims=dim)(td)
+        assert (result == expected).all()
+        assert (td == expected).all()  # the leaves that were given

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidValue, TensorDict
+from kd_core import InvalidArgument, InvalidValue, TensorDict
 from kd_core._ops.math.table import ARITHMETIC, LOGIC
 
 NAMES = [row.name for row in (*ARITHMETIC, *LOGIC) if row.number]
@@ -54,3 +54,15 @@ def test_a_default_that_a_leaf_does_not_hold_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"must be one that torch\.uint8 holds, got -1"):
         td.maximum(TensorDict({}, [2]), default=-1)
     assert td.maximum(2, default=0)["u"].tolist() == [2, 2]
+
+
+def test_integers_of_more_than_63_bits() -> None:
+    td = TensorDict({"u": torch.ones(3, dtype=torch.uint64)}, [3])
+    expected = torch.full((3,), 2**63, dtype=torch.uint64)
+    assert torch.equal(td.clone().set_("u", 2**63)["u"], expected)
+    assert torch.equal(td.clone().fill_("u", 2**63)["u"], expected)
+    assert td.clone().set_at_("u", 2**63, 0)["u"].tolist() == [2**63, 1, 1]
+    with pytest.raises(InvalidArgument, match=r"dtype is torch\.uint64"):
+        td.set_("u", 2**64)
+    with pytest.raises(InvalidValue, match=r"`x` must be an integer that torch\.int64 holds"):
+        TensorDict({"x": 2**64})

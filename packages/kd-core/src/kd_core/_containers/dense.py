@@ -31,6 +31,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import packed
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._nodes.entry import Node, is_node, is_row_data
 from kd_core._ops.scopes.undoing import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._protocol.validation import as_entry
@@ -404,7 +405,8 @@ def _check_restored(cls: type, entries: dict[str, Entry], desc: Descriptor) -> N
         raise FormatError(f"the pickle is not valid: `{cls.__name__}` is not built from entries.")
     for key, value in entries.items():
         if isinstance(value, Tensor):
-            fits, found = leaf_fits(value, desc), tuple(value.shape)
+            fits = leaf_fits(value, desc)
+            found = () if fits or is_shapeless(value) else tuple(value.shape)
         else:
             found = value._desc.batch if is_node(value) else ()
             fits = is_node(value) and found[: desc.ndim] == desc.batch

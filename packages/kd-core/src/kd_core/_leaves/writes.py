@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
@@ -304,7 +305,11 @@ def refusal(target: Tensor, *sources: object) -> str | None:
 
 def overlap_refusal(target: Tensor) -> str | None:
     """Return why torch refuses to write several values into a tensor, or `None`."""
-    if _may_overlap(target) and torch._debug_has_internal_overlap(target) == 1:
+    if not _may_overlap(target):
+        return None
+    while is_functorch_wrapped_tensor(target):  # `vmap` has no rule for the question
+        target = get_unwrapped(target)
+    if torch._debug_has_internal_overlap(target) == 1:
         return (
             "some of its elements share memory, as in an expanded tensor. `set` a clone of it "
             "first."
@@ -411,7 +416,11 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
             f"`{type(entry).__name__}`. Use `update_` for a nested container, or `set` to replace "
             "the entry."
         )
-    source = value if isinstance(value, Tensor) else as_source(where, value)
+    if isinstance(value, Tensor):
+        source = value
+    else:
+        is_large = isinstance(value, int) and not -(2**63) <= value < 2**63
+        source = as_source(where, value, entry.dtype if is_large else None)
     try:
         fits = broadcasts_to(source.shape, entry.shape)
     except RuntimeError as error:

@@ -188,7 +188,13 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
         InvalidValue: if it is an array whose elements are not numbers.
     """
     if isinstance(value, _NUMBERS) and type(value).__module__ != "numpy":
-        return torch.as_tensor(value)
+        try:
+            return torch.as_tensor(value)
+        except (ValueError, RuntimeError) as error:  # an integer of more than 64 bits
+            raise InvalidValue(
+                f"entry {format_key((*path, key))} must be an integer that torch.int64 holds, got "
+                f"{value!r}. Pass a tensor, or wrap it in `NonTensorData`."
+            ) from error
     if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
         try:
             return torch.as_tensor(value)
