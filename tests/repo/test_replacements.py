@@ -33,26 +33,17 @@ PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`
 # What stands for a piece that is not code by itself.
 SPELLED: Final = {
     "filename": "MemoryMappedTensor(tensor)",
-    "module.load_state_dict(...)": "module.load_state_dict(module.state_dict())",
     "td.batch_size = [...]": "td.batch_size = [2]",
     "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
     "TensorDictParams(td.double(cast_filter=...))": (
         "TensorDictParams(td.double(cast_filter=lambda path, leaf: path != ('a',)))"
     ),
-    "to_h5": "td.to_h5",
-    "to_zarr": "td.to_zarr",
     "wrapper.data.attribute": "wrapper.data.upper",
     "aggregate=": "CompositeDistribution(TensorDict(), {}, aggregate=True)",
     "log_prob_key=": "ProbabilisticTensorDictModule(['param'], 'x', log_prob_key='y')",
 }
 # These need files of other packages, or several processes.
 ELSEWHERE: Final = {
-    "from_h5(filename)",
-    "from_zarr(filename)",
-    "TensorDict.from_h5(filename)",
-    "TensorDict.from_h5(filename).memmap(path)",
-    "to_h5(filename)",
-    "TensorDict.from_zarr(filename)",
     "streaming.MDSWriter",
 }
 

@@ -148,7 +148,7 @@ def test_a_write_after_the_seal_is_refused(tmp_path: Path) -> None:
         lambda: td.update_({"a": torch.zeros(3)}),
         td.zero_,
     ):
-        with pytest.raises(InvalidValue, match="was sealed, and its tensors must not change"):
+        with pytest.raises(InvalidValue, match=r"was sealed.* its tensors must not change"):
             write()
     octets[0] = 9  # which torch does not see
     store.check(tmp_path / "td")

@@ -255,3 +255,12 @@ def one_value_for_all(key: str, old: object, new: object, ndim: int) -> InvalidA
         f"entry {key} holds {what}, {old!r}, which cannot be written in place: got {new!r}. Use "
         f"`set` to replace it, {remedy}."
     )
+
+
+def refuse_pickles(allow_pickle: bool | None) -> None:
+    """Raise `InvalidValue` if a file is to be read by running what it says."""
+    if allow_pickle:
+        raise InvalidValue(
+            "`allow_pickle=True` would run code from a file, which kd never does. Leave it out; "
+            "data of other types is kept if its type is registered with `kd_core.store`."
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
-from kd_core._errors import InvalidValue
+from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._naming import explains_parameters
 from kd_core._ops.values.memory_maps import TensorDictFuture as TensorDictFuture
 
@@ -124,7 +124,7 @@ def append_memmap(
     """
     from kd_core._store import forms  # requires POSIX
 
-    forms.refuse_pickles(allow_pickle)
+    refuse_pickles(allow_pickle)
     if not Path(prefix).is_dir():
         raise InvalidValue(
             f"`prefix` must be a directory that `save` or `memmap` wrote, got `{prefix}`. Unpack a "

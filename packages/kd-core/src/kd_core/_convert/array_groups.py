@@ -23,25 +23,12 @@ Group: TypeAlias = Any
 LAYOUT: Final = "kd_core"
 
 
-def write_h5(td: AbstractContainer, path: str | Path) -> None:
-    """Write a file of HDF5."""
-    h5py = load("h5py", "to_h5")
-    layout = layout_of(td)
-    with h5py.File(str(path), "w") as root:
-        _write_levels(root, td)
-        for where, leaf in leaves_of(td):
-            root.create_dataset(_place(where), data=stored(leaf).numpy())
-        # A data set, because attributes are limited to 64 kB.
-        root.attrs[LAYOUT] = 1
-        root.create_dataset("%", data=json.dumps(layout))
-
-
-def read_h5(path: str | Path) -> tuple[Tree, tuple[int, ...] | None]:
-    """Return the entries of a file of HDF5, and its batch size if a container wrote it."""
+def read_old_h5(path: str | Path) -> tuple[Tree, tuple[int, ...]] | None:
+    """Return what is in a file of HDF5 that an older version wrote; `None` for others."""
     h5py = load("h5py", "from_h5")
     with h5py.File(str(path), "r") as root:
         if LAYOUT not in root.attrs:
-            return {**_foreign(root, h5py.Group)}, None
+            return None
         layout = json.loads(root["%"].asstr()[()])
         tree = rebuilt(layout, lambda where: torch.from_numpy(root[_place(where)][...]))
     return tree, batch_of_layout(layout)
@@ -78,17 +65,22 @@ def read_zarr(path: str | Path) -> tuple[Tree, tuple[int, ...] | None]:
 def _write_levels(group: Group, td: AbstractContainer) -> None:
     for key, value in td._entries.items():
         if isinstance(value, AbstractContainer):
-            _write_levels(group.create_group(_escaped(key)), value)
+            _write_levels(group.create_group(escaped(key)), value)
 
 
 def _place(path: tuple[str, ...]) -> str:
-    return "/".join(map(_escaped, path))
+    return "/".join(map(escaped, path))
 
 
-def _escaped(key: str) -> str:
+def escaped(key: str) -> str:
     """Return a key as the name of a group or array: a folder, in some stores."""
     name = quote(key, safe=" ", errors="surrogatepass").replace(".", "%2E")
     return name or "%00"
+
+
+def unescaped(name: str) -> str:
+    """Return the key of the name of a group or array."""
+    return "" if name == "%00" else unquote(name, errors="surrogatepass")
 
 
 def _foreign(group: Group, kind: type) -> dict[str, object]:
@@ -96,7 +88,7 @@ def _foreign(group: Group, kind: type) -> dict[str, object]:
     tree: dict[str, object] = {}
     for name in sorted(group):
         value = group[name]
-        key = unquote(name)
+        key = unescaped(name)
         if isinstance(value, kind):
             tree[key] = _foreign(value, kind)
             continue

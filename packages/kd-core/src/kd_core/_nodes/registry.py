@@ -67,6 +67,12 @@ maybe_dense_stack: Callable[..., Node]
 swap_of: Callable[[object], Node]
 """Make a container of what an exchange took out of a module; set by `_containers.tensordict`."""
 
+write_h5: Callable[..., Node]
+"""Write a container to a file of HDF5; set by `_containers.persistent`."""
+
+open_h5: Callable[..., Node]
+"""Open a file of HDF5 as a container; set by `_containers.persistent`."""
+
 params_of: Callable[[Node, nn.Module | None], Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
 

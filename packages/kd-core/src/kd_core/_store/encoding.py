@@ -79,7 +79,7 @@ class Encoder:
         kind = type(td)
         if isinstance(td, Composite) and kind not in CLASSES:
             return {"lazy": self._stack(td, path)}
-        if kind is dense_kind():
+        if dense_kind() in (kind, type(td._like({}, td._desc.unlocked()))):
             return {"td": self._level(td, path)}
         level = self._level(td, path)
         stored = CLASSES.get(kind)

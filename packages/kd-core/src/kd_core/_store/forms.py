@@ -181,15 +181,6 @@ def check_compression(compression: str | int | None, single: bool) -> None:
         )
 
 
-def refuse_pickles(allow_pickle: bool | None) -> None:
-    """Raise `InvalidValue` if a file is to be read by running what it says."""
-    if allow_pickle:
-        raise InvalidValue(
-            "`allow_pickle=True` would run code from a file, which kd never does. Leave it out; "
-            "data of other types is kept if its type is registered with `kd_core.store`."
-        )
-
-
 def part_at(
     found: AbstractContainer, subpath: NestedKey | None, path: str | Path
 ) -> AbstractContainer:

@@ -430,7 +430,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
 
 
 class SealedTensor(Tensor):
-    """A leaf of a container whose arena was sealed: what would write to it raises."""
+    """A leaf whose store must not change, as that of a sealed arena: what would write raises."""
 
     @classmethod
     def __torch_function__(
@@ -448,9 +448,9 @@ class SealedTensor(Tensor):
             written += args[:1] if args else list(given.values())[:1]
         if any(map(_holds_sealed, written)) and name not in _HARMLESS:
             raise InvalidValue(
-                "the arena of this tensor was sealed, and its tensors must not change: "
-                f"`{name}` would write to one. Call `TensorDict.load_memmap` on the path to go on "
-                "writing, or `clone()` the tensor."
+                "the store of this tensor was sealed, opened for reading, or compressed, and its "
+                f"tensors must not change: `{name}` would write to one. Open the store for "
+                "writing, set the entry, or `clone()` the tensor."
             )
         with torch._C.DisableTorchFunctionSubclass():
             return _sealed_views(func(*args, **given))

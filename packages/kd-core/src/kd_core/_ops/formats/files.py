@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
+from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._naming import explains_parameters
+from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -316,16 +318,18 @@ class Formats(AbstractContainer):
         tree = cast_tree(tree, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
-    def to_h5(self, filename: PathLike) -> None:
-        """Write a file of HDF5: a group for each container, a data set for each leaf.
+    def to_h5(self, filename: PathLike, **options: object) -> AbstractContainer:
+        """Write a file of HDF5, and return the `PersistentTensorDict` whose entries are in it.
+
+        Args:
+            filename: the file; one that is there is replaced.
+            options: what `h5py` takes for a new data set, such as `compression="gzip"`.
 
         Raises:
             MissingDependency: if h5py is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
         """
-        from kd_core._convert.array_groups import write_h5
-
-        write_h5(self, filename)
+        return cast("AbstractContainer", registry.write_h5(self, filename, options))
 
     @classmethod
     @explains_parameters
@@ -333,30 +337,48 @@ class Formats(AbstractContainer):
         cls,
         filename: PathLike,
         *,
+        mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         batch_size: BatchSize | None = None,
-    ) -> Self:
-        """Build a container from a file of HDF5, which is read into memory.
+        non_tensor_as_stack: bool = False,
+    ) -> AbstractContainer:
+        """Open a file of HDF5 as a `PersistentTensorDict`, whose entries are read when used.
 
         Args:
             filename: the file, written by `to_h5` or of another origin.
+            mode: `"r"`: for reading; `"r+"`: writes go to the file.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             batch_size: the leading dimensions of every entry; `None`: those of the container that
                 was written.
+            non_tensor_as_stack: nothing: the file says which data has one value per row.
 
         Raises:
             MissingDependency: if h5py is not installed.
         """
-        from kd_core._convert.array_groups import read_h5
+        from kd_core._convert.array_groups import read_old_h5
 
-        tree, batch = read_h5(filename)
-        return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)
+        old = read_old_h5(filename)
+        if old is not None:
+            tree, batch = old
+            return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)
+        opened = registry.open_h5(
+            filename,
+            mode=mode,
+            auto_batch_size=auto_batch_size,
+            batch_dims=batch_dims,
+            batch_size=batch_size,
+        )
+        return cast("AbstractContainer", opened)
 
     @explains_parameters
-    def to_zarr(self, filename: PathLike) -> None:
-        """Write a store of Zarr: a group for each container, an array for each leaf.
+    def to_zarr(self, filename: PathLike, *, allow_pickle: bool | None = None) -> Self:
+        """Write a store of Zarr: a group for each container, an array for each leaf; return self.
+
+        Args:
+            filename: the store.
+            allow_pickle: `False` or `None`; data is written as JSON.
 
         Raises:
             MissingDependency: if zarr is not installed.
@@ -364,7 +386,9 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert.array_groups import write_zarr
 
+        refuse_pickles(allow_pickle)
         write_zarr(self, filename)
+        return self
 
     @classmethod
     @explains_parameters
@@ -372,16 +396,37 @@ class Formats(AbstractContainer):
         cls,
         filename: PathLike,
         *,
+        mode: str = "r",
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         batch_size: BatchSize | None = None,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
     ) -> Self:
-        """Build a container from a store of Zarr, which is read into memory; as `from_h5`.
+        """Build a container from a store of Zarr, which is read into memory.
+
+        Args:
+            filename: the store, written by `to_zarr` or of another origin.
+            mode: `"r"`: a store is read, and written by `to_zarr`.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            batch_size: the leading dimensions of every entry; `None`: those of the container that
+                was written.
+            non_tensor_as_stack: nothing: the store says which data has one value per row.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
 
         Raises:
             MissingDependency: if zarr is not installed.
+            InvalidValue: if another mode, or `allow_pickle`, is asked for.
         """
         from kd_core._convert.array_groups import read_zarr
+
+        refuse_pickles(allow_pickle)
+        if mode != "r":
+            raise InvalidValue(
+                f'`mode` must be "r" for a store of Zarr, which is read into memory, got {mode!r}. '
+                "Write it with `to_zarr`, or keep entries on disk with `to_h5`."
+            )
 
         tree, batch = read_zarr(filename)
         return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)

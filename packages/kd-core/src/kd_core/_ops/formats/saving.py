@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from kd_core._errors import refuse_pickles
 from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -135,7 +136,7 @@ class Saving(AbstractContainer):
         """
         from kd_core._store import forms
 
-        forms.refuse_pickles(allow_pickle)
+        refuse_pickles(allow_pickle)
         if mode is not None:
             from kd_core._store.mapped_tensor import is_private
 
@@ -190,7 +191,7 @@ class Saving(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2)}).load_("filled.kd")["a"]
             tensor([1., 1.])
         """
-        from kd_core._store.forms import load, refuse_pickles
+        from kd_core._store.forms import load
 
         refuse_pickles(allow_pickle)
         return cast("Self", self._engine.update(self, load(path, verify), inplace=True))  # type: ignore[attr-defined]  # of a concern

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import LOCKED_BY_ARENA
-from kd_core._errors import InvalidValue
+from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._keys import path_of
 from kd_core._leaves.nested import stored_in
 from kd_core._naming import explains_parameters, public_in
@@ -276,7 +276,7 @@ class MemoryMaps(AbstractContainer):
             OSError: if there is nothing at the path.
             InvalidValue: if there is no such mode or `subpath`, or `allow_pickle` is `True`.
         """
-        from kd_core._store.forms import load_arena, part_at, refuse_pickles, taken
+        from kd_core._store.forms import load_arena, part_at, taken
         from kd_core._store.mapped_tensor import is_private
 
         refuse_pickles(allow_pickle)
@@ -307,7 +307,7 @@ class MemoryMaps(AbstractContainer):
             ShapeMismatch: if a value cannot be broadcast to its entry.
             FormatError: if it is damaged.
         """
-        from kd_core._store.forms import load, refuse_pickles
+        from kd_core._store.forms import load
         from kd_core._store.mapped_tensor import is_private
 
         refuse_pickles(allow_pickle)
@@ -448,7 +448,7 @@ class MemoryMaps(AbstractContainer):
             >>> list(data.keys()), list(data.memmap_refresh_().keys())
             ([], ['new'])
         """
-        from kd_core._store.forms import refresh, refuse_pickles
+        from kd_core._store.forms import refresh
 
         refuse_pickles(allow_pickle)
         refresh(self)

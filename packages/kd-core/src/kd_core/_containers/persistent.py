@@ -1,0 +1,529 @@
+"""A container whose entries stay in a file of HDF5: `PersistentTensorDict`.
+
+A container is a group, a leaf a data set, under names in which odd characters are escaped. A data
+set that lies in one piece is mapped into memory, so that a write in place to the leaf, to a part of
+it or to a row of the container goes to the file. One in chunks is read when it is asked for, and
+refuses writes in place. Attributes say what the values do not: batch sizes, dtypes, data as JSON.
+
+Knows how HDF5 lays data out; must not know operations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._base import TensorDictBase
+from kd_core._batch.descriptor import describe
+from kd_core._batch.names import checked_names, names_of, with_names, without_names
+from kd_core._containers.tensordict import TensorDict, make_dense
+from kd_core._convert.array_groups import escaped, unescaped
+from kd_core._convert.layout import checked, stored
+from kd_core._convert.optional import load
+from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._keys import format_key
+from kd_core._naming import public_in
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._protocol.primitives import AbstractContainer, lock
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Entry, Node
+    from kd_core._types import BatchSize, DeviceLike
+
+Group: TypeAlias = Any
+PathLike: TypeAlias = "str | Path"
+
+BATCH: Final = "kd_batch"
+NAMES: Final = "kd_names"
+DTYPE: Final = "kd_dtype"
+DATA: Final = "kd_data"
+REPLACED: Final = "%replaced"
+"""The group of data sets that were replaced: tensors that map them stay as they are."""
+MODES: Final = ("r", "r+", "w", "a", "x", "w-")
+
+
+class _Entries(Mapping[str, "Entry"]):
+    """The entries of one group, which are read when they are asked for."""
+
+    __slots__ = ("_group", "_known", "_owner")
+
+    def __init__(self, owner: PersistentTensorDict, group: Group) -> None:
+        self._owner, self._group = owner, group
+        self._known: dict[str, Entry] = {}
+        """What is mapped or nested: the same object each time."""
+
+    def __getitem__(self, key: str) -> Entry:
+        group = self._opened()
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        name = escaped(key)
+        if name not in group:
+            raise KeyError(key)
+        made, keep = self._read(self._group[name])
+        if keep:
+            self._known[key] = made
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([unescaped(name) for name in self._opened() if name != REPLACED])
+
+    def __len__(self) -> int:
+        group = self._opened()
+        return len(group) - (REPLACED in group)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and escaped(key) in self._opened()
+
+    def _opened(self) -> Group:
+        if not self._group:
+            raise InvalidValue(
+                f"the file `{self._owner.filename}` is closed. Open it again with "
+                "`PersistentTensorDict.from_h5`."
+            )
+        return self._group
+
+    def write_back(self) -> None:
+        """Write data with one value per row that was changed in place."""
+        for key, value in self._known.items():
+            if isinstance(value, PersistentTensorDict):
+                value._entries.write_back()
+            elif not isinstance(value, Tensor):
+                found = self._group[escaped(key)]
+                data = json.dumps(checked((key,), value._item()))
+                if found.asstr()[()] != data:
+                    found[()] = data
+
+    def forget(self, key: str) -> None:
+        """Read an entry anew when it is asked for."""
+        self._known.pop(key, None)
+
+    def _read(self, found: Group) -> tuple[Entry, bool]:
+        """Return an entry, and whether it stays the same object."""
+        if not hasattr(found, "dtype"):
+            return self._owner._below_at(found), True
+        desc = self._owner._desc
+        if DATA in found.attrs:
+            value = json.loads(found.asstr()[()])
+            if found.attrs[DATA] == "rows":  # the same object, which rows are written to
+                return cast("Entry", registry.wrap_list(value, desc)), True
+            return cast("Entry", registry.wrap_data(value, desc)), False
+        if found.dtype.kind not in "biufc":
+            value = found.asstr()[...].tolist() if found.dtype.kind == "O" else found[...].tolist()
+            if desc.ndim and found.shape[: desc.ndim] == desc.batch:
+                return cast("Entry", registry.wrap_list(value, desc)), False
+            return cast("Entry", registry.wrap_data(value, desc)), False
+        leaf = self._leaf(found)
+        mapped = found.chunks is None
+        return leaf if desc.device is None else leaf.to(desc.device), mapped
+
+    def _leaf(self, found: Group) -> Tensor:
+        name = found.attrs.get(DTYPE)
+        native = found.dtype.isnative
+        dtype = _TORCH[found.dtype.name] if name is None else getattr(torch, name)
+        shape = tuple(found.shape)
+        if name is not None and dtype.is_complex:
+            shape = shape[:-1]
+        offset = found.id.get_offset() if native else None
+        if offset is None or not math.prod(shape):
+            from kd_core._store.mapped_tensor import SealedTensor
+
+            values = torch.from_numpy(found[...].astype(found.dtype.newbyteorder("=")))
+            if not values.numel():
+                return torch.empty(shape, dtype=dtype)
+            whole = values.contiguous()
+            whole = whole if whole.dtype is dtype else whole.view(-1).view(dtype)
+            return whole.reshape(shape).as_subclass(SealedTensor)
+        return self._owner._mapped(offset, shape, dtype)
+
+
+@public_in("kd_core")
+class PersistentTensorDict(TensorDictBase):
+    """A container whose entries stay in a file of HDF5, and are read when they are used.
+
+    A write goes to the file: of an entry, of a row, in place to a leaf. A tensor that was read is
+    the entry in the file, and sees later writes. Results of operations are `TensorDict`s; those of
+    indexing share the file. Data that is not a tensor is kept as JSON; rows of it that are changed
+    in place are written by `close`.
+    A leaf that is compressed is read when it is asked for and refuses writes in place: set it.
+
+    Args:
+        filename: the file.
+        batch_size: the leading dimensions of every entry; `None`: what the file says, or none.
+        group: an open group of `h5py` instead of a file.
+        mode: as that of `h5py.File`: `"r"` reads, `"r+"` writes too, `"w"` makes a new file.
+        device: where entries are moved when they are read; writes in place do not reach the file.
+        options: what `h5py` takes for a new data set, such as `compression="gzip"`.
+
+    Raises:
+        MissingDependency: if h5py is not installed.
+        OSError: if the file cannot be opened.
+
+    Example:
+        >>> import torch
+        >>> from importlib.util import find_spec
+        >>> from kd_core import PersistentTensorDict
+        >>> if find_spec("h5py"):
+        ...     data = PersistentTensorDict(filename="rows.h5", batch_size=[3], mode="w")
+        ...     data["x"] = torch.zeros(3)
+        ...     data[1] = {"x": torch.tensor(5.0)}
+        ...     data.close()
+        ...     assert PersistentTensorDict.from_h5("rows.h5")["x"].tolist() == [0, 5, 0]
+    """
+
+    __slots__ = ("__weakref__", "_desc", "_entries", "_file", "_group", "_options", "filename")
+
+    _entries: _Entries
+    _desc: Descriptor
+    filename: str
+
+    def __init__(
+        self,
+        *,
+        batch_size: BatchSize | None = None,
+        filename: PathLike | None = None,
+        group: object = None,
+        mode: str = "r",
+        backend: str = "h5",
+        device: DeviceLike | None = None,
+        validate_batch_size: bool = True,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
+        **options: object,
+    ) -> None:
+        if backend != "h5" or allow_pickle:
+            raise InvalidValue(
+                f"expected `backend='h5'` without `allow_pickle=True`, got {backend!r}. Read a "
+                "store of Zarr with `TensorDict.from_zarr`."
+            )
+        if (filename is None) is (group is None):
+            raise InvalidArgument("expected one of `filename` and `group`.")
+        h5py = load("h5py", "PersistentTensorDict")
+        if filename is None:
+            root = cast("Group", group)
+        else:
+            if mode not in MODES:
+                raise InvalidValue(f"`mode` must be one of {MODES}, got {mode!r}.")
+            path = os.path.realpath(filename)
+            root = h5py.File(path, mode, track_order=True)
+        self._open(root, options, str(root.file.filename))
+        found = _batch_in(self._group)
+        batch = found if batch_size is None else torch.Size(_sizes(batch_size))
+        self._desc = describe(tuple(batch), None if device is None else torch.device(device))
+        if validate_batch_size:
+            self._check_batch()
+        self._keep_batch()
+
+    def _open(self, group: Group, options: dict[str, object], filename: str) -> None:
+        self._group, self._file, self._options = group, group.file, options
+        self.filename = filename
+        self._entries = _Entries(self, group)
+
+    @classmethod
+    def _of(
+        cls, group: Group, options: dict[str, object], filename: str, desc: Descriptor
+    ) -> PersistentTensorDict:
+        made = object.__new__(PersistentTensorDict)
+        made._open(group, options, filename)
+        made._desc = desc
+        return made
+
+    def _check_batch(self) -> None:
+        for key, value in self._entries.items():
+            shape = value.shape if isinstance(value, Tensor) else value._desc.batch
+            if tuple(shape[: self._desc.ndim]) != self._desc.batch:
+                raise InvalidValue(
+                    f"entry {format_key((key,))} of `{self.filename}` must start with the batch "
+                    f"size {tuple(self._desc.batch)}, got {tuple(shape)}."
+                )
+
+    def _keep_batch(self) -> None:
+        if self._file.mode != "r":
+            batch = self._desc.batch
+            self._group.attrs[BATCH] = json.dumps(list(without_names(batch)))
+            if self._desc.named:
+                self._group.attrs[NAMES] = json.dumps(list(names_of(batch)))
+
+    def _below_at(self, group: Group) -> PersistentTensorDict:
+        """Return the container in a nested group."""
+        batch, above = _batch_in(group), self._desc
+        fits = batch[: above.ndim] == above.batch
+        desc = describe(batch if fits else above.batch, above.device)
+        return self._of(group, self._options, self.filename, desc)
+
+    def _mapped(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in the file; a file that is only read is mapped copy on write."""
+        self._file.flush()
+        reading = self._file.mode == "r"
+        descriptor = os.open(self.filename, os.O_RDONLY if reading else os.O_RDWR)
+        try:
+            start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            size = offset - start + math.prod(shape) * dtype.itemsize
+            access = mmap.ACCESS_COPY if reading else mmap.ACCESS_WRITE
+            memory = mmap.mmap(descriptor, size, access=access, offset=start)
+        finally:
+            os.close(descriptor)
+        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset - start)
+        if not reading:
+            return flat.view(shape)
+        from kd_core._store.mapped_tensor import SealedTensor
+
+        return flat.view(shape).as_subclass(SealedTensor)
+
+    @classmethod
+    def from_h5(
+        cls,
+        filename: PathLike,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: BatchSize | None = None,
+        non_tensor_as_stack: bool = False,
+    ) -> PersistentTensorDict:
+        """Open a file of HDF5.
+
+        Args:
+            filename: the file, written by this class or of another origin.
+            mode: as that of `h5py.File`.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            batch_size: the leading dimensions of every entry; `None`: what the file says.
+            non_tensor_as_stack: nothing: the file says which data has one value per row.
+        """
+        made = PersistentTensorDict(filename=filename, mode=mode, batch_size=batch_size)
+        if batch_size is None and (auto_batch_size or batch_dims is not None):
+            inferred = made.to_tensordict().auto_batch_size_(batch_dims).batch_size
+            made._desc = made._desc.with_batch(tuple(inferred))
+            made._keep_batch()
+        return made
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[str, object],
+        filename: PathLike,
+        *,
+        auto_batch_size: bool = False,
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        backend: str = "h5",
+        batch_dims: int | None = None,
+        allow_pickle: bool | None = None,
+        **options: object,
+    ) -> PersistentTensorDict:
+        """Write a mapping or a container to a new file, and return the container in it.
+
+        Args:
+            input_dict: the entries.
+            filename: the file; one that is there is replaced.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_size: the leading dimensions of every entry.
+            device: where entries are moved when they are read.
+            backend: `"h5"`.
+            batch_dims: the largest number of batch dimensions to infer.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+            options: what `h5py` takes for a new data set.
+        """
+        given: object = input_dict
+        if isinstance(given, TensorDictBase):
+            source = given
+        else:
+            source = TensorDict.from_dict(
+                input_dict,
+                auto_batch_size=auto_batch_size,
+                batch_size=batch_size,
+                batch_dims=batch_dims,
+            )
+        path = os.path.realpath(filename)
+        new = f"{path}.tmp-{token_hex(8)}"
+        made = PersistentTensorDict(
+            filename=new,
+            batch_size=source._desc.batch,
+            mode="w",
+            backend=backend,
+            device=device,
+            allow_pickle=allow_pickle,
+            **options,  # type: ignore[arg-type]  # of data sets
+        )
+        made._desc = made._desc.with_batch(source._desc.batch)
+        made._keep_batch()
+        try:
+            for key, value in source._entries.items():
+                made._set_entry(key, value)
+            made._file.flush()
+            Path(new).replace(path)
+        except BaseException:
+            made.close()
+            Path(new).unlink()
+            raise
+        return PersistentTensorDict._of(made._group, options, path, made._desc)
+
+    @property
+    def kwargs(self) -> dict[str, object]:
+        """What `h5py` is given for a new data set."""
+        return self._options
+
+    def close(self) -> None:
+        """Close the file; tensors that were read stay in memory."""
+        if self._file:
+            self._write_back()
+            if self._file.mode != "r" and REPLACED in self._file:
+                del self._file[REPLACED]
+            self._file.flush()
+            self._file.close()
+
+    def _write_back(self) -> None:
+        if self._file.mode != "r":
+            self._entries.write_back()
+            self._file.flush()
+
+    def _check_writable(self) -> None:
+        if self._file.mode == "r":
+            raise InvalidValue(
+                f"`{self.filename}` was opened for reading. Open it with `mode='r+'` to write."
+            )
+
+    def _set_entry(self, key: str, value: Entry) -> None:
+        self._check_writable()
+        name = escaped(key)
+        if isinstance(value, Tensor) and self._fits_in_place(name, value):
+            cast("Tensor", self._entries[key]).copy_(value.detach())
+            return
+        below = dict(value._entries) if isinstance(value, AbstractContainer) else {}
+        if name in self._group:
+            self._del_entry(key)
+        if isinstance(value, AbstractContainer):
+            made = self._below_at(self._group.create_group(name, track_order=True))
+            made._desc = made._desc.with_batch(value._desc.batch)
+            made._keep_batch()
+            for inner, each in below.items():
+                made._set_entry(inner, each)
+        elif isinstance(value, Tensor):
+            self._create(name, value)
+        elif is_unbatched(value):
+            raise InvalidValue(
+                f"entry {format_key((key,))} is an `UnbatchedTensor`, which a file of HDF5 does "
+                "not hold. Give it the batch dimensions with `expand`."
+            )
+        else:
+            data = json.dumps(checked((key,), value._item()))
+            made = self._group.create_dataset(name, data=data)
+            made.attrs[DATA] = "rows" if is_row_data(value) else "data"
+
+    def _fits_in_place(self, name: str, value: Tensor) -> bool:
+        if name not in self._group or self._desc.device is not None:
+            return False
+        found = self._entries._known.get(unescaped(name))
+        return type(found) is Tensor and found.shape == value.shape and found.dtype is value.dtype
+
+    def _create(self, name: str, value: Tensor) -> None:
+        if value.is_nested or value.layout is not torch.strided or value.is_quantized:
+            raise InvalidValue(
+                f"entry {format_key((unescaped(name),))} must be a dense tensor, got layout "
+                f"`{value.layout}`. Convert it with `to_dense` or `to_padded_tensor`."
+            )
+        values = stored(value.as_subclass(Tensor)).numpy()
+        options = self._options if value.ndim and value.numel() else {}
+        made = self._group.create_dataset(name, data=values, **options)
+        made.attrs[DTYPE] = str(value.dtype).removeprefix("torch.")
+
+    def _del_entry(self, key: str) -> None:
+        self._check_writable()
+        self._entries.forget(key)
+        # Not deleted: HDF5 would use its place again, which tensors that were read still map.
+        replaced = self._file.require_group(REPLACED)
+        self._file.move(f"{self._group.name}/{escaped(key)}", f"/{REPLACED}/{len(replaced)}")
+
+    def _describe(self, desc: Descriptor) -> None:
+        old, self._desc = self._desc, desc
+        if old.batch != desc.batch or old.named != desc.named:
+            self._keep_batch()
+
+    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        return cast("Self", make_dense(entries, desc))
+
+    def _with_descriptor(self, desc: Descriptor) -> Self:
+        return cast("Self", make_dense(dict(self._entries), self._desc)._with_descriptor(desc))
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return cast("Self", self.to_tensordict())
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        self._write_back()
+        mode = "r" if self._file.mode == "r" else "r+"
+        desc = self._desc
+        place = self.filename, self._group.name, mode
+        return restore_persistent, (*place, tuple(desc.batch), self._options, desc.lock)
+
+
+def restore_persistent(
+    filename: str,
+    group: str,
+    mode: str,
+    batch: tuple[int, ...],
+    options: dict[str, object],
+    reason: str | None,
+) -> PersistentTensorDict:
+    """Open the file of a container again; called by pickle."""
+    h5py = load("h5py", "PersistentTensorDict")
+    root = h5py.File(filename, mode, track_order=True)
+    made = PersistentTensorDict(group=root[group], batch_size=batch, **options)  # type: ignore[arg-type]  # of data sets
+    return made if reason is None else lock(made, reason)
+
+
+def _sizes(batch_size: BatchSize) -> Sequence[int]:
+    return (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+
+
+def _batch_in(group: Group) -> tuple[int, ...]:
+    sizes = group.attrs.get(BATCH)
+    batch = () if sizes is None else tuple(json.loads(sizes))
+    names = group.attrs.get(NAMES)
+    if names is None:
+        return batch
+    return tuple(with_names(batch, checked_names(json.loads(names), batch)))
+
+
+_TORCH: Final = {
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "uint16": torch.uint16,
+    "uint32": torch.uint32,
+    "uint64": torch.uint64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
+}
+
+
+def _write_h5(td: AbstractContainer, filename: PathLike, options: dict[str, object]) -> Node:
+    made = PersistentTensorDict.from_dict(
+        cast("Mapping[str, object]", td),
+        filename,
+        **options,  # type: ignore[arg-type]  # of data sets
+    )
+    return cast("Node", made)
+
+
+registry.register("write_h5", _write_h5)
+registry.register("open_h5", PersistentTensorDict.from_h5)

@@ -1,0 +1,210 @@
+"""Containers whose entries stay in a file of HDF5."""
+
+import io
+import itertools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.core.content import assert_same
+
+from kd_core import (
+    InvalidValue,
+    Locked,
+    MissingDependency,
+    NonTensorStack,
+    PersistentTensorDict,
+    TensorDict,
+)
+from kd_core.testing import ContainerContract
+
+h5py: Any = pytest.importorskip("h5py")
+
+
+def sample() -> TensorDict:
+    inner = {"b": torch.zeros(3), "": torch.ones(3, 0), "x/y": torch.ones(3, dtype=torch.bool)}
+    leaves = {
+        "a": torch.arange(6.0).view(3, 2),
+        "n": inner,
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "z": torch.ones(3, 2, dtype=torch.complex64),
+        "word": "w",
+        "rows": NonTensorStack("x", "y", "z"),
+    }
+    return TensorDict(leaves, [3])
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> PersistentTensorDict:
+    made = sample().to_h5(tmp_path / "td.h5")
+    assert isinstance(made, PersistentTensorDict)
+    return made
+
+
+def opened(td: PersistentTensorDict, mode: str = "r") -> PersistentTensorDict:
+    td.close()
+    return PersistentTensorDict.from_h5(td.filename, mode=mode)
+
+
+class TestPersistentTensorDict(ContainerContract):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.paths = (tmp_path / f"{number}.h5" for number in itertools.count())
+
+    def make(self) -> PersistentTensorDict:
+        return PersistentTensorDict.from_dict(TensorDict(self.content(), [3, 4]), next(self.paths))
+
+    def test_it_is_loaded_with_weights_only(self) -> None:
+        """A pickle names a file, which nothing opens unless the pickle is trusted."""
+        file = io.BytesIO()
+        torch.save(self.make(), file)
+        file.seek(0)
+        with pytest.raises(pickle.UnpicklingError, match="restore_persistent"):
+            torch.load(file, weights_only=True)
+
+    def test_it_is_a_pytree(self) -> None:
+        """What is mapped over it is a `TensorDict`."""
+        doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, self.make())
+        assert (doubled == self.make() * 2).all()
+
+
+def test_it_holds_what_was_written(stored: PersistentTensorDict) -> None:
+    assert_same(stored.to_tensordict(), sample())
+    read = TensorDict.from_h5(opened(stored).filename)
+    assert type(read) is PersistentTensorDict
+    assert list(read.keys()) == list(sample().keys())
+    assert_same(read.to_tensordict(), sample())
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td["a"].fill_(7),
+        lambda td: td["a"][1:].zero_(),
+        lambda td: td.set("a", torch.ones(3, 2)),
+        lambda td: td.set("a", torch.ones(3, 5)),
+        lambda td: td.set_("a", torch.ones(3, 2)),
+        lambda td: td.set_at_("a", torch.ones(2), 1),
+        lambda td: td.__setitem__(0, td[2]),
+        lambda td: td.__setitem__(("n", "new"), torch.ones(3)),
+        lambda td: td.__setitem__(("new", "deep", "k"), torch.ones(3)),
+        lambda td: td.get("n").update({"b": torch.ones(3)}),
+        lambda td: td.update_({"a": torch.ones(3, 2)}),
+        lambda td: td.exclude("word", "rows").zero_(),
+        lambda td: td.del_("a"),
+        lambda td: td.rename_key_("a", "c"),
+        lambda td: td.set("word", "another"),
+        lambda td: td[1:]["a"].fill_(3),
+    ],
+)
+def test_a_write_goes_to_the_file(
+    write: Callable[[Any], object], stored: PersistentTensorDict
+) -> None:
+    expected = sample()
+    write(expected)
+    write(stored)
+    assert_same(stored.to_tensordict(), expected)
+    assert_same(opened(stored).to_tensordict(), expected)
+
+
+def test_a_tensor_that_was_read_stays_when_the_entry_is_replaced(
+    stored: PersistentTensorDict,
+) -> None:
+    old = stored["a"]
+    for size in range(1, 20):
+        stored["a"] = torch.full((3, size + 2), 9.0)
+        stored[f"k{size}"] = torch.full((3, 2), 8.0)
+    old.add_(0)
+    assert old.tolist() == sample()["a"].tolist()
+    assert "%replaced" not in list(stored.keys())
+    assert opened(stored)["k1"].tolist() == [[8, 8]] * 3
+
+
+def test_a_file_for_reading_refuses_writes(stored: PersistentTensorDict) -> None:
+    read = opened(stored)
+    for write in (
+        lambda: read.set("x", torch.ones(3)),
+        lambda: read["a"].fill_(1),
+        lambda: read.__setitem__(0, read[1]),
+        lambda: read[0]["a"].zero_(),
+        lambda: read.del_("a"),
+    ):
+        with pytest.raises(RuntimeError, match="opened for reading"):
+            write()
+    assert (read + 1)["n", "b"].tolist() == [1, 1, 1]
+    assert_same(opened(read).to_tensordict(), sample())
+
+
+def test_compressed_entries_are_read_and_set(tmp_path: Path) -> None:
+    plain = sample()
+    td = plain.to_h5(tmp_path / "td.h5", compression="gzip")
+    assert isinstance(td, PersistentTensorDict)
+    assert td.kwargs == {"compression": "gzip"}
+    assert_same(td.to_tensordict(), plain)
+    with pytest.raises(InvalidValue, match="set the entry"):
+        td["a"].zero_()
+    td["a"] = torch.ones(3, 2)
+    assert opened(td)["a"].sum() == 6
+
+
+def test_locks_pickles_and_results(stored: PersistentTensorDict, tmp_path: Path) -> None:
+    stored.lock_()
+    with pytest.raises(Locked):
+        stored["new"] = torch.ones(3)
+    with pytest.raises(Locked):
+        stored["n", "new"] = torch.ones(3)
+    stored.unlock_()
+    again = pickle.loads(pickle.dumps(stored))
+    again["a"].fill_(4)
+    assert stored["a"].sum() == 24
+    again.close()
+    for made in (stored[1:], stored + 0, stored.clone(), torch.stack([stored, stored])):
+        assert type(made) is TensorDict
+    stored.save(tmp_path / "saved")
+    assert type(TensorDict.load(tmp_path / "saved")) is TensorDict
+    stored.close()
+    with pytest.raises(InvalidValue, match="is closed"):
+        stored["a"]
+
+
+def test_a_file_of_another_origin(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "td.h5", "w") as root:
+        root["x"] = torch.arange(6).view(3, 2).numpy()
+        root["g/y"] = torch.ones(3).numpy().astype(">f4")
+        root["s"] = "text"
+    td = PersistentTensorDict.from_h5(tmp_path / "td.h5", batch_size=[3])
+    assert td["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert td["g", "y"].tolist() == [1, 1, 1]
+    assert td["s"] == "text"
+    td.close()
+    inferred = TensorDict.from_h5(tmp_path / "td.h5", batch_dims=1)
+    assert inferred.batch_size == (3,)
+
+
+def test_a_new_file_is_filled(tmp_path: Path) -> None:
+    td = PersistentTensorDict(filename=tmp_path / "td.h5", batch_size=[4], mode="w")
+    td["x"] = torch.zeros(4, 2)
+    td[1] = TensorDict({"x": torch.ones(2)})
+    read = opened(td)
+    assert read.batch_size == (4,)
+    assert read["x"].sum() == 2
+    read.close()
+    made = PersistentTensorDict.from_dict(
+        {"a": torch.ones(3, 2)}, tmp_path / "b.h5", auto_batch_size=True
+    )
+    assert made.batch_size == (3, 2)
+    with pytest.raises(InvalidValue, match="must start with the batch size"):
+        PersistentTensorDict.from_h5(made.filename, batch_size=[5], mode="r+")
+
+
+def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidValue, match="`mode` must be"):
+        PersistentTensorDict(filename=tmp_path / "x.h5", mode="q")
+    with pytest.raises(FileNotFoundError):
+        PersistentTensorDict(filename=tmp_path / "x.h5")
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(MissingDependency, match="pip install h5py"):
+        PersistentTensorDict(filename=tmp_path / "x.h5", mode="w")
