@@ -117,3 +117,22 @@ def test_containers_are_taken_and_fields_replaced() -> None:
     assert (data.s, data.batch_size) == ("t", (2,))
     other = data.__replace__(s="u")
     assert (other.s, data.s, other.batch_size) == ("u", "t", (2,))
+
+
+def test_a_dataclass_is_built_as_a_class_that_is_asked_for() -> None:
+    @dataclasses.dataclass
+    class Plain:
+        x: Tensor
+        tag: str = "t"
+
+    class Wanted(TensorClass):
+        x: Tensor
+        tag: str
+
+    given = Plain(torch.zeros(3))
+    made: object = TensorDict.from_dataclass(given, as_tensorclass=True, auto_batch_size=True)
+    assert is_tensorclass(made)
+    assert isinstance(TensorDict.from_dataclass(given, dest_cls=Wanted, batch_size=[3]), Wanted)
+    assert isinstance(from_dataclass(given, inplace=True), TensorClass)
+    with pytest.raises(InvalidArgument, match="`inplace=True` cannot change the class `Plain`"):
+        from_dataclass(Plain, inplace=True)

@@ -27,6 +27,7 @@ from kd_core._containers.tensordict import TensorDict as TensorDict
 from kd_core._containers.unbatched import UnbatchedTensor as UnbatchedTensor
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import FormatError as FormatError
+from kd_core._errors import FrozenField as FrozenField
 from kd_core._errors import InvalidArgument as InvalidArgument
 from kd_core._errors import InvalidKey as InvalidKey
 from kd_core._errors import InvalidValue as InvalidValue

@@ -181,7 +181,7 @@ def batch_does_not_fit(key: str, batch: tuple[int, ...], shape: Iterable[int]) -
 def locked(action: str, reason: str) -> Locked:
     """Build the error for a structural change of a locked container."""
     if reason == FROZEN:
-        return Locked(
+        return FrozenField(
             f"cannot {action}: the class is frozen. Write values in place (`set_`, `update_`), or "
             "make a new instance with `__replace__`."
         )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 
 from kd_core._containers.tensorclass import TensorClass, TensorClassMeta, from_mapping
 from kd_core._containers.tensordict import TensorDict
-from kd_core._errors import wrong_type
+from kd_core._errors import InvalidArgument, wrong_type
 from kd_core._naming import explains_parameters
+from kd_core._nodes import registry
 
 if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike
@@ -159,6 +160,7 @@ def from_dataclass(
     nocast: bool = False,
     shadow: bool = False,
     tensor_only: bool = False,
+    inplace: bool = False,
 ) -> TensorClass | type[TensorClass]:
     """Convert a dataclass to a `TensorClass`, or an instance of one to an instance.
 
@@ -172,11 +174,12 @@ def from_dataclass(
         frozen: see `TensorClass` for this option and the following.
         autocast: cast values to the declared types.
         nocast: keep numbers and lists as they are.
-        shadow: fields may have the names of methods.
+        shadow: accepted: fields may have the names of methods in any case.
         tensor_only: every value becomes a tensor.
+        inplace: nothing for an instance. A class is not changed: instances that exist would break.
 
     Raises:
-        InvalidArgument: if it is neither.
+        InvalidArgument: if it is neither, or a class with `inplace`.
 
     Example:
         >>> import dataclasses, torch
@@ -191,6 +194,11 @@ def from_dataclass(
     """
     if not dataclasses.is_dataclass(obj):
         raise wrong_type("the argument of `from_dataclass`", "a dataclass or its instance", obj)
+    if inplace and inspect.isclass(obj):
+        raise InvalidArgument(
+            f"`inplace=True` cannot change the class `{obj.__name__}`: its instances would break. "
+            f"Write `{obj.__name__} = from_dataclass({obj.__name__})`."
+        )
     options = {
         "frozen": frozen,
         "autocast": autocast,
@@ -220,3 +228,6 @@ def _plain_value(value: object) -> object:
             each.name: _plain_value(getattr(value, each.name)) for each in dataclasses.fields(value)
         }
     return value
+
+
+registry.register("from_dataclass", from_dataclass)

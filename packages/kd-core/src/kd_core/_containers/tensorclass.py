@@ -123,8 +123,8 @@ class _FieldOf(Generic[T]):
             instance._del_entry(self._name)
 
 
-def _declaration_of(instance: AbstractContainer) -> Declaration:
-    return cast("type[TensorClass]", instance._tensor_class)._declared
+def _declaration_of(instance: TensorClass) -> Declaration:
+    return type(instance)._declared  # a lazy stack of instances has it, too
 
 
 def _absent(instance: TensorClass, name: str) -> object:
@@ -265,6 +265,10 @@ def _declare(
         if isinstance(namespace.get(name), Field) and taken[name].default is not MISSING:
             given[name] = taken[name].default
     given["__match_args__"] = namespace.get("__match_args__", cls._declared.by_position)
+    for name in ("__init__", "__repr__", "__eq__"):  # those that `dataclass` wrote for a base
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if "__dataclass_fields__" in vars(owner) and owner is not TensorClass:
+            given[name] = getattr(TensorClass, name)
     if isinstance(namespace.get("__init__"), FunctionType):
         given["__init__"] = _started(cast("FunctionType", namespace["__init__"]))
     if isinstance(namespace.get("__setattr__"), FunctionType):
@@ -504,8 +508,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         if value is None and not type(self)._declared.more_keys:
             self._check_key(key)
             _clear_field(self, key)
-        else:
-            super()._put(key, value)
+            return
+        if self._desc.frozen:  # as in the base, without a call of it: a field is set so
+            self._check_unlocked(f"set {format_key(key)}")
+        self._set_entry(key, self._as_entry(key, value))
 
     def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         self._check_key(key)

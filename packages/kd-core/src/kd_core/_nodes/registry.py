@@ -48,6 +48,9 @@ foreign_node: Callable[[object], Node]
 foreign_tensor: Callable[[Tensor], Node]
 """Convert a tensor of the package tensordict without batch dimensions; set by `_convert.peer`."""
 
+from_dataclass: Callable[..., object]
+"""Convert an instance of a dataclass to one of a tensor class; set by `_containers.declaring`."""
+
 stack: Callable[..., Node]
 """Stack containers along a new dimension; set by `_combine.stacking`."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
 from kd_core._naming import explains_parameters
+from kd_core._nodes import registry
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer, is_container
@@ -141,8 +142,19 @@ class Objects(AbstractContainer):
         batch_dims: int | None = None,
         device: DeviceLike | None = None,
         batch_size: BatchSize | None = None,
+        dest_cls: type | None = None,
+        as_tensorclass: bool = False,
     ) -> Self:
         """Build a container from an instance of a dataclass, nested ones too; as `from_any`.
+
+        Args:
+            dataclass: the instance.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            device: the device to which every entry is moved.
+            batch_size: the leading dimensions of every entry.
+            dest_cls: a tensor class: that of the result.
+            as_tensorclass: return an instance of a tensor class with the fields of the dataclass.
 
         Example:
             >>> from dataclasses import dataclass
@@ -156,6 +168,16 @@ class Objects(AbstractContainer):
         """
         from kd_core._convert.plain import tree_of_dataclass
 
+        if as_tensorclass or dest_cls is not None:
+            made = registry.from_dataclass(
+                dataclass,
+                dest_cls=dest_cls,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                batch_size=batch_size,
+                device=device,
+            )
+            return cast("Self", made)
         tree = tree_of_dataclass(dataclass)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 

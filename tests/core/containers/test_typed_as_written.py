@@ -1,0 +1,267 @@
+"""Typed containers as users write them: own methods, any names, inheritance, dataclasses."""
+
+import abc
+import copy
+import dataclasses
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError, field
+from typing import Any, Generic, NotRequired, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from kd_core import (
+    TensorClass,
+    TensorDict,
+    TypedTensorDict,
+    UnknownField,
+    from_dataclass,
+    is_tensorclass,
+    lazy_stack,
+    stack,
+    tensorclass,
+)
+
+T = TypeVar("T")
+X = torch.arange(3.0)
+
+
+@tensorclass
+class Named:
+    data: Tensor
+    _cache: Tensor
+    nested: str = "n"
+    fields: object = None
+    schema: Any = None
+    spec: Any = None
+    keys: Any = None
+    shape: Any = None
+    device: Any = None
+    names: Any = None
+    clone: Any = None
+
+
+def named() -> Any:
+    build: Any = Named
+    return build(X, X + 1, shape="s", device="d", keys=(1, 2), batch_size=[3])
+
+
+def test_fields_have_any_name() -> None:
+    made = named()
+    assert made.data is X
+    assert torch.equal(made._cache, X + 1)
+    assert (made.shape, made.device, made.keys, made.nested) == ("s", "d", (1, 2), "n")
+    assert made.fields is made.clone is made.names is None
+    made.clone = X * 2
+    copies = (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)))
+    for same in (*copies, made[:], made + 0, stack([made, made])[1], lazy_stack([made])[0]):
+        assert type(same) is Named
+        assert torch.equal(same.data, X)
+        assert torch.equal(same.clone, X * 2)
+        assert same.shape == "s"
+    assert stack([made, made]).data.shape == (2, 3)
+    assert torch.vmap(lambda row: row.data + row._cache)(made).tolist() == [1, 3, 5]
+    assert TensorDict.select(made, "data").keys is None
+
+
+@tensorclass
+class Own:
+    x: Tensor
+    y: Tensor | None
+
+    def __init__(self, x: Tensor, scale: float = 1.0) -> None:
+        self.x = x * scale
+
+
+class Deep(TensorClass):
+    x: Tensor
+    y: Tensor | None = None
+
+    def __init__(self, x: Tensor, **named: Any) -> None:
+        super().__init__(x=x, **named)
+        self.y = x + 1
+
+
+def test_an_own_init_makes_the_instance() -> None:
+    build: Any = Own
+    made = build(X, scale=2)
+    assert type(made) is Own
+    assert made.x.tolist() == [0, 2, 4]
+    assert made.y is None
+    assert made.batch_size == ()
+    rows = build(X, batch_size=[3], lock=True)
+    assert rows.batch_size == (3,)
+    assert rows.is_locked
+    assert rows[1:].x.tolist() == [1, 2]
+    deep = Deep(X, batch_size=[3])
+    assert deep.y is not None
+    assert deep.y.tolist() == [1, 2, 3]
+    assert type(stack([deep, deep])[0]) is Deep
+    assert Deep.from_dict({"x": X}).y is None
+
+
+@tensorclass
+class Watched:
+    x: Tensor
+    seen = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        type(self).seen += 1
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> str:
+        return f"no {name}"
+
+    @property
+    def doubled(self) -> Tensor:
+        return self.x * 2
+
+
+class Below(Watched):
+    @property
+    def doubled(self) -> Tensor:
+        return super().doubled + 1
+
+
+def test_own_attribute_methods_see_fields_alone() -> None:
+    build: Any = Watched
+    made = build(X, batch_size=[3])
+    before = Watched.seen
+    moved = (made + 1)[1:]
+    assert Watched.seen == before  # how the results are stored is not shown
+    moved.x = X[1:]
+    assert Watched.seen == before + 1
+    assert made.other == "no other"
+    assert made.doubled.tolist() == [0, 2, 4]
+    below: Any = Below
+    assert below(X).doubled.tolist() == [1, 3, 5]
+
+
+def test_brackets_are_those_of_the_author() -> None:
+    @tensorclass
+    class Grid:
+        x: Tensor
+
+        def __class_getitem__(cls, item: Any) -> tuple[str, Any]:
+            return cls.__name__, item
+
+    class Box(TensorClass, Generic[T]):
+        x: T
+
+    grid: Any = Grid
+    assert grid[1, 2] == ("Grid", (1, 2))
+    assert Box[Tensor](X).x is X  # type: ignore[misc]  # a class at run time
+
+
+class Registry:
+    found: list[str] = []  # noqa: RUF012  # shared on purpose
+
+    def __init_subclass__(cls, flavour: str = "plain", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.found.append(flavour)
+
+    def area(self) -> float:
+        return 1.0
+
+
+class Shape(TensorClass, abc.ABC):
+    side: Tensor
+
+    @abc.abstractmethod
+    def area(self) -> Tensor: ...
+
+
+class Square(Shape, Registry, flavour="sharp", frozen=True):
+    def area(self) -> Tensor:
+        return self.side**2
+
+
+def test_bases_of_other_kinds_cooperate() -> None:
+    assert Registry.found[-1] == "sharp"
+    square = Square(X, batch_size=[3])
+    assert square.area().tolist() == [0, 1, 4]
+    assert isinstance(square[0], Shape)
+    with pytest.raises(FrozenInstanceError, match="cannot set `side`: the class is frozen"):
+        square.side = X
+
+
+class Sample(TensorClass):
+    x: Tensor
+    name: str = "a"
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def test_it_is_a_dataclass_to_python() -> None:
+    made = Sample(X, batch_size=[3], names=["time"])
+    assert dataclasses.is_dataclass(Sample)
+    assert dataclasses.is_dataclass(made)
+    assert [each.name for each in dataclasses.fields(made)] == ["x", "name", "more"]
+    other = dataclasses.replace(made, name="b")
+    assert (other.name, other.batch_size, other.names) == ("b", (3,), ["time"])
+    assert dataclasses.asdict(made)["name"] == "a"
+    assert list(inspect.signature(Sample).parameters)[:3] == ["x", "name", "more"]
+
+
+def test_dicts_and_tuples_stay_what_they_are() -> None:
+    given = {"k": X, "z": "s"}
+    made = Sample(X, more=given, batch_size=[3])
+    assert made.more is given
+    made.more = {"q": 1}
+    assert made[0].more == {"q": 1}
+    assert made.to_dict() == {"x": X, "name": "a", "more": {"q": 1}}
+
+
+def test_fields_of_a_plain_dataclass_are_inherited() -> None:
+    @dataclasses.dataclass
+    class Plain:
+        x: Tensor
+        tag: str = "t"
+
+    @tensorclass
+    class More(Plain):
+        y: Tensor | None = None
+
+    build: Any = More
+    made = build(X, y=X, batch_size=[3])
+    assert (made.tag, made[0].tag, made[0].y) == ("t", "t", 0)
+    assert is_tensorclass(from_dataclass(Plain))
+
+
+def test_none_passes_every_option() -> None:
+    class Only(TensorClass, tensor_only=True, skip_post_init_on_rebuild=True):
+        x: Tensor
+        y: Tensor | None = None
+
+    made = Only(X)
+    assert made.y is None
+    made.y = X
+    made.y = None
+    assert made.y is None
+    assert list(made.keys()) == ["x"]
+
+
+class Open(TypedTensorDict):
+    x: Tensor
+    note: str = "n"
+    late: NotRequired[Tensor]
+
+
+def test_a_typed_container_reads_defaults_and_lacks_what_is_not_required() -> None:
+    made = Open(x=X, batch_size=[3])  # type: ignore[call-arg]  # `late` need not be there
+    assert (made.note, list(made.keys())) == ("n", ["x"])
+    with pytest.raises(UnknownField, match="`late` of `Open` is declared, and has no entry"):
+        made.late  # noqa: B018  # reading it raises
+    made.late = X
+    assert made[1].late == 1
+    assert type(made.select("late")) is Open
+
+
+def test_compiled_code_reads_and_sets_fields() -> None:
+    def program(x: Tensor) -> Tensor:
+        made = Sample(x, batch_size=[3])
+        made.x = made.x + 1
+        return stack([made, made])[0].x
+
+    assert torch.compile(program, fullgraph=True, backend="eager")(X).tolist() == [1, 2, 3]
