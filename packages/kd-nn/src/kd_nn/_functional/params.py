@@ -9,10 +9,12 @@ container was made from. Results of operations on it (`params + 1`, `params.data
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -46,6 +48,12 @@ if TYPE_CHECKING:
     """The modules made of containers, by the ids of these."""
 
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
+
+
+def _without_graph(name: str) -> Callable[..., object]:
+    """Return a method of containers that writes into parameters as an optimiser does."""
+    method: Callable[..., object] = getattr(TensorDictBase, name)
+    return functools.wraps(method)(torch.no_grad()(method))
 
 
 class TensorDictParams(TensorDictBase, nn.Module):
@@ -171,7 +179,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
             self, hook, prepend=prepend, with_kwargs=with_kwargs
         )
 
-    if not TYPE_CHECKING:  # the types are those of the base class
+    if TYPE_CHECKING:
+        state_dict = nn.Module.state_dict  # type: ignore[assignment]  # a module's: flat names
+        load_state_dict = nn.Module.load_state_dict  # type: ignore[assignment]  # a module's
+    else:  # the other types are those of the base class
 
         def get(self, key: NestedKey, default: object = None, **how: object) -> object:
             """Read the entry at `key`, or `default` where there is none, through the hooks."""
@@ -180,6 +191,48 @@ class TensorDictParams(TensorDictBase, nn.Module):
         def __getitem__(self, index: object) -> object:
             return self._hooked(super().__getitem__(index))
 
+        # Written as an optimiser writes parameters: the write is no part of a graph.
+        copy_ = _without_graph("copy_")
+        zero_ = _without_graph("zero_")
+        fill_ = _without_graph("fill_")
+        set_ = _without_graph("set_")
+        set_at_ = _without_graph("set_at_")
+        update_ = _without_graph("update_")
+        copy_at_ = _without_graph("copy_at_")
+        update_at_ = _without_graph("update_at_")
+
+        def clone(self, recurse: bool = True) -> object:
+            """Return a copy that is a module itself: parameters with several keys stay one.
+
+            Args:
+                recurse: Whether the tensors are copied; else they are shared.
+            """
+            return _cloned(self, recurse, {})
+
+        def state_dict(self, *args: object, flatten: bool = True, **options: object) -> object:
+            """Return the tensors by their dotted names, as those of a module.
+
+            Args:
+                *args: As for a module.
+                flatten: Has no effect: names are always dotted.
+                **options: As for a module.
+            """
+            return nn.Module.state_dict(self, *args, **options)
+
+        def load_state_dict(
+            self, state_dict: object, *args: object, from_flatten: bool = True, **options: object
+        ) -> object:
+            """Copy the tensors of a state dict into these, as a module does.
+
+            Args:
+                state_dict: Tensors by their dotted names.
+                *args: As for a module.
+                from_flatten: Has no effect: names are always dotted.
+                **options: As for a module.
+            """
+            return nn.Module.load_state_dict(self, state_dict, *args, **options)
+
+        @torch.no_grad()
         def lerp_(self, end: object, weight: object) -> object:
             """Move towards another container, in place: a soft update of a target network.
 
@@ -319,8 +372,6 @@ class TensorDictParams(TensorDictBase, nn.Module):
     type = explains_parameters(nn.Module.type)  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
-    state_dict = explains_parameters(nn.Module.state_dict)  # type: ignore[assignment]  # a module's: flat names
-    load_state_dict = explains_parameters(nn.Module.load_state_dict)  # type: ignore[assignment]  # a module's
     float = explains_parameters(nn.Module.float)  # type: ignore[assignment]  # a module's: in place
     double = explains_parameters(nn.Module.double)  # type: ignore[assignment]  # a module's: in place
     half = explains_parameters(nn.Module.half)  # type: ignore[assignment]  # a module's: in place
@@ -328,6 +379,35 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
 
 _ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "no_convert"})
+
+
+def _cloned(
+    source: TensorDictParams, copies: bool, memo: dict[int, Tensor | TensorDictParams]
+) -> TensorDictParams:
+    """Return a copy of one level; what has several keys is one thing in the copy, too."""
+    made = type(source)(no_convert=source.no_convert)
+    memo[id(source)] = made
+    made._describe(describe(tuple(source.batch_size), source.device))
+    for key, entry in source._entries.items():
+        known: Entry | None = memo.get(id(entry))
+        if known is None and isinstance(entry, TensorDictParams):
+            known = _cloned(entry, copies, memo)
+        elif known is None and isinstance(entry, Tensor) and copies:
+            leaf = entry.detach().clone() if isinstance(entry, nn.Parameter) else entry.clone()
+            is_parameter = isinstance(entry, nn.Parameter)
+            known = memo[id(entry)] = (
+                nn.Parameter(leaf, entry.requires_grad) if is_parameter else leaf
+            )
+        store = next(s for s in _stores(source) if key in s)
+        at = _stores(source).index(store)
+        cast("dict[str, object]", _stores(made)[at])[key] = entry if known is None else known
+    made._non_persistent_buffers_set |= source._non_persistent_buffers_set
+    return made
+
+
+def _stores(params: TensorDictParams) -> list[Mapping[str, object]]:
+    """Return the dicts that hold the entries of one level."""
+    return [params._parameters, params._buffers, params._modules, params._data]
 
 
 def _is_whole(leaf: object) -> bool:
