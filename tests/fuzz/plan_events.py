@@ -333,11 +333,6 @@ def tolerate(world: World, rng: random.Random) -> None:
     cast(TensorDictSequential, graph.model).partial_tolerant = graph.tolerant
 
 
-def store_elsewhere(world: World, rng: random.Random) -> None:
-    leaf = rng.choice(list(every_leaf(world.graph)))
-    cast(TensorDictModule, leaf.model).inplace = rng.choice([True, False, "empty"])
-
-
 def swap_net(world: World, rng: random.Random) -> None:
     leaf = rng.choice(list(every_leaf(world.graph)))
     if leaf.net < ONE_TO_ONE and leaf.net != 6:
@@ -476,7 +471,7 @@ def train(world: World, rng: random.Random) -> None:
 
 
 EVENTS: list[Event] = [
-    *[hook, count, bump, drop_hooks, rekey, reselect, edit_steps, tolerate, store_elsewhere],
+    *[hook, count, bump, drop_hooks, rekey, reselect, edit_steps, tolerate],
     *[swap_net, patch_instance, patch_class, change_class, replace_parameter, make_buffer],
     *[parametrise, reorder, train, put_into_the_instance, read_otherwise, meddle],
 ]

@@ -10,7 +10,13 @@ from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, KeySetMismatch, NestedKey, TensorDict, lazy_stack
 from kd_nn import Delta, TanhNormal
-from kd_probabilistic import CompositeDistribution, EntropyEstimateWarning
+from kd_probabilistic import (
+    CompositeDistribution,
+    EntropyEstimateWarning,
+    ProbabilisticTensorDictModule,
+    composite_lp_aggregate,
+    set_composite_lp_aggregate,
+)
 
 GRIP = ("hand", "grip")
 MAP: dict[NestedKey, Callable[..., Distribution]] = {"move": d.Normal, GRIP: d.Categorical}
@@ -344,5 +350,34 @@ def test_names_of_tensordict_are_taken() -> None:
     assert (dist.log_prob(sample=value) == dist.log_prob(value)).all()  # type: ignore[call-overload]  # as above
     total = dist.entropy(aggregate_probabilities=True)  # type: ignore[call-overload]  # as above
     assert total.shape == (3,)
-    with pytest.raises(TypeError, match="entropy_composite"):
-        dist.entropy(include_sum=True)  # type: ignore[call-overload]  # the error is the promise
+    with_sum = dist.entropy(include_sum=True)  # type: ignore[call-overload]  # as above
+    assert list(with_sum.keys()) == ["a_entropy", "entropy"]
+    assert list(dist.dists) == ["a"]
+
+
+def test_the_switch_says_whether_a_distribution_sums() -> None:
+    params = TensorDict({"a": {"loc": torch.zeros(3), "scale": torch.ones(3)}}, [3])
+    dist = CompositeDistribution(params, {"a": torch.distributions.Normal})
+    value = dist.sample()
+    assert not composite_lp_aggregate()
+    assert isinstance(dist.log_prob(value), TensorDict)
+    with set_composite_lp_aggregate(True):
+        assert composite_lp_aggregate()
+        assert isinstance(dist.log_prob(value), torch.Tensor)
+        assert isinstance(dist.entropy(), torch.Tensor)
+        assert isinstance(dist.log_prob(value, aggregate=False), TensorDict)
+        module = ProbabilisticTensorDictModule(
+            ["params"],
+            ["a"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": {"a": torch.distributions.Normal}},
+            return_log_prob=True,
+        )
+    assert module.out_keys == ["a", "sample_log_prob"]
+    assert set_composite_lp_aggregate(True)(composite_lp_aggregate)()
+    set_composite_lp_aggregate(True).set()
+    try:
+        assert composite_lp_aggregate()
+    finally:
+        set_composite_lp_aggregate(False).set()
+    assert not composite_lp_aggregate()

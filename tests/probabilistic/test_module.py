@@ -2,6 +2,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import scipy.stats
@@ -337,14 +338,6 @@ def test_missing_parameter_is_named_with_the_nearest_entry() -> None:
         ({"distribution_class": "Normal"}, "must be a distribution class or a callable.*'Normal'"),
         ({"distribution_kwargs": {"loc": 0.0}}, "`loc` of `Normal` is given by `in_keys` and"),
         ({"out_keys": ["a", "b"]}, "must be the one key of the value, got 2 keys"),
-        (
-            {"distribution_class": distributions.LogNormal, "distribution_kwargs": {"mean": 0.0}},
-            r"`LogNormal` has no argument `mean`; it takes `loc`, `scale`, `v.*mapping",
-        ),
-        (
-            {"distribution_class": distributions.StudentT},
-            "`StudentT` also requires `df`, got `loc`, `scale`. Add parameters",
-        ),
     ],
 )
 def test_wrong_construction_is_explained(options: dict[str, object], message: str) -> None:
@@ -352,9 +345,55 @@ def test_wrong_construction_is_explained(options: dict[str, object], message: st
         normal(**options)
 
 
-def test_misspelt_argument_is_told_with_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"no argument `lok`;.*Did you mean `loc`"):
-        ProbabilisticTensorDictModule(["lok", "scale"], distribution_class=Normal)
+@pytest.mark.parametrize(
+    ("in_keys", "options", "message"),
+    [
+        (["lok", "scale"], {}, r"no argument `lok`;.*Did you mean `loc`"),
+        (
+            ["loc", "scale"],
+            {"distribution_class": distributions.LogNormal, "distribution_kwargs": {"mean": 0.0}},
+            r"`LogNormal` has no argument `mean`; it takes `loc`, `scale`, `v.*mapping",
+        ),
+        (
+            ["loc", "scale"],
+            {"distribution_class": distributions.StudentT},
+            "`StudentT` also requires `df`, got `loc`, `scale`. Add parameters",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told_when_the_distribution_is_built(
+    in_keys: list[str], options: dict[str, Any], message: str
+) -> None:
+    module = ProbabilisticTensorDictModule(
+        in_keys, ["x"], **{"distribution_class": Normal, **options}
+    )
+    with pytest.raises(TypeError, match=message):
+        module(LOC, SCALE)
+
+
+def test_parameters_of_the_distribution_may_come_later() -> None:
+    module = ProbabilisticTensorDictModule(["loc"], ["x"], distribution_class=Normal)
+    module.distribution_kwargs["scale"] = 2.0
+    assert (module.get_dist(params()).stddev == 2).all()
+
+
+def test_a_seed_in_an_entry_advances() -> None:
+    module = normal(generator="seed", default_interaction_type="random")
+    for td in (TensorDict(loc=LOC, scale=SCALE, seed=torch.tensor(3)), params().set_non_tensor("seed", 3)):
+        first, second = (module(td)["x"].clone() for _ in range(2))
+        assert not torch.equal(first, second)
+        again = module(params().set_non_tensor("seed", 3))["x"]
+        assert torch.equal(first, again)
+        assert td["seed"] != 3
+
+
+def test_the_container_to_write_may_be_given_by_position() -> None:
+    td, out = params(), TensorDict()
+    assert normal().forward(td, None) is td
+    assert normal()(td, out) is out
+    assert list(out.keys()) == ["x"]
+    with pytest.raises(TypeError, match="next to a container"):
+        normal()(td, LOC)
 
 
 @pytest.mark.parametrize("options", [{"num_samples": -1}, {"n_empirical_estimate": 0}])

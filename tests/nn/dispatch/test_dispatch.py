@@ -126,8 +126,6 @@ def test_names_that_are_no_parameters_stay_callable() -> None:
         ((X,), {"x": X, "in_y": Y}, "got `x` twice"),
         ((X,), {"in_z": Y}, "no argument `in_z`. Accepted: `x`, `in_y`. Did you mean `in_y`"),
         ((X,), {"in": {"z": Y}}, "does not read .*z.*, given inside `in`"),
-        (({"x": X, "in": {"y": Y}},), {}, "got a plain `dict`. Wrap it in a `TensorDict`"),
-        ((), {"tensordict": {"x": X}}, "no argument `tensordict`.*Wrap the dict in a `TensorDict`"),
         ((TensorDict(x=X),), {"in_y": Y}, "got `in_y` next to a container. .* takes nothing"),
         ((TensorDict(x=X), Y), {}, "got 1 more by position next to a container"),
     ],

@@ -348,7 +348,6 @@ def test_change_of_a_step_changes_the_sequence() -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (torch.neg, r"step `1` \(`neg`\) has no keys. Wrap it"),
         (nn.ReLU(), r"\(`ReLU`\) has no keys"),
         (3, "must be a keyed module, got int"),
     ],

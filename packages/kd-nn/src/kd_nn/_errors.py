@@ -3,10 +3,10 @@
     KdError
     +-- KeysNotDeclared     (AttributeError)   a module has no in_keys or out_keys
     +-- NotKeyed            (TypeError)        something in a sequence is not a keyed module
-    +-- DispatchError       (TypeError)        a call with tensors does not fit the keys
-    +-- OutputMismatch      (ValueError)       a module returned a wrong number of outputs
+    +-- DispatchError       (TypeError, RuntimeError)   a call with tensors does not fit the keys
+    +-- OutputMismatch      (ValueError, RuntimeError)  a module returned a wrong number of outputs
     +-- InputMissing        (KeyNotFound)      an entry that a module reads was not found
-    +-- OutKeyUnknown       (KeyNotFound)      a selected key is not written by any step
+    +-- OutKeyUnknown       (KeyNotFound, ValueError)   a selected key is not written by any step
     +-- EmptySubsequence    (ValueError)       no step is left after a selection
 
 Messages say what was expected, what was found instead and what to do. Those that more than one
@@ -28,11 +28,11 @@ class NotKeyed(KdError, TypeError):
     """An object that is not a keyed module is given where one is expected."""
 
 
-class DispatchError(KdError, TypeError):
+class DispatchError(KdError, TypeError, RuntimeError):
     """A call with tensors does not fit the keys of the module."""
 
 
-class OutputMismatch(KdError, ValueError):
+class OutputMismatch(KdError, ValueError, RuntimeError):
     """A module returned a number of outputs that is not that of its `out_keys`."""
 
 
@@ -40,7 +40,7 @@ class InputMissing(KeyNotFound):
     """An entry that a module reads was not found in the container."""
 
 
-class OutKeyUnknown(KeyNotFound):
+class OutKeyUnknown(KeyNotFound, ValueError):
     """A selection names a key that the module does not write."""
 
 

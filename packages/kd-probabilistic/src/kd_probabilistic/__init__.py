@@ -8,7 +8,11 @@ from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffere
 from kd_probabilistic._estimators import estimate as estimate
 from kd_probabilistic._estimators import register_estimator as register_estimator
 from kd_probabilistic._interaction import InteractionType as InteractionType
+from kd_probabilistic._interaction import composite_lp_aggregate as composite_lp_aggregate
 from kd_probabilistic._interaction import interaction_type as interaction_type
+from kd_probabilistic._interaction import (
+    set_composite_lp_aggregate as set_composite_lp_aggregate,
+)
 from kd_probabilistic._interaction import set_interaction_type as set_interaction_type
 from kd_probabilistic._module import (
     ProbabilisticTensorDictModule as ProbabilisticTensorDictModule,

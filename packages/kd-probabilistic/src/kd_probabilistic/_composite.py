@@ -32,6 +32,7 @@ from kd_probabilistic._components import (
 from kd_probabilistic._construction import Construction
 from kd_probabilistic._entropy import entropy_of
 from kd_probabilistic._estimators import EstimateNotOffered
+from kd_probabilistic._interaction import composite_lp_aggregate
 from kd_probabilistic._log_prob import log_prob_of, with_suffix
 
 Builders = Mapping[NestedKey, Callable[..., Distribution]]
@@ -56,7 +57,8 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         log_prob_key: The key of the summed log-probability; by default `"sample_log_prob"`.
         entropy_key: The key of the summed entropy; by default `"entropy"`.
         aggregate: Whether `log_prob` and `entropy` return the sum over all components, as a
-            tensor of the batch shape, instead of a container. Each call may say otherwise.
+            tensor of the batch shape, instead of a container; None follows
+            `composite_lp_aggregate`. Each call may say otherwise.
 
     Raises:
         KeyNotFound: If parameters are missing, or a name is not that of a distribution.
@@ -100,7 +102,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         extra_kwargs: Options | None = None,
         log_prob_key: NestedKey | None = None,
         entropy_key: NestedKey | None = None,
-        aggregate: bool = False,
+        aggregate: bool | None = None,
     ) -> None:
         keys = renamed(distribution_map, name_map)
         check_apart("the names of the distributions", keys)
@@ -125,7 +127,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         name_map: Names | None = None,
         log_prob_key: NestedKey | None = None,
         entropy_key: NestedKey | None = None,
-        aggregate: bool = False,
+        aggregate: bool | None = None,
     ) -> Self:
         """Build a joint distribution of distributions that exist.
 
@@ -158,7 +160,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         parts: dict[NestedKey, Distribution],
         log_prob_key: NestedKey | None,
         entropy_key: NestedKey | None,
-        aggregate: bool,
+        aggregate: bool | None,
     ) -> None:
         batch = Size(params.batch_size)
         for key, part in parts.items():
@@ -264,7 +266,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
             KeyNotFound: If a value is missing.
         """
         parts = self._log_probs(value)
-        if self.aggregate if aggregate is None else aggregate:
+        if self._sums(aggregate):
             return self.summed(parts)
         return self._named(parts, "_log_prob")
 
@@ -294,7 +296,11 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
     ) -> Tensor | TensorDict: ...
     @explains_parameters
     def entropy(
-        self, samples_mc: int | None = None, *, aggregate: bool | None = None
+        self,
+        samples_mc: int | None = None,
+        *,
+        aggregate: bool | None = None,
+        include_sum: bool | None = None,
     ) -> Tensor | TensorDict:
         """Return the entropy.
 
@@ -303,14 +309,16 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         Args:
             samples_mc: From how many draws. None takes 100 and warns.
             aggregate: As for `log_prob`.
+            include_sum: Whether a container holds the sum as well, at `entropy_key`.
 
         Warns:
             EntropyEstimateWarning: If an entropy is estimated and `samples_mc` is None.
         """
         parts = self._entropies(samples_mc)
-        if self.aggregate if aggregate is None else aggregate:
+        if self._sums(aggregate):
             return self.summed(parts)
-        return self._named(parts, "_entropy")
+        made = self._named(parts, "_entropy")
+        return self._with_sum(made, parts, self.entropy_key) if include_sum else made
 
     def entropy_composite(
         self, samples_mc: int | None = None, *, include_sum: bool = False
@@ -344,6 +352,16 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
             return part.icdf(value_at(value, with_suffix(key, "_cdf")))
 
         return self._named(self._each("inverse cdf", found, value), "", events=True)
+
+    @property
+    def dists(self) -> dict[NestedKey, Distribution]:
+        """The distributions by the key of their value, in a new dict."""
+        return dict(self.items())
+
+    def _sums(self, aggregate: bool | None) -> bool:
+        """Return whether a call sums: what it says, else the distribution, else the switch."""
+        said = self.aggregate if aggregate is None else aggregate
+        return composite_lp_aggregate() if said is None else said
 
     def _with_sum(
         self, made: TensorDict, parts: dict[NestedKey, Tensor], key: NestedKey
@@ -442,4 +460,6 @@ def value_keys(
     keys = tuple(renamed(names, cast("Names | None", settings.get("name_map"))).values())
     total = settings.get("log_prob_key")
     key = "sample_log_prob" if total is None else unravel_key(cast(NestedKey, total))
-    return keys, settings.get("aggregate") is True, key
+    aggregate = settings.get("aggregate")
+    sums = composite_lp_aggregate() if aggregate is None else aggregate is True
+    return keys, sums, key

@@ -55,8 +55,8 @@ class Construction:
         settings: Further keyword arguments.
 
     Raises:
-        InvalidArgument: If `distribution` is not callable, an argument is given twice, or the
-            arguments are not those that it takes.
+        InvalidArgument: If `distribution` is not callable, or an argument is given twice; in a
+            call, if the arguments are not those that it takes.
     """
 
     __slots__ = ("_quick", "_unchecked", "distribution", "names", "settings")
@@ -79,7 +79,6 @@ class Construction:
                 f"the argument `{twice[0]}` of `{name_of(distribution)}` is given by `in_keys` and "
                 "by `distribution_kwargs`. Give it once."
             )
-        _check_arguments(distribution, tuple(names), tuple(settings))
         self.distribution = distribution
         self.names = tuple(names)
         self.settings = dict(settings)
@@ -87,11 +86,11 @@ class Construction:
         # one that checks for any value which is not None.
         told = distribution is not ContinuousBernoulli and _accepts(distribution, "validate_args")
         self._unchecked: dict[str, object] = {"validate_args": False} if told else {}
-        self._quick = None if settings else builder_of(distribution, self.names)
+        self._quick = builder_of(distribution, self.names)
 
     def __call__(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of one value per name."""
-        if self._quick is not None and not torch.compiler.is_compiling():
+        if self._quick is not None and not self.settings and not torch.compiler.is_compiling():
             quick = self._quick(values)
             if quick is not None:
                 return quick
@@ -106,7 +105,12 @@ class Construction:
         return self._built(values, settings)
 
     def _built(self, values: Sequence[object], settings: Mapping[str, object]) -> Distribution:
-        found = self.distribution(**dict(zip(self.names, values, strict=True)), **settings)
+        try:
+            found = self.distribution(**dict(zip(self.names, values, strict=True)), **settings)
+        except TypeError:
+            if not torch.compiler.is_compiling():
+                _check_arguments(self.distribution, self.names, tuple(self.settings))
+            raise
         if not isinstance(found, Distribution):
             raise InvalidArgument(
                 f"`{name_of(self.distribution)}` must return a `torch.distributions.Distribution`, "

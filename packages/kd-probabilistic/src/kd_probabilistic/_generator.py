@@ -60,3 +60,15 @@ def as_generator(found: object, key: NestedKey) -> torch.Generator | int:
         f"the entry {format_key(key)} must hold a `torch.Generator` or one integer seed, got "
         f"{type(found).__name__}."
     )
+
+
+def advance(tensordict: TensorDictBase, key: NestedKey, generator: torch.Generator) -> None:
+    """Replace the seed that an entry holds by one that a generator draws."""
+    made = torch.empty((), dtype=torch.int64, device=generator.device)
+    seed = int(made.random_(generator=generator))
+    before: object = tensordict[unravel_key_to_tuple(key)]
+    if isinstance(before, Tensor):
+        limit = torch.iinfo(before.dtype).max
+        tensordict.set(key, torch.full_like(before, seed % (limit + 1)))
+    else:
+        tensordict.set_non_tensor(key, seed)

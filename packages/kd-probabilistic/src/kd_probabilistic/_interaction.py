@@ -105,6 +105,7 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
 
     Args:
         type: A member of `InteractionType` or its name in any case; None cancels an outer scope.
+        thread_local: Has no effect: a scope is always that of its thread or task.
 
     Raises:
         InvalidValue: If it is not a valid interaction type.
@@ -117,9 +118,23 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
     """
 
     @explains_parameters
-    def __init__(self, type: InteractionType | str | None = InteractionType.DETERMINISTIC) -> None:
+    def __init__(
+        self,
+        type: InteractionType | str | None = InteractionType.DETERMINISTIC,
+        *,
+        thread_local: bool = False,
+    ) -> None:
         self.type = None if type is None else as_interaction_type(type)
         self._outer: list[tuple[Token[InteractionType | None] | None, InteractionType | None]] = []
+
+    def clone(self) -> set_interaction_type:
+        """Return a scope of the same type that was not entered."""
+        return set_interaction_type(self.type)
+
+    def set(self) -> None:
+        """Set the type for the rest of this thread or task."""
+        self.__enter__()
+        self._outer.pop()
 
     def __enter__(self) -> None:
         token = None if torch.compiler.is_compiling() else _SCOPE.set(self.type)
@@ -202,3 +217,57 @@ def as_interaction_type(value: object) -> InteractionType:
             f"an interaction type must be a member of `InteractionType` or its name, got {value!r}."
         )
     return InteractionType(value)
+
+
+_AGGREGATE: list[bool] = [False]
+"""What `set_composite_lp_aggregate` has set, the latest last; of the whole process."""
+
+
+def composite_lp_aggregate() -> bool:
+    """Return whether log-probabilities of composite distributions are summed by default.
+
+    Example:
+        >>> composite_lp_aggregate()
+        False
+        >>> with set_composite_lp_aggregate(True):
+        ...     composite_lp_aggregate()
+        True
+    """
+    return _AGGREGATE[-1]
+
+
+class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
+    """Set whether log-probabilities and entropies of composite distributions are summed.
+
+    It holds where neither the distribution nor the call says anything: in a `with` block, in a
+    decorated function, or from `set()` on. A module asks when it is built. It holds for all
+    threads.
+
+    Args:
+        mode: Whether to sum.
+        thread_local: Has no effect.
+    """
+
+    @explains_parameters
+    def __init__(self, mode: bool = True, *, thread_local: bool = False) -> None:
+        self.mode = bool(mode)
+
+    def set(self) -> None:
+        """Set it for the rest of the program."""
+        _AGGREGATE[-1] = self.mode
+
+    def __enter__(self) -> None:
+        _AGGREGATE.append(self.mode)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _AGGREGATE.pop()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` so that each call of it runs with this setting."""
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with set_composite_lp_aggregate(self.mode):
+                return function(*args, **kwargs)
+
+        return call

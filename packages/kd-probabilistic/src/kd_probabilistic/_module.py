@@ -24,7 +24,7 @@ from kd_probabilistic._components import available, check_keys
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._construction import log_prob_of_draw
 from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
-from kd_probabilistic._generator import as_generator, drawing_from, generator_at
+from kd_probabilistic._generator import advance, as_generator, drawing_from, generator_at
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
 from kd_probabilistic._reading import must_not_look, unchecked
@@ -248,7 +248,14 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             if drawn and generator not in tensordict.keys(True):
                 raise _missing(self, generator, tensordict)
             generator = generator_at(tensordict, generator)
-        outputs = self._outputs(values, generator)
+            if drawn and isinstance(generator, int):  # the seed of the next call is another one
+                generator = self._own_generator(generator, values)
+                outputs = self._outputs(values, generator)
+                advance(tensordict, cast("NestedKey", self.generator), generator)
+            else:
+                outputs = self._outputs(values, generator)
+        else:
+            outputs = self._outputs(values, generator)
         target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and tensordict_out is None:
             target = tensordict.expand(*_shape_of(self), *tensordict.batch_size)

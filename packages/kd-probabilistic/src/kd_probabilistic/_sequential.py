@@ -12,7 +12,7 @@ from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_nn import TensorDictModuleBase, TensorDictSequential
 from kd_probabilistic._components import only_key
 from kd_probabilistic._composite import CompositeDistribution
-from kd_probabilistic._interaction import InteractionType
+from kd_probabilistic._interaction import InteractionType, composite_lp_aggregate
 from kd_probabilistic._module import LogProb, ProbabilisticTensorDictModule
 from kd_probabilistic._scoring import ScoringModule
 from kd_probabilistic._settings import DISCARD
@@ -240,7 +240,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"`dist` must be the `CompositeDistribution` of all {len(leaves)} probabilistic "
                 f"modules, got {type(dist).__name__}. Pass what `get_dist` returns."
             )
-        if aggregate:
+        if composite_lp_aggregate() if aggregate is None else aggregate:
             return dist.log_prob(values, aggregate=True)
         made = TensorDict()
         for leaf in leaves:

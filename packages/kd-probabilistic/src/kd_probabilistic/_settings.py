@@ -331,8 +331,8 @@ class ConfiguredModule(TensorDictModuleBase):
 
     @property
     def distribution_kwargs(self) -> dict[str, object]:
-        """Further arguments of the distribution, as a copy."""
-        return dict(self._settings.build.settings)
+        """Further arguments of the distribution; what is written into the dict counts."""
+        return self._settings.build.settings
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:

@@ -116,7 +116,7 @@ class CallNames:
                 f"{who()} expected at most {many} ({self.accepted()}), got {len(args)}."
             )
         for value in args:
-            if value.__class__ is not Tensor and _is_plain_mapping(value):
+            if value.__class__ is not Tensor and is_plain_mapping(value):
                 raise DispatchError(
                     f"{who()} expected a container or tensors ({self.accepted()}), got a plain "
                     f"`{type(value).__name__}`. Wrap it in a `TensorDict`: `TensorDict(...)`."
@@ -168,7 +168,7 @@ class CallNames:
             return {self.keys[self.names.index(name)]: value}
         heads = {unravel_key_to_tuple(k)[0] for k in self.keys if not isinstance(k, str)}
         heads = {head for head in heads if argument_name(head) == name}
-        if len(heads) == 1 and (_is_plain_mapping(value) or is_tensor_collection(value)):
+        if len(heads) == 1 and (is_plain_mapping(value) or is_tensor_collection(value)):
             return self._open(heads.pop(), value, who)
         raise self._refusal(name, value, who)
 
@@ -201,16 +201,17 @@ class CallNames:
             )
         near = nearest_key(name, self.names)
         hint = "" if near is None else f" Did you mean `{near}`?"
-        if name == "tensordict" and _is_plain_mapping(value):
+        if name == "tensordict" and is_plain_mapping(value):
             hint = " Wrap the dict in a `TensorDict`."
         return DispatchError(
             f"{who()} has no argument `{name}`. Accepted: {self.accepted()}.{hint}"
         )
 
 
-def _is_plain_mapping(value: object) -> TypeGuard[Mapping[str, object]]:
+def is_plain_mapping(value: object) -> TypeGuard[Mapping[str, object]]:
+    """Return whether a value is a mapping that is not a container."""
     return isinstance(value, Mapping) and not is_tensor_collection(value)
 
 
 def _as_entry(value: object) -> object:
-    return TensorDict(value) if _is_plain_mapping(value) else value
+    return TensorDict(value) if is_plain_mapping(value) else value

@@ -17,9 +17,9 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overl
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase, is_tensor_collection
 from kd_core.extending import signature_of
-from kd_nn._dispatch.call_names import CallNames
+from kd_nn._dispatch.call_names import CallNames, is_plain_mapping
 from kd_nn._dispatch.entries import container_of, entry, read_optional
 from kd_nn._errors import DispatchError, KeysNotDeclared, not_a_container
 from kd_nn._keys.specs import DISCARD, Keys, parse_keys
@@ -157,6 +157,10 @@ class Dispatched(Generic[M]):
             if kwargs or len(args) > 1:
                 self._refuse_tensors(module, args[1:], kwargs)
             return self.function(module, *args, **kwargs)
+        if len(args) == 1 and args[0].__class__ is not Tensor and is_plain_mapping(args[0]):
+            return self._enter(module, TensorDict(args[0]), **kwargs)
+        if "tensordict" in kwargs and is_plain_mapping(kwargs["tensordict"]):
+            kwargs["tensordict"] = TensorDict(kwargs["tensordict"])
         if is_tensor_collection(kwargs.get("tensordict")):
             container = kwargs.pop("tensordict")
             self._refuse_tensors(module, args, kwargs)
@@ -168,7 +172,14 @@ class Dispatched(Generic[M]):
     ) -> None:
         """Raise if anything is given next to a container that the method does not take."""
         unknown = [f"`{name}`" for name in kwargs if name not in self.extras]
-        if self.takes_any or (not unknown and len(args) <= self.places):
+        odd = [arg for arg in args if arg is not None and not is_tensor_collection(arg)]
+        if self.takes_any and not (args and "tensordict_out" in self.extras):
+            return
+        if (
+            not unknown
+            and len(args) <= self.places
+            and not (odd and "tensordict_out" in self.extras)
+        ):
             return
         given = [f"{len(args)} more by position"] if args else []
         further = ", ".join(f"`{name}`" for name in self.extras) or "nothing"
@@ -185,12 +196,18 @@ class Dispatched(Generic[M]):
         if self.extras:
             extras = {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
             kwargs = {k: v for k, v in kwargs.items() if k not in extras}
+        if self.takes_any and hasattr(type(module), "_kd_takes"):
+            takes = cast("Callable[[str], bool]", module._kd_takes)
+            further = {k: v for k, v in kwargs.items() if k not in names.names and takes(k)}
+            extras |= further
+            kwargs = {k: v for k, v in kwargs.items() if k not in further}
 
         def who() -> str:
             return describe(module)
 
         bound = names.bind(args, kwargs, who)
-        names.require(bound, optional_keys(module), who)
+        if not _has_defaults(module, [key for key in names.keys if key not in bound]):
+            names.require(bound, optional_keys(module), who)
         if not extras:
             run = getattr(type(module), "run_on_values", None)
             if run is not None and type(module).forward is self:
@@ -337,6 +354,13 @@ def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
             f"`TensorDictModule({name}, in_keys=[...], out_keys=[...])`."
         )
     return parameters
+
+
+def _has_defaults(module: nn.Module, missing: list[NestedKey]) -> bool:
+    """Return whether a module can leave out some inputs, since what it wraps has defaults."""
+    if not missing or not hasattr(type(module), "_kd_has_defaults"):
+        return not missing
+    return bool(cast("Callable[[list[NestedKey]], bool]", module._kd_has_defaults)(missing))
 
 
 def keys_of(module: nn.Module, source: str | Keys) -> Keys:

@@ -139,7 +139,7 @@ def run_steps(
         it by another one, that one.
     """
     work = tensordict.copy()
-    replaced = False
+    replaced, written = False, work
     for idx, (name, step) in enumerate(sequence.named_steps()):
         if idx not in live:
             continue
@@ -159,7 +159,10 @@ def run_steps(
                 result: object = run_steps(nested, work, work, needed, live[idx], inside)
             else:
                 result = _run_step(step, work, live[idx])
+            before = work
             work, swapped = _merge(step, work, result)
+            if swapped and not replaced:
+                written = before
         except Exception as error:
             from kd_nn._dispatch.notes import add_step_note
 
@@ -169,7 +172,16 @@ def run_steps(
             raise
         replaced = replaced or swapped
     if replaced and target is tensordict:
-        return without_hidden(sequence, work, tensordict)
+        # What the steps before wrote into the input stays there.
+        changed = changed_keys(written, tensordict)
+        write_entries(tensordict, changed, [entry(written, key) for key in changed])
+        if sequence.__dict__.get("inplace") is not True:
+            return without_hidden(sequence, work, tensordict)
+        outputs = tuple(key for key in outputs if has_entry(work, key))
+        write_entries(target, outputs, [entry(work, key) for key in outputs])
+        return target
+    if replaced:
+        outputs = tuple(key for key in outputs if has_entry(work, key))
     target = work.empty() if target is None else target
     _commit(sequence, work, target, tensordict, outputs)
     return target

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
 
 from torch import Tensor, nn
 
@@ -15,12 +16,13 @@ from kd_core import (
     is_tensor_collection,
     unravel_key_to_tuple,
 )
-from kd_core.extending import explains_parameters
+from kd_core.extending import explains_parameters, signature_of
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
     container_of,
     destination,
+    has_entry,
     read_entries,
     read_optional,
     write_entries,
@@ -97,7 +99,6 @@ class TensorDictModule(TensorDictModuleBase):
     method_kwargs: Mapping[str, object]
     strict: bool
     _in_spec: InKeySpec
-    replaces_container: ClassVar[bool] = False
     writes_by_inplace: ClassVar[bool] = True
     checks: ClassVar[Mapping[str, Check]] = {
         "inplace": checked_inplace,
@@ -148,6 +149,11 @@ class TensorDictModule(TensorDictModuleBase):
             return [*self._in_spec.keys]
 
     @property
+    def replaces_container(self) -> bool | None:
+        """Whether the result is another container than the input."""
+        return self.inplace not in (True, None) and any(k != DISCARD for k in self.out_keys)
+
+    @property
     def optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out."""
         return [] if self.strict else self.in_keys
@@ -166,13 +172,19 @@ class TensorDictModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(
-        self, tensordict: TensorDictBase, *, tensordict_out: TensorDictBase | None = None
+        self,
+        tensordict: TensorDictBase,
+        *,
+        tensordict_out: TensorDictBase | None = None,
+        **kwargs: object,
     ) -> TensorDictBase:
         """Read, run and write.
 
         Args:
-            tensordict: The container to read.
+            tensordict: The container to read; an entry may be missing if the callable has a default
+                for it.
             tensordict_out: The container to write, instead of what `inplace` says.
+            **kwargs: Further keyword arguments of the callable.
 
         Returns:
             The container that was written.
@@ -184,16 +196,87 @@ class TensorDictModule(TensorDictModuleBase):
         if outputs_exist(self, tensordict):
             return tensordict
         keys = self._in_spec.keys
-        if self.strict:
-            values = read_entries(tensordict, keys, lambda: describe(self))
+        if kwargs:
+            made = self._kd_run_by_name(tensordict, kwargs)
+        elif self.strict:
+            try:
+                values = read_entries(tensordict, keys, lambda: describe(self))
+            except KeyError:
+                if not self._kd_has_defaults([k for k in keys if not has_entry(tensordict, k)]):
+                    raise
+                made = self._kd_run_by_name(tensordict, {})
+            else:
+                made = self.forward_values(*values)
         else:
-            values = read_optional(tensordict, keys)
-        outputs = dict(zip(self._own_out_keys(), self.forward_values(*values), strict=True))
+            made = self.forward_values(*read_optional(tensordict, keys))
+        outputs = dict(zip(self._own_out_keys(), made, strict=True))
         if DISCARD in outputs or self.__dict__.get("_selected") is not None:
             outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
         target = destination(tensordict, self.inplace, tensordict_out)
         write_entries(target, tuple(outputs), tuple(outputs.values()))
         return target
+
+    def _kd_has_defaults(self, missing: Collection[NestedKey]) -> bool:
+        """Return whether the callable has a default for each of some inputs."""
+        if "_in_spec" not in self.__dict__:  # a sequence
+            return False
+        names = self._kd_argument_names()
+        parameters = signature_of(self._kd_function()).parameters if names else {}
+        return bool(names) and all(
+            name in parameters and parameters[name].default is not inspect.Parameter.empty
+            for name, key in zip(names, self._in_spec.reads, strict=True)
+            if key in missing
+        )
+
+    def _kd_takes(self, name: str) -> bool:
+        """Return whether the callable has a parameter of a name that is not an input."""
+        if "_in_spec" not in self.__dict__:
+            return False
+        try:
+            parameters = signature_of(self._kd_function()).parameters
+        except (TypeError, ValueError):
+            return False
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return name not in self._kd_argument_names() and (name in parameters or takes_any)
+
+    def _kd_function(self) -> Callable[..., object]:
+        wrapped: Callable[..., object] = self.module
+        if self.method is not None:
+            return cast("Callable[..., object]", getattr(wrapped, self.method))
+        return wrapped.forward if isinstance(wrapped, nn.Module) else wrapped
+
+    def _kd_argument_names(self) -> tuple[str, ...]:
+        """Return the name of the argument of each input; none where they are not known."""
+        if self._in_spec.names is not None:
+            return self._in_spec.names
+        try:
+            parameters = signature_of(self._kd_function()).parameters.values()
+        except (TypeError, ValueError):  # a function of C
+            return ()
+        names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        count = len(self._in_spec.reads)
+        return names[:count] if len(names) >= count else ()
+
+    def _kd_run_by_name(
+        self, tensordict: TensorDictBase, further: Mapping[str, object]
+    ) -> tuple[object, ...]:
+        """Run the callable without inputs that are missing, and with further arguments."""
+        reads, names = self._in_spec.reads, self._kd_argument_names()
+        missing = [key for key in reads if not has_entry(tensordict, key)]
+        if missing and self.strict and not self._kd_has_defaults(missing):
+            read_entries(tensordict, reads, lambda: describe(self))
+        values = dict(zip(reads, read_optional(tensordict, reads), strict=True))
+        options = {**further, **self.method_kwargs}
+        function = self.module if self.method is None else self._kd_function()
+        by_name = self._in_spec.names is not None or (bool(missing) and self.strict)
+        given = zip(names, reads, strict=True) if by_name else ()
+        named = {n: values[key] for n, key in given if key not in missing or not self.strict}
+        placed = () if by_name else tuple(values[key] for key in reads)
+        try:
+            return self.split_outputs(function(*placed, **named, **options))
+        except Exception as error:
+            self._add_call_note(error, values)
+            raise
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run the callable on one value per key of `in_keys`; return one per out key."""
@@ -270,7 +353,10 @@ class TensorDictModule(TensorDictModuleBase):
         Returns:
             One value per key of `out_keys` that is not discarded.
         """
-        outputs = self.forward_values(*[values.get(key) for key in self._in_spec.keys])
+        if self.strict and len(values) < len(self._in_spec.keys):
+            outputs = self._kd_run_by_name(container_of(values), {})
+        else:
+            outputs = self.forward_values(*[values.get(key) for key in self._in_spec.keys])
         by_key = dict(zip(self._own_out_keys(), outputs, strict=True))
         return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
 

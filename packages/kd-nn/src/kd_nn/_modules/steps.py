@@ -6,6 +6,7 @@ parameters of step `k` are called `module.k...`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Self, cast, overload
 
@@ -191,6 +192,8 @@ class StepList(TensorDictModuleBase):
     def _part(self, steps: Sequence[Step], kind: type | None = None) -> Self:
         """Return a sequence of some of the steps, of the same kind unless another is given."""
         named = isinstance(self.module, nn.ModuleDict)
+        if kind is None and not self.changes_by_assignment:
+            return self._kd_like(steps, named)
         build = cast("Callable[..., Self]", kind or type(self))
         return build(
             dict(steps) if named else [step for _, step in steps],
@@ -198,9 +201,17 @@ class StepList(TensorDictModuleBase):
             inplace=self.inplace,
         )
 
+    def _kd_like(self, steps: Sequence[Step], named: bool) -> Self:
+        """Return a sequence of a class of the user, whose constructor may take anything else."""
+        new = type(self).__new__(type(self))
+        for name, value in self.__getstate__().items():
+            new.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
+        new.__dict__["_selected"] = None
+        new.module = StepModuleDict(dict(steps)) if named else hold([step for _, step in steps])
+        return new
+
     def _replace_steps(self, steps: Sequence[Step], named: bool = False) -> Self:
-        for name, step in steps:
-            check_keyed(name, step)
+        steps = [(name, as_step(name, step)) for name, step in steps]
         selected = self.__dict__.get("_selected")
         before = self.module
         if named or isinstance(before, nn.ModuleDict):
@@ -264,13 +275,9 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     first = modules[0] if len(modules) == 1 else None
     if isinstance(first, (dict, nn.ModuleDict)):
         named = {check_name(name): step for name, step in first.items()}
-        for name, step in named.items():
-            check_keyed(name, step)
-        return StepModuleDict(named)
+        return StepModuleDict({name: as_step(name, step) for name, step in named.items()})
     steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
-    for idx, each in enumerate(steps):
-        check_keyed(str(idx), each)
-    return hold(cast("Iterable[nn.Module]", steps))
+    return hold([as_step(str(idx), each) for idx, each in enumerate(steps)])
 
 
 def needs_key(step: nn.Module, key: NestedKey) -> bool:
@@ -297,6 +304,25 @@ def check_name(name: object) -> str:
             f"a step is named by a str without a dot, as sub-modules are, got {name!r}."
         )
     return plain_str(name)
+
+
+def as_step(name: str, step: object) -> nn.Module:
+    """Return a step: a keyed module, or a function of a container in a `WrapModule`.
+
+    Raises:
+        NotKeyed: If it is neither.
+    """
+    if isinstance(step, nn.Module):
+        without = not (hasattr(step, "in_keys") or hasattr(step, "out_keys"))
+        takes_tensors = type(step).__module__.startswith("torch.nn.modules.")
+        if takes_tensors or not without or isinstance(step, TensorDictModuleBase):
+            check_keyed(name, step)
+            return step
+    elif isinstance(step, type) or not callable(step):
+        check_keyed(name, step)
+    from kd_nn._modules.wrappers import WrapModule  # few sequences have functions as steps
+
+    return WrapModule(cast("Callable[[TensorDictBase], TensorDictBase]", step))
 
 
 def check_keyed(name: str, step: object) -> None:

@@ -158,7 +158,7 @@ class _Resolver:
         live = flow.live_writes(wanted)
         steps = cast("_Sequence", root).named_steps()
         for idx, ((name, step), node) in enumerate(zip(steps, flow.nodes, strict=False)):
-            if not runs_on_values(step):
+            if not runs_on_values(step) or inplace_of(step) not in (True, None):
                 raise Unresolvable
             place = (*path, name), (*index, str(idx))
             if is_sequence(step):
