@@ -379,7 +379,10 @@ def test_parameters_of_the_distribution_may_come_later() -> None:
 
 def test_a_seed_in_an_entry_advances() -> None:
     module = normal(generator="seed", default_interaction_type="random")
-    for td in (TensorDict(loc=LOC, scale=SCALE, seed=torch.tensor(3)), params().set_non_tensor("seed", 3)):
+    for td in (
+        TensorDict(loc=LOC, scale=SCALE, seed=torch.tensor(3)),
+        params().set_non_tensor("seed", 3),
+    ):
         first, second = (module(td)["x"].clone() for _ in range(2))
         assert not torch.equal(first, second)
         again = module(params().set_non_tensor("seed", 3))["x"]

@@ -71,15 +71,14 @@ class Step:
     reads: list[Path]
     writes: list[Path]
     by_name: bool
-    inplace: bool
 
     def build(self) -> TensorDictModule:
         reads: list[NestedKey] = [to_key(path) for path in self.reads]
         writes = [to_key(path) for path in self.writes]
         if self.by_name:
             named = {"bias": reads[0]}
-            return TensorDictModule(OnlyBias(self.net), named, writes, inplace=self.inplace)
-        return TensorDictModule(self.net, reads, writes, inplace=self.inplace)
+            return TensorDictModule(OnlyBias(self.net), named, writes)
+        return TensorDictModule(self.net, reads, writes)
 
     def run(self, state: Nested) -> None:
         inputs = [look_up(state, path) for path in self.reads]
@@ -215,7 +214,7 @@ def steps(draw: st.DrawFn) -> Step:
         writes = [("n",)]
     elif kind is not Two:
         writes = writes[:1]
-    return Step(kind(draw(numbers)), reads, writes, by_name, draw(st.booleans()))
+    return Step(kind(draw(numbers)), reads, writes, by_name)
 
 
 def graphs(depth: int) -> st.SearchStrategy[Graph]:
