@@ -172,11 +172,14 @@ def run_steps(
             raise
         replaced = replaced or swapped
     if replaced and target is tensordict:
+        result = without_hidden(sequence, work, tensordict)
         # What the steps before wrote into the input stays there.
         changed = changed_keys(written, tensordict)
+        if sequence.__dict__.get("_selected") is not None:
+            changed = [key for key in changed if is_covered(key, outputs)]
         write_entries(tensordict, changed, [entry(written, key) for key in changed])
         if sequence.__dict__.get("inplace") is not True:
-            return without_hidden(sequence, work, tensordict)
+            return result
         outputs = tuple(key for key in outputs if has_entry(work, key))
         write_entries(target, outputs, [entry(work, key) for key in outputs])
         return target
