@@ -39,6 +39,11 @@ PARTS = {
     "compared": (26, COMPARED),
     "others": (20, tuple(f"--ignore={path}" for path in COMPILED + EXPORTED + COMPARED)),
 }
+# Libraries whose programs run on kd as they are; `vmas` imports `gym`.
+CLIENTS = (
+    *("torchrl==0.14.1", "rsl-rl-lib==5.5.1", "benchmarl==1.5.2", "vmas==1.5.2", "rl4co==0.7.0"),
+    *("gym==0.26.2", "gym_notices==0.1.0", "verl==0.9.1"),
+)
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -121,6 +126,15 @@ def interop(session: nox.Session) -> None:
     """Run containers through real trainers and actors, and exchange them with the peer."""
     install(session, "test", "trainers", "actors", "peer")
     session.run("pytest", "tests/interop", *session.posargs)
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Run programs of libraries that build on tensordict under kd and under it; compare numbers."""
+    install(session, "test", "clients")
+    # Without their dependencies: some ask for an older peer, some bring another torch.
+    session.install("--no-deps", *CLIENTS)
+    session.run("pytest", "benchmarks/clients", *session.posargs)
 
 
 @nox.session
