@@ -21,8 +21,10 @@ OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops/math"
 WIDTH = 100
 
 KERNELS = " ".join(f"{op}_tensor {op}_tensor_" for op in ("add", "div", "mul", "sub"))
-FUNCTIONS = "as_float as_truth binary binary_ binary_of_tensors binary_of_tensors_ cast_leaves "
-FUNCTIONS += "binary_swapped reflected unary unary_"
+FUNCTIONS = "as_float as_truth binary binary_ binary_of_tensors binary_of_tensors_ binary_swapped "
+FUNCTIONS += "cast_leaves compared reflected unary unary_"
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
@@ -41,7 +43,7 @@ from kd_core._leaves.foreach import (%s)
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import explains_parameters
 from kd_core._ops.math.binary import (%s)
-from kd_core._ops.math.operands import is_operand
+from kd_core._ops.math.operands import is_comparable
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
     from kd_core._ops.math.binary import CastFilter
     from kd_core._ops.math.defaults import Default
-    from kd_core._ops.math.operands import Operand
+    from kd_core._ops.math.operands import Comparable, Operand
 
 OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
 %s}
@@ -304,7 +306,7 @@ def binary(rows: Sequence["BinaryRow"]) -> Iterator[str]:
         body = *default_body(row), *binary_body(row, "", function)
         yield row.decorator + method(row.name, defaulted(row), text, *body)
         if row.operator:
-            yield from operators(row, f"binary(self, other, {function}{kernels(row)})")
+            yield from operators(row, f"{applied(row)[0]}(self, other, {function}{kernels(row)})")
 
 
 def binary_in_place(rows: Sequence["BinaryRow"]) -> Iterator[str]:
@@ -344,6 +346,8 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
 def applied(row: "BinaryRow") -> tuple[str, str]:
     """The function that applies a row, and the operand for it."""
     apply = "binary_of_tensors" if row.number in ("tensor", "float") else "binary"
+    if row.name in COMPARISONS:
+        apply = "compared"
     return apply, f"as_{row.number}({row.other})" if row.number in ("float", "truth") else row.other
 
 
@@ -360,11 +364,12 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
     name = row.operator
     if name in ("eq", "ne"):
         # `object` promises a bool for any operand, so a foreign one is left to it.
-        ignore = "  # type: ignore[override]  # a container, not a bool"
-        body = ("if is_operand(other):", f"    return {call}", "return NotImplemented")
-        yield method(f"__{name}__", ", other: Operand", "", *body, ignore=ignore)
+        ignore = "  # type: ignore[override]  # not a bool"
+        body = ("if is_comparable(other):", f"    return {call}", "return NotImplemented")
+        yield method(f"__{name}__", ", other: Comparable", "", *body, ignore=ignore)
         return
-    yield method(f"__{name}__", ", other: Operand", "", f"return {call}")
+    kind = "Comparable" if name in COMPARISONS else "Operand"
+    yield method(f"__{name}__", f", other: {kind}", "", f"return {call}")
     if name in ("lt", "le", "gt", "ge"):
         return  # Python exchanges these itself
     exact = ", exact=True" if name in ("add", "sub", "mul") else ""
@@ -379,7 +384,8 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
 
 def arguments(row: "BinaryRow") -> str:
     """The arguments after `self`."""
-    return f", {row.other}: Operand{options(row.options)}"
+    kind = "Comparable" if row.name in COMPARISONS else "Operand"
+    return f", {row.other}: {kind}{options(row.options)}"
 
 
 def options(given: Sequence["Option"]) -> str:

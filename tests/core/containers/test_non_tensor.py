@@ -17,6 +17,7 @@ from kd_core import (
     NonTensorData,
     NonTensorDataBase,
     NonTensorStack,
+    ShapeMismatch,
     TensorDict,
     TensorDictBase,
     cat,
@@ -40,7 +41,7 @@ def make(word: object = "reach") -> TensorDict:
         (lambda td: td.unbind(1)[0], (3,)),
         (lambda td: stack([td, td], 0), (2, 3, 2)),
         (lambda td: td + 1, (3, 2)),
-        (lambda td: td == td, (3, 2)),
+        (lambda td: td > td, (3, 2)),
         (lambda td: td.sum(0), (2,)),
         (lambda td: td.clone(), (3, 2)),
         (lambda td: td.apply(torch.neg), (3, 2)),
@@ -125,24 +126,42 @@ def test_a_wrapper_lists_its_value_once_for_each_row() -> None:
     assert NonTensorData("x").tolist() == "x"
 
 
-def test_it_is_not_written_to_some_rows() -> None:
+def test_a_written_row_makes_it_one_value_for_each_row() -> None:
     td = make()
     td[0] = make()[0]
-    with pytest.raises(InvalidArgument, match=r"`\('n', 'word'\)`.*one value for the whole batch"):
-        td[0] = make("grasp")[0]
-    with pytest.raises(InvalidArgument, match="one value for the whole batch, 'reach', which"):
-        td.set_(("n", "word"), "grasp")
-    with pytest.raises(InvalidArgument, match="`word` holds one value, 'reach', which cannot be"):
-        TensorDict({"word": "reach"}).copy_(TensorDict({"word": "grasp"}))
+    assert td["n", "word"] == "reach"
+    td[0] = make("grasp")[0]
+    assert td["n", "word"] == [["grasp"] * 2, ["reach"] * 2, ["reach"] * 2]
+    locked = TensorDict({"word": "reach", "x": torch.zeros(2)}, [2]).lock_()
+    locked.set_at_("word", "grasp", 1)
+    assert locked["word"] == ["reach", "grasp"]
+    with pytest.raises(ShapeMismatch):
+        TensorDict({"x": torch.zeros(2), "word": "a"}, [2])[0] = {"word": "b", "x": torch.zeros(9)}
+    with pytest.raises(InvalidArgument, match="one value for the whole batch"):
+        TensorDict({"unit": MetaData("m")}, [2])[0] = {"unit": "km"}
 
 
-def test_it_is_updated_in_place_with_the_same_only() -> None:
+def test_a_field_that_was_none_takes_a_row() -> None:
+    td = TensorDict({"word": None, "a": None, "x": torch.zeros(3)}, [3])
+    td[1] = TensorDict({"word": "reach", "a": torch.ones(2), "x": 1.0})
+    assert td["word"] == [None, "reach", None]
+    assert td["x"].tolist() == [0, 1, 0]
+    values = td.get_non_tensor("a")
+    assert values[::2] == [None, None]  # type: ignore[index]  # a list
+    assert torch.equal(values[1], torch.ones(2))  # type: ignore[index]  # a list
+
+
+def test_it_is_written_for_all_rows() -> None:
     td = make()
     td.update_({"n": {"word": "reach"}})
-    with pytest.raises(InvalidArgument, match="one value for the whole batch, 'reach', which"):
-        td.update_({"n": {"word": "grasp"}})
-    td.update({"n": {"word": "grasp"}})
+    td.update_({"n": {"word": "grasp"}})
     assert td["n", "word"] == "grasp"
+    assert td.set_(("n", "word"), "lift")["n", "word"] == "lift"
+    with pytest.raises(ShapeMismatch):
+        td.update_({"n": {"word": "drop"}, "x": torch.zeros(9)})
+    assert td["n", "word"] == "lift"
+    with pytest.raises(InvalidArgument, match="`word` holds one value, 'reach', which cannot be"):
+        TensorDict({"word": "reach"}).copy_(TensorDict({"word": "grasp"}))
 
 
 def test_a_path_does_not_go_through_it() -> None:
@@ -222,5 +241,25 @@ def test_nan_is_the_same_value(form: Callable[[float], object]) -> None:
     mine.batch_size = theirs.batch_size = [2]
     mine.update_(theirs)
     assert cat([mine, theirs])["x"] is mine["x"]
-    with pytest.raises(InvalidArgument, match="one value for the whole batch"):
-        mine.update_({"x": form(1.0)})
+    before = mine.get("x")
+    mine.update_({"x": form(float("nan"))})
+    assert mine.get("x") is before
+
+
+def test_a_wrapper_is_moved_as_a_tensor_of_its_batch() -> None:
+    node = NonTensorData("x", [3])
+    assert (node.ndim, node.dim(), node.numel(), len(node)) == (1, 1, 3, 3)
+    assert [each.tolist() for each in node] == ["x"] * 3
+    assert node[0] == NonTensorData("x")
+    assert node[:2].batch_size == (2,)
+    assert node.expand(2, 3).batch_size == (2, 3)
+    assert NonTensorData("x").expand(2).tolist() == ["x", "x"]
+    assert bool(NonTensorData("x", [0]))
+    joined: object = torch.cat([node, NonTensorData("y", [1])])  # type: ignore[list-item]  # wrappers
+    assert joined == NonTensorStack("x", "x", "x", "y")
+    with pytest.raises(InvalidArgument, match="must have a batch dimension"):
+        list(NonTensorData("x"))
+
+
+def test_metadata_is_annotated_with_a_type() -> None:
+    assert MetaData[str]("x") == MetaData("x")  # type: ignore[misc]  # for readers alone

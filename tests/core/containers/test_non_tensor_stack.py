@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    LinkedList,
     NonTensorData,
     NonTensorStack,
     ShapeMismatch,
@@ -138,8 +139,8 @@ def test_brackets_give_lists_and_get_the_wrapper() -> None:
     assert wrapper.batch_size == (2, 2)
     assert wrapper.tolist() == wrapper.data == td.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
     assert [id(value) for value in td.values()] == [id(wrapper)]
-    assert list(wrapper) == [["a", "b"], ["c", "d"]]
-    assert wrapper[0, 1] == "b"
+    assert [row.tolist() for row in wrapper] == [["a", "b"], ["c", "d"]]
+    assert wrapper[0, 1] == NonTensorData("b")
     assert wrapper[:, 1] == NonTensorStack("b", "d")
     assert len(wrapper) == 2
     assert td.to_dict() == {"s": [["a", "b"], ["c", "d"]]}
@@ -259,13 +260,16 @@ def test_every_write_takes_values_with_their_rows(
     holds(td)
 
 
-def test_one_value_is_not_written_by_another_one() -> None:
+def test_one_value_of_a_batch_is_written_for_all_rows() -> None:
     td = TensorDict({"x": torch.zeros(2), "unit": "m"}, [2])
     other = TensorDict({"x": torch.ones(2), "unit": "km"}, [2])
     for write in (td.copy_, td.update_):
-        with pytest.raises(InvalidArgument, match=r"`unit` holds one value .*'m'.*'km'"):
-            write(other)
-    assert td["x"].tolist() == [0, 0]
+        td["unit"] = "m"
+        write(other)
+        assert td["unit"] == "km"
+    with pytest.raises(InvalidArgument, match=r"`unit` holds one value .*'km'"):
+        td.update_({"x": torch.zeros(2), "unit": ["a", "b"]})
+    assert td["x"].tolist() == [1, 1]
 
 
 def test_a_tensor_is_not_written_to_values() -> None:
@@ -317,7 +321,7 @@ def test_arithmetic_leaves_it_alone() -> None:
         td.cumsum(0),
         td.apply(torch.neg),
         td.sum("feature"),
-        td == td,
+        td > td,
     ):
         assert same.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
 
@@ -448,8 +452,6 @@ def test_a_batch_that_it_does_not_fit_is_refused() -> None:
         td.batch_size = torch.Size([2, 1])
     with pytest.raises(ShapeMismatch, match="`s`"):
         TensorDict({"s": NonTensorStack("a", "b")}, [3])
-    with pytest.raises(InvalidArgument, match="one value for the whole batch"):
-        TensorDict({"s": "a"}, [2])[0] = {"s": "b"}
 
 
 def test_the_batch_size_of_its_container_changes() -> None:
@@ -479,3 +481,71 @@ def test_rows_go_through_torch_func(rows: list[str]) -> None:
     found = [each["w"] for each in inside]
     assert found == [rows[::-1], rows + rows, rows]
     assert [each[:]["w"] for each in inside] == found  # nothing of the call is left
+
+
+def test_wrappers_in_a_list_are_taken_off() -> None:
+    rows = [NonTensorData(value) for value in ("a", ["b"], [])]
+    assert NonTensorStack.from_list(rows).tolist() == ["a", ["b"], []]
+    assert NonTensorStack.from_list([["a", "c"], ["b", "d"]]).batch_size == (2, 2)
+    assert NonTensorStack.from_list([["a", "c"], ["b"]]).tolist() == [["a", "c"], ["b"]]
+    assert NonTensorStack[str] is NonTensorStack  # type: ignore[misc]  # for readers alone
+
+
+def test_it_is_indexed_and_moved_as_a_tensor_of_its_batch() -> None:
+    node = NonTensorStack(*"abcd")
+    assert [each.data for each in node] == list("abcd")  # type: ignore[attr-defined]  # wrappers of one row
+    assert node[1:3].tolist() == ["b", "c"]
+    assert (node.ndim, node.dim(), node.numel(), len(node), node.size(0)) == (1, 1, 4, 4, 4)
+    assert node.view(2, 2).tolist() == node.reshape(2, 2).tolist() == [["a", "b"], ["c", "d"]]
+    assert node.view(2, 2).transpose(0, 1).tolist() == [["a", "c"], ["b", "d"]]
+    assert node.view(2, 2).permute(1, 0).flatten().tolist() == ["a", "c", "b", "d"]
+    assert node.unflatten(0, (2, 2)).unsqueeze(0).squeeze(0).batch_size == (2, 2)
+    assert node.expand(2, 4).tolist() == [list("abcd")] * 2
+    assert node.repeat(2).tolist() == list("abcdabcd")
+    assert node.repeat_interleave(2).tolist() == list("aabbccdd")
+    assert [part.tolist() for part in node.split(3)] == [list("abc"), ["d"]]
+    assert [part.tolist() for part in node.chunk(2)] == [list("ab"), list("cd")]
+    assert [part.tolist() for part in node.unbind(0)] == list("abcd")
+    assert node.gather(0, torch.tensor([3, 0])).tolist() == ["d", "a"]
+    assert node.masked_select(torch.tensor([True, False, False, True])).tolist() == ["a", "d"]
+    assert node.to("cpu").device == torch.device("cpu")
+    copied = node.clone().contiguous()
+    node[0] = "z"
+    assert (node.tolist()[0], copied.tolist()[0]) == ("z", "a")  # type: ignore[index]  # lists
+    node[1:3] = ["x", "y"]
+    assert node.tolist() == list("zxyd")
+    with pytest.raises(ShapeMismatch):
+        node[1:3] = ["x", "y", "z"]
+
+
+def test_columns_of_text_are_joined_alone() -> None:
+    one, other = NonTensorStack(*"ab"), NonTensorStack(*"cd")
+    joined: object = torch.cat([one, other])  # type: ignore[list-item]  # wrappers
+    stacked: object = torch.stack([one, other], 1)  # type: ignore[list-item]  # wrappers
+    mixed: object = torch.stack([NonTensorData(1), NonTensorData(None)])  # type: ignore[list-item]  # wrappers
+    assert joined == NonTensorStack(*"abcd")
+    assert stacked == NonTensorStack.from_list([["a", "c"], ["b", "d"]])
+    assert mixed == NonTensorStack(1, None)
+
+
+def test_an_item_of_a_read_list_is_written_to_its_row() -> None:
+    td = TensorDict({"s": [["a", "b"], ["c", "d"]]}, [2, 2])
+    words: LinkedList = td["s"]  # type: ignore[assignment]  # a list of lists
+    assert isinstance(words, LinkedList)
+    words[0][1] = "x"  # type: ignore[index]  # as above
+    words[1] = ["y", "z"]
+    assert words == td["s"] == [["a", "x"], ["y", "z"]]
+    words.append(["more"])
+    assert td["s"] == [["a", "x"], ["y", "z"]]
+    with pytest.raises(ShapeMismatch):
+        words[0] = ["only one"]
+    assert type(pickle.loads(pickle.dumps(words))) is list
+    same = NonTensorData("x", [2]).tolist(as_linked_list=True)
+    with pytest.raises(InvalidArgument, match="one value for the whole batch"):
+        same[0] = "y"  # type: ignore[index]  # a list
+
+
+def test_tensors_are_listed_if_asked() -> None:
+    node = NonTensorStack(torch.ones(2), "a")
+    assert node.tolist(convert_tensors=True) == [[1.0, 1.0], "a"]
+    assert NonTensorData(torch.ones(2)).tolist(convert_tensors=True) == [1.0, 1.0]

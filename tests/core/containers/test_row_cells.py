@@ -104,7 +104,7 @@ def test_writes_again_and_again_keep_all_values(
             lambda: each.update_(new),  # noqa: B023 - called at once
             lambda: each.copy_(new),  # noqa: B023 - called at once
             lambda: each.__setitem__(slice(None), new),  # noqa: B023 - called at once
-            lambda: each.set_at_("w", new["w"], slice(None)).set_("x", new["x"]),  # noqa: B023
+            lambda: each.set_at_("w", new["w"], slice(None)).set_("x", new["x"]),  # noqa: B023 - as above
         )
         ways[number % len(ways)]()
         assert each["w"] == new["w"]

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from typing import cast
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -454,3 +455,39 @@ def test_a_lazy_stack_is_one_again_where_members_agree() -> None:
     td.set_("u", 4.0)
     td.update_({"n": {"u": torch.zeros(5)}})
     assert td.contiguous()["u"].tolist() == fixed(4.0).tolist()
+
+
+def test_a_wrapper_computes_as_the_tensor_in_it() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "x": torch.zeros(2)}, [2])
+    u: Tensor = td.get("u")  # type: ignore[assignment]  # what computes as one
+    td["v"] = u * 2 + torch.ones(3) - 1
+    assert isinstance(td.get("v"), UnbatchedTensor)
+    assert td["v"].tolist() == td[0]["v"].tolist() == [2, 2, 2]
+    found: list[object] = [
+        *(1 - u, 2 * u, u / 2, -u, u**2, u @ u, u.sum(), torch.exp(u), torch.stack([u, u])),
+        *(u > 0, torch.ones(3) * u, u[0], next(iter(u)), u.max(0).values, u.view(3, 1), abs(u)),
+        u // 2,
+    ]
+    ones = torch.ones(3)
+    expected = [
+        *(1 - ones, 2 * ones, ones / 2, -ones, ones**2, ones @ ones, ones.sum(), torch.exp(ones)),
+        *(torch.stack([ones, ones]), ones > 0, ones, ones[0], ones[0], ones[0], ones.view(3, 1)),
+        *(ones, ones // 2),
+    ]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert isinstance(mine, UnbatchedTensor)
+        assert torch.equal(mine.data, theirs)
+
+
+def test_a_wrapper_converts_as_the_tensor_in_it() -> None:
+    one = UnbatchedTensor(torch.tensor(2))
+    several: Tensor = UnbatchedTensor(torch.ones(3), [2])  # type: ignore[assignment]  # as above
+    assert (float(one), int(one), bool(one), complex(one), [5, 6, 7][one]) == (2.0, 2, True, 2, 7)
+    assert (len(several), several.ndim, several.tolist()) == (3, 1, [1.0, 1.0, 1.0])
+    assert numpy.asarray(several).tolist() == [1.0, 1.0, 1.0]
+    assert numpy.asarray(several, dtype="int32").dtype == numpy.int32
+    several[0] = 5
+    several.add_(1)
+    assert several.data.tolist() == [6, 2, 2]
+    with pytest.raises(AttributeError):
+        several.no_such_method()  # type: ignore[attr-defined]  # refused

@@ -19,15 +19,15 @@ class Named(TensorDict):
 
 def test_the_error_of_an_import_and_of_a_name_say_the_same() -> None:
     with pytest.raises(NotOffered) as read:
-        kd_core.lazy_legacy  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
+        kd_core.timeit  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
     with pytest.raises(NotOfferedImport) as imported:
-        from kd_core import lazy_legacy  # type: ignore[attr-defined]  # noqa: F401  # as above
+        from kd_core import timeit  # type: ignore[attr-defined]  # noqa: F401  # as above
     assert str(read.value) == str(imported.value)
-    assert "Remove the call" in str(read.value)
+    assert "Use `torch.utils.benchmark" in str(read.value)
 
 
 def test_hasattr_and_defaults_work() -> None:
-    assert not hasattr(kd_core, "lazy_legacy")
+    assert not hasattr(kd_core, "TensorAttrs")
     assert not hasattr(TensorDict(), "clear_refs_for_compile_")
     assert getattr(TensorDict(), "clear_refs_for_compile_", None) is None
     assert "clear_refs_for_compile_" not in dir(TensorDict())

@@ -14,6 +14,7 @@ from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedT
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
 from kd_core._containers.lazy_stack import maybe_dense_stack as maybe_dense_stack
+from kd_core._containers.non_tensor import LinkedList as LinkedList
 from kd_core._containers.non_tensor import MetaData as MetaData
 from kd_core._containers.non_tensor import NonTensorData as NonTensorData
 from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
@@ -80,6 +81,14 @@ if TYPE_CHECKING:
     from kd_core._leaves.questions import is_integer as is_integer
     from kd_core._ops.values.pack_layout import PackLayout as PackLayout
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
+    from kd_core._switches import capture_non_tensor_stack as capture_non_tensor_stack
+    from kd_core._switches import get_defaults_to_none as get_defaults_to_none
+    from kd_core._switches import lazy_legacy as lazy_legacy
+    from kd_core._switches import list_to_stack as list_to_stack
+    from kd_core._switches import set_capture_non_tensor_stack as set_capture_non_tensor_stack
+    from kd_core._switches import set_get_defaults_to_none as set_get_defaults_to_none
+    from kd_core._switches import set_lazy_legacy as set_lazy_legacy
+    from kd_core._switches import set_list_to_stack as set_list_to_stack
     from kd_core.convert import LeafSchema as LeafSchema
     from kd_core.convert import TensorDictFuture as TensorDictFuture
     from kd_core.convert import append_memmap as append_memmap
@@ -131,6 +140,11 @@ _publish(
         ),
         "kd_core._ops.values.pack_layout": "PackLayout",
         "kd_core._store.mapped_tensor": "MemoryMappedTensor",
+        "kd_core._switches": (
+            "capture_non_tensor_stack get_defaults_to_none lazy_legacy list_to_stack "
+            "set_capture_non_tensor_stack set_get_defaults_to_none set_lazy_legacy "
+            "set_list_to_stack"
+        ),
         "kd_core.convert": (
             "LeafSchema TensorDictFuture append_memmap from_any from_arrow from_consolidated "
             "from_csv from_dict from_h5 "

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import TensorDict
+from kd_core import InvalidArgument, KeySetMismatch, TensorDict, lazy_stack
 
 FAILING: list[Callable[[TensorDict], object]] = [
     lambda td: -td,
@@ -61,3 +61,25 @@ def test_complex_leaves_are_multiplied_in_place_as_one_is(number: complex) -> No
     td = TensorDict({f"k{i}": values.clone() for i in range(9)}, [len(values)]).mul_(number)
     for leaf in td.values():
         assert torch.equal(bits(leaf), bits(values.clone().mul_(number)))
+
+
+def test_comparisons_compare_data_and_mappings() -> None:
+    one = TensorDict({"x": torch.ones(2), "s": ["a", "b"], "n": {"unit": "m"}}, [2])
+    other = one.clone()
+    other[1] = {"s": "c"}
+    assert (one == one.clone()).all()
+    assert not (one == other).all()
+    assert (one == other)["s"].tolist() == [True, False]
+    assert (one != other)["s"].tolist() == [False, True]
+    assert (one == other)["n", "unit"].tolist() == [True, True]
+    assert not (TensorDict(s="a") == TensorDict(s="b")).all()
+    lazy = lazy_stack([TensorDict(s="a"), TensorDict(s="b")])
+    assert (lazy == lazy_stack([TensorDict(s="a"), TensorDict(s="c")]))["s"].tolist() == [1, 0]
+    plain = TensorDict({"a": torch.arange(2), "n": {"b": 1}})
+    assert (plain == {"a": torch.arange(2), "n": {"b": 1}}).all()
+    assert (plain != {"a": torch.zeros(2), "n": {"b": 2}})["a"].tolist() == [False, True]
+    assert (plain < {"a": torch.ones(2), "n": {"b": 2}})["a"].tolist() == [True, False]
+    with pytest.raises(KeySetMismatch):
+        plain == {"a": torch.arange(2)}  # noqa: B015  # the error is the promise
+    with pytest.raises(InvalidArgument, match="a number, a tensor or a container"):
+        plain + {"a": 1}  # type: ignore[operator]  # refused

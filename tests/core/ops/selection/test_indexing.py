@@ -15,6 +15,7 @@ from kd_core import (
     InvalidValue,
     KeyNotFound,
     KeySetMismatch,
+    Locked,
     NestedKey,
     OutOfRange,
     ShapeMismatch,
@@ -410,3 +411,31 @@ def test_rows_that_do_not_exist_are_not_written_where_there_are_no_elements(numb
         with pytest.raises(OutOfRange, match=r"out of range for batch_size \(1,\)"):
             td[torch.tensor([number])] = 2.5
         td[torch.tensor([0])] = 2.5
+
+
+def test_a_row_that_is_written_adds_the_keys_that_a_container_lacks() -> None:
+    td = TensorDict(batch_size=[4])
+    row = TensorDict({"a": torch.ones(3), "s": "z", "n": {"b": torch.ones(2, dtype=torch.int8)}})
+    td[1] = row
+    assert td["a"].tolist() == [[0.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3]
+    assert td["n", "b"].dtype is torch.int8
+    assert td["n", "b"].sum(1).tolist() == [0, 2, 0, 0]
+    assert td["s"] == [None, "z", None, None]
+    part = TensorDict(batch_size=[4])
+    part[2:] = TensorDict({"c": torch.ones(2, 3)}, [2])
+    assert part["c"].sum(1).tolist() == [0, 0, 3, 3]
+    picked = TensorDict(batch_size=[4])
+    picked[torch.tensor([0, 3])] = {"d": torch.tensor([5, 6])}
+    assert picked["d"].tolist() == [5, 0, 0, 6]
+
+
+def test_keys_are_added_all_or_none_and_never_to_a_locked_container() -> None:
+    td = TensorDict({"n": TensorDict(batch_size=[4]), "x": torch.zeros(4)}, [4])
+    with pytest.raises(ShapeMismatch):
+        td[0] = {"n": {"new": torch.ones(3)}, "x": torch.zeros(7)}
+    assert list(td.keys(True, True)) == ["x"]
+    with pytest.raises(KeySetMismatch):
+        td[0] = {"typo": torch.ones(3)}
+    with pytest.raises(Locked):
+        td.lock_()[0] = {"x": 1.0, "n": {"new": torch.ones(3)}}
+    assert td["x"].sum() == 0

@@ -39,10 +39,9 @@ def make_tensordict(
         torch.Size([3])
     """
     named = cast("dict[str, Any]", entries)
-    td = TensorDict(source, batch_size, device, **named)
-    if batch_size is not None or not auto_batch_size:
-        return td
-    return TensorDict(source, td.auto_batch_size_().batch_size, device, **named)
+    if batch_size is None and auto_batch_size:
+        return TensorDict.from_dict({**(source or {}), **named}, None, device, auto_batch_size=True)
+    return TensorDict(source, batch_size, device, **named)
 
 
 def from_module(

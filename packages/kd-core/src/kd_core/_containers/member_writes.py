@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe
 from kd_core._containers.member_entries import ragged
-from kd_core._containers.non_tensor import NonTensorData
+from kd_core._containers.non_tensor import NonTensorData, RowValue
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
@@ -211,6 +211,4 @@ def own_row(entry: Entry) -> RowData | None:
     """Return what writes to an entry of a member, if that is the value of one row."""
     if not isinstance(entry, NonTensorData) or entry._of_batch:
         return None
-    from kd_core._containers.row_cells import RowValue
-
     return cast("RowData", RowValue(entry))

@@ -9,31 +9,57 @@ and stays one value.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.plans import Fresh, Reduced
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, KeySetMismatch, shape_text
+from kd_core._errors import InvalidArgument, KeySetMismatch, one_value_for_all, shape_text
 from kd_core._keys import format_key
+from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explains_parameters, leaves_out
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Data, is_node
+from kd_core._nodes.entry import Encodes, Values, is_node
 
 if TYPE_CHECKING:
-    from typing import Self, TypeGuard
+    from typing import Self, SupportsIndex, TypeGuard
 
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
+    from kd_core._protocol.primitives import AbstractContainer
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
-class NonTensorDataBase(Data):
+_HELD: Final = "data"
+
+
+def _holding(node: NonTensorDataBase) -> AbstractContainer:
+    """Return a container that holds an entry alone."""
+    return cast("AbstractContainer", registry.make_dense({_HELD: node}, node._desc, True))
+
+
+def _all_held(value: object) -> object:
+    if isinstance(value, NonTensorDataBase):
+        return _holding(value)
+    if value.__class__ is list or value.__class__ is tuple:
+        return [_all_held(each) for each in cast("Sequence[object]", value)]
+    return value
+
+
+def _all_taken(made: object) -> object:
+    if isinstance(made, (list, tuple)):
+        return tuple(map(_all_taken, made))
+    entries: Mapping[str, object] | None = getattr(made, "_entries", None)
+    return made if entries is None else entries[_HELD]
+
+
+class NonTensorDataBase(Values):
     """The base class of non-tensor entries: `NonTensorData`, `MetaData` and `NonTensorStack`.
 
     `td["key"]` returns the value, `td.get("key")` the wrapper.
@@ -65,9 +91,151 @@ class NonTensorDataBase(Data):
         """The device of the container that it belongs to."""
         return self._desc.device
 
+    @property
+    def ndim(self) -> int:
+        """The number of batch dimensions."""
+        return self._desc.ndim
+
+    def dim(self) -> int:
+        """Return the number of batch dimensions."""
+        return self._desc.ndim
+
+    ndimension = dim
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the batch size, or one of its sizes."""
+        return self._desc.size if dim is None else self._desc.size[dim]
+
+    def numel(self) -> int:
+        """Return the number of rows."""
+        return max(1, self._desc.size.numel())
+
     @abstractmethod
-    def tolist(self) -> object:
-        """Return the value of each row, as nested lists of shape `batch_size`."""
+    def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
+        """Return the value of each row, as nested lists of shape `batch_size`.
+
+        Args:
+            convert_tensors: also return the elements of tensors and arrays as lists.
+            as_linked_list: return a `LinkedList`, whose items are written through to the rows.
+        """
+
+    def __len__(self) -> int:
+        return self._desc.batch[0] if self._desc.ndim else 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[NonTensorDataBase]:
+        """Return an iterator over the entries of the rows: wrappers."""
+        if not self._desc.ndim:
+            raise InvalidArgument(
+                "a non-tensor entry must have a batch dimension to be iterated over, got "
+                "batch_size (). Read its value with `data`."
+            )
+        return (self[row] for row in range(self._desc.batch[0]))
+
+    def __getitem__(self, index: object) -> NonTensorDataBase:
+        """Return the entry of one row or of several rows, as of a tensor of shape `batch_size`."""
+        return self._called("__getitem__", index)
+
+    def _called(self, method: str, *args: object, **options: object) -> NonTensorDataBase:
+        """Return the entry of what a method makes of a container that holds it."""
+        made = getattr(_holding(self), method)(*args, **options)
+        return cast("NonTensorDataBase", made._entries[_HELD])
+
+    def _parts(
+        self, method: str, *args: object, **options: object
+    ) -> tuple[NonTensorDataBase, ...]:
+        made = getattr(_holding(self), method)(*args, **options)
+        return tuple(each._entries[_HELD] for each in made)
+
+    def view(self, *shape: object) -> NonTensorDataBase:
+        """Return the entry with another batch size of as many rows."""
+        return self._called("view", *shape)
+
+    def reshape(self, *shape: object) -> NonTensorDataBase:
+        """Return the entry with another batch size of as many rows."""
+        return self._called("reshape", *shape)
+
+    def expand(self, *shape: object) -> NonTensorDataBase:
+        """Return the entry with new dimensions, or with dimensions of size 1 repeated."""
+        return self._called("expand", *shape)
+
+    def squeeze(self, *dim: object) -> NonTensorDataBase:
+        """Return the entry without dimensions of size 1."""
+        return self._called("squeeze", *dim)
+
+    def unsqueeze(self, dim: int) -> NonTensorDataBase:
+        """Return the entry with a dimension of size 1 inserted."""
+        return self._called("unsqueeze", dim)
+
+    def permute(self, *dims: object) -> NonTensorDataBase:
+        """Return the entry with its dimensions reordered."""
+        return self._called("permute", *dims)
+
+    def transpose(self, dim0: int, dim1: int) -> NonTensorDataBase:
+        """Return the entry with two dimensions exchanged."""
+        return self._called("transpose", dim0, dim1)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> NonTensorDataBase:
+        """Return the entry with several dimensions in one."""
+        return self._called("flatten", start_dim, end_dim)
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> NonTensorDataBase:
+        """Return the entry with one dimension as several."""
+        return self._called("unflatten", dim, sizes)
+
+    def repeat(self, *repeats: object) -> NonTensorDataBase:
+        """Return the entry with its rows repeated."""
+        return self._called("repeat", *repeats)
+
+    def repeat_interleave(self, repeats: object, dim: int | None = None) -> NonTensorDataBase:
+        """Return the entry with each row repeated."""
+        return self._called("repeat_interleave", repeats, **({} if dim is None else {"dim": dim}))
+
+    def gather(self, dim: int, index: Tensor) -> NonTensorDataBase:
+        """Return the entry of the rows that an index names along a dimension."""
+        return self._called("gather", dim, index)
+
+    def masked_select(self, mask: Tensor) -> NonTensorDataBase:
+        """Return the entry of the rows where a mask is true."""
+        return self._called("masked_select", mask)
+
+    def unbind(self, dim: int = 0) -> tuple[NonTensorDataBase, ...]:
+        """Return the entries of the rows along a dimension."""
+        return self._parts("unbind", dim)
+
+    def split(self, split_size: object, dim: int = 0) -> tuple[NonTensorDataBase, ...]:
+        """Return the entries of parts of several rows."""
+        return self._parts("split", split_size, dim)
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[NonTensorDataBase, ...]:
+        """Return the entries of a number of parts."""
+        return self._parts("chunk", chunks, dim)
+
+    def clone(self, recurse: bool = True) -> NonTensorDataBase:
+        """Return a copy; the values themselves are not copied."""
+        return self._called("clone", recurse)
+
+    def contiguous(self) -> NonTensorDataBase:
+        """Return the entry with its rows in order in memory."""
+        return self._called("contiguous")
+
+    def to(self, *args: object, **options: object) -> NonTensorDataBase:
+        """Return the entry on another device; its values stay as they are."""
+        return self._called("to", *args, **options)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call a function of torch on containers that hold the entries."""
+        given = {key: _all_held(value) for key, value in (kwargs or {}).items()}
+        return _all_taken(func(*map(_all_held, args), **given))
 
     @abstractmethod
     def maybe_to_stack(self) -> NonTensorDataBase:
@@ -81,6 +249,23 @@ class NonTensorDataBase(Data):
 
     def _item(self) -> object:
         return self.tolist()
+
+    def _equal_rows(self, other: Entry, equal: bool) -> Tensor:
+        desc = self._desc
+        alone = isinstance(self, NonTensorData) and isinstance(other, NonTensorData)
+        pairs = (self, cast("NonTensorDataBase", other))
+        found = [
+            [each._item()] if alone or not desc.ndim else each.reshape(-1).tolist()
+            for each in pairs
+        ]
+        mine, theirs = cast("list[list[object]]", found)
+        same = [same_data(*pair) is equal for pair in zip(mine, theirs, strict=True)]
+        answers = torch.tensor(same, dtype=torch.bool, device=desc.device)
+        return answers.expand(desc.batch) if alone and desc.ndim else answers.reshape(desc.batch)
+
+    def _write_at(self, index: tuple[object, ...], value: object) -> None:
+        """Write a value to rows."""
+        raise one_value_for_all("of the list", unwrapped(self), value, self._desc.ndim)
 
     def _constant(self) -> object:
         """Return what a pytree stores in its structure to rebuild the entry."""
@@ -132,7 +317,7 @@ class NonTensorDataBase(Data):
 
 
 @leaves_out("fields", "from_tensordict", "extend")
-class NonTensorData(NonTensorDataBase):
+class NonTensorData(NonTensorDataBase, Encodes):
     """A non-tensor entry: one value for the whole batch.
 
     `td["key"]` returns the value, `td.get("key")` this wrapper. Operations of the container pass it
@@ -181,12 +366,12 @@ class NonTensorData(NonTensorDataBase):
     def data(self, data: object) -> None:
         self._boxed = (data,)
 
-    def tolist(self) -> object:
+    def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
         """Return the value once for each row, as nested lists of shape `batch_size`."""
-        value: object = self.data
+        value: object = plain_value(self.data, convert_tensors)
         for size in reversed(self._desc.batch):
             value = [value for _ in range(size)]
-        return value
+        return linked(value, self) if as_linked_list else value
 
     def maybe_to_stack(self) -> NonTensorDataBase:
         """Return the value once for each row; without batch dimensions, the entry itself."""
@@ -206,6 +391,25 @@ class NonTensorData(NonTensorDataBase):
     def _spread(self, desc: Descriptor) -> Node:
         """Return the value once for each row of a batch."""
         return registry.wrap_rows([self.data], torch.zeros((), dtype=torch.int64), desc)
+
+    def _encode(
+        self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return a tensor that stands for the value of all rows, and one to copy into it.
+
+        Raises:
+            InvalidArgument: if there is a value for each row, or the entry may be a row of a batch,
+                whose value is a copy.
+        """
+        refuse_tensors(value, path)
+        if not self._agrees(value):
+            by_row = isinstance(value, (list, tuple)) or (
+                isinstance(value, NonTensorDataBase) and not isinstance(value, NonTensorData)
+            )
+            if by_row or not self._desc.ndim:
+                name = format_key(path)
+                raise one_value_for_all(name, unwrapped(self), unwrapped(value), self._desc.ndim)
+        return stand_in_for(self, value)
 
     def _under(self, desc: Descriptor) -> Self:
         """Return the value under another batch size that an operation made of the present one."""
@@ -287,6 +491,53 @@ class NonTensorData(NonTensorDataBase):
         return f"{type(self).__name__}(data={self.data!r}, batch_size={self.batch_size})"
 
 
+class LinkedList(list[object]):
+    """The values of rows in a list; an item that is assigned is written to its row.
+
+    Items are read as they were when the list was made. What changes the length of the list
+    (`append`, `pop`) changes the list alone.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"word": ["to", "be"]}, [2])
+        >>> td["word"][0] = "or"
+        >>> td["word"]
+        ['or', 'be']
+    """
+
+    __slots__ = ("_at", "_node")
+
+    def __init__(self, values: Iterable[object], node: NonTensorDataBase, at: tuple[int, ...]):
+        super().__init__(values)
+        self._node, self._at = node, at
+
+    def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
+        self._node._write_at((*self._at, index), value)
+        super().__setitem__(index, value)  # type: ignore[index]  # as a list takes it
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, (list(self),)
+
+
+def linked(values: object, node: NonTensorDataBase, at: tuple[int, ...] = ()) -> object:
+    """Return nested lists of rows as lists that write to the rows."""
+    if len(at) == node._desc.ndim:
+        return values
+    rows = enumerate(cast("list[object]", values))
+    if len(at) + 1 < node._desc.ndim:
+        return LinkedList([linked(each, node, (*at, row)) for row, each in rows], node, at)
+    return LinkedList(cast("list[object]", values), node, at)
+
+
+def plain_value(value: object, convert_tensors: bool) -> object:
+    """Return a value without a wrapper; tensors and arrays as lists, if that is asked for."""
+    if isinstance(value, NonTensorDataBase):
+        return value.tolist(convert_tensors=convert_tensors)
+    if convert_tensors and hasattr(value, "tolist"):
+        return cast("Tensor", value).tolist()
+    return value
+
+
 def refuse_tensors(value: object, path: tuple[str, ...]) -> None:
     """Refuse to write tensors, or a container or mapping of them, as a value.
 
@@ -330,9 +581,56 @@ class MetaData(NonTensorData):
 
     __slots__ = ()
 
+    def __class_getitem__(cls, item: object) -> type[Self]:
+        """Return the class: its values may be annotated with their type."""
+        return cls
+
     @classmethod
     def _always_of_batch(cls) -> bool:
         return True
+
+
+class _OneTarget(StandIn):
+    """A tensor that stands for the value of one row in a member of a stack."""
+
+    node: NonTensorData
+    value: object
+
+    def store(self, numbers: Tensor, source: Tensor) -> None:
+        """Replace the value."""
+        self.node.data = self.value
+
+
+class RowValue(Encodes):
+    """The value of one row in a member of a stack, which is written as the rows of the stack are.
+
+    A container without batch dimensions alone refuses such a write: it may be a row of a batch,
+    whose value is a copy.
+    """
+
+    __slots__ = ("_desc", "_node")
+
+    def __init__(self, node: NonTensorData) -> None:
+        self._node, self._desc = node, node._desc
+
+    def _encode(
+        self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return a tensor that stands for the value, and one to copy into it."""
+        refuse_tensors(value, path)
+        return stand_in_for(self._node, value)
+
+
+def stand_in_for(node: NonTensorData, value: object) -> tuple[Tensor, Tensor]:
+    """Return a tensor that stands for the value of an entry, and one to copy into it."""
+    source = torch.zeros((), dtype=torch.int64)
+    new = value._item() if isinstance(value, NonTensorDataBase) else value
+    if is_compiling():  # it makes no writes if one of them is refused
+        node.data = new
+        return source.clone(), source
+    target = source.clone().as_subclass(_OneTarget)
+    target.plain, target.node, target.value = source, node, new
+    return target, source
 
 
 def restore_row_of_batch(data: object, device: torch.device | None) -> NonTensorData:

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe, describe_on
+from kd_core._batch.descriptor import describe_on
 from kd_core._batch.plans import Fresh, Padded, Reduced
-from kd_core._batch.shapes import batch_of, wrap_dim
+from kd_core._batch.shapes import batch_of, broadcasts_to, wrap_dim
 from kd_core._containers.non_tensor import (
+    MetaData,
     NonTensorData,
     NonTensorDataBase,
+    linked,
+    plain_value,
     refuse_tensors,
     wrap_data,
 )
@@ -42,7 +45,7 @@ from kd_core._containers.row_cells import (
     table_of,
     without_wrappers,
 )
-from kd_core._errors import ShapeMismatch, batch_does_not_fit, shape_text
+from kd_core._errors import ShapeMismatch, batch_does_not_fit, cannot_broadcast, shape_text
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
@@ -60,6 +63,10 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 """How many values `repr` shows before it leaves out the rest."""
+
+
+_HOLDS: Final = frozenset({NonTensorData, MetaData})
+"""Wrappers that values may be, which reading takes off."""
 
 
 class NonTensorStack(NonTensorDataBase, RowData):
@@ -89,6 +96,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
     """
 
     __slots__ = ("_cells", "_loose", "_positions")
+
+    def __class_getitem__(cls, item: object) -> type[Self]:
+        """Return the class: its values may be annotated with their type."""
+        return cls
 
     _positions: Tensor
     _cells: Cells
@@ -127,8 +138,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """Build the entry from nested lists.
 
         Args:
-            values: one value for each row, as nested lists of shape `batch_size`.
-            batch_size: the batch size; `None`: one dimension, with one row for each item.
+            values: one value for each row, as nested lists of shape `batch_size`; wrappers are
+                taken off.
+            batch_size: the batch size; `None`: a dimension for each level of lists that have the
+                same length.
             device: the device of the container.
 
         Raises:
@@ -139,8 +152,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
             >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], [2, 2]).batch_size
             torch.Size([2, 2])
         """
-        batch = (len(values),) if batch_size is None else batch_of(batch_size)
-        return restore_rows(values_of_rows(values, batch, "the list"), batch, device)
+        batch = _batch_of_lists(values) if batch_size is None else batch_of(batch_size)
+        rows = values_of_rows(values, batch, "the list")
+        rows = [each._item() if isinstance(each, NonTensorDataBase) else each for each in rows]
+        return restore_rows(rows, batch, device)
 
     @classmethod
     def from_nontensordata(cls, non_tensor: NonTensorDataBase) -> NonTensorDataBase:
@@ -152,27 +167,33 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """The values as nested lists of shape `batch_size`."""
         return self.tolist()
 
-    def __len__(self) -> int:
-        return self._desc.batch[0] if self._desc.ndim else 0
+    def __setitem__(self, index: object, value: object) -> None:
+        """Write values to rows: a wrapper, nested lists, or one value for all of them."""
+        self._write_at(index, value)
 
-    def __iter__(self) -> Iterator[object]:
-        values = self.tolist()
-        return iter(values if isinstance(values, list) else (values,))
-
-    def __getitem__(self, index: object) -> object:
-        """Return the value of one row, or the entry of several rows."""
+    def _write_at(self, index: object, value: object) -> None:
         rows = self._positions[index]  # type: ignore[index]  # torch checks it
-        found = self._with(rows, describe(tuple(rows.shape), self._desc.device))
-        node = cast("NonTensorDataBase", found)
-        return node if isinstance(node, NonTensorStack) else node._item()
+        target, source = self._encode(value, ("data",), tuple(rows.shape))
+        if not broadcasts_to(source.shape, rows.shape):
+            raise cannot_broadcast(source.shape, "rows of the entry", tuple(rows.shape))
+        target[index] = source  # type: ignore[index]  # as above
 
-    def tolist(self) -> object:
+    def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
         """Return the values as nested lists of shape `batch_size`."""
         values = cells_of(self).values if not is_compiling() else []
-        return nested_values(self._positions.tolist(), values)
+        if convert_tensors or not _HOLDS.isdisjoint(map(type, values)):
+            values = [plain_value(value, convert_tensors) for value in values]
+        rows = nested_values(self._positions.tolist(), values)
+        return linked(rows, self) if as_linked_list else rows
+
+    def _item(self) -> object:
+        return self.tolist(as_linked_list=True)
 
     def maybe_to_stack(self) -> NonTensorStack:
         """Return the entry itself."""
+        return self
+
+    def _spread(self, desc: Descriptor) -> NonTensorStack:
         return self
 
     def _with(self, positions: Tensor, desc: Descriptor) -> Self:
@@ -342,6 +363,19 @@ class NonTensorStack(NonTensorDataBase, RowData):
             listed = ", ".join(repr(values[position]) for position in first)
             shown = f"[{listed}, ... ({rest} more)]"
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
+
+
+def _batch_of_lists(values: Sequence[object]) -> Batch:
+    """Return the shape of nested lists, as far as those of a level have the same length."""
+    batch: Batch = ()
+    level: Sequence[object] = [values]
+    while level and all(isinstance(each, list) for each in level[1:]):
+        lists = cast("Sequence[list[object]]", level)
+        if batch and (not isinstance(level[0], list) or len({len(each) for each in lists}) > 1):
+            break
+        batch = (*batch, len(lists[0]))
+        level = [each for one in lists for each in one]
+    return batch
 
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:

@@ -32,10 +32,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase, refuse_tensors
+from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase
 from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import StandIn
-from kd_core._nodes.entry import Encodes
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -362,41 +361,3 @@ def _written_later(node: Rows, values: list[object]) -> Tensor:
     sources = torch.full_like(node._positions, -1)
     cells.later = Later(cells.later, node._positions, sources, values)
     return sources
-
-
-class _OneTarget(StandIn):
-    """A tensor that stands for the value of one row in a member of a stack."""
-
-    node: NonTensorData
-    value: object
-
-    def store(self, numbers: Tensor, source: Tensor) -> None:
-        """Replace the value."""
-        self.node.data = self.value
-
-
-class RowValue(Encodes):
-    """The value of one row in a member of a stack, which is written as the rows of the stack are.
-
-    A container without batch dimensions alone refuses such a write: it may be a row of a batch,
-    whose value is a copy.
-    """
-
-    __slots__ = ("_desc", "_node")
-
-    def __init__(self, node: NonTensorData) -> None:
-        self._node, self._desc = node, node._desc
-
-    def _encode(
-        self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return a tensor that stands for the value, and one to copy into it."""
-        refuse_tensors(value, path)
-        source = torch.zeros((), dtype=torch.int64)
-        new = value._item() if isinstance(value, NonTensorDataBase) else value
-        if is_compiling():  # it makes no writes if one of them is refused
-            self._node.data = new
-            return source.clone(), source
-        target = source.clone().as_subclass(_OneTarget)
-        target.plain, target.node, target.value = source, self._node, new
-        return target, source

@@ -11,8 +11,9 @@ Several of them become one only if they are known to be equal, so none is lost s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -107,6 +108,162 @@ class UnbatchedTensor(TensorData):
         """The batch size of the container that it belongs to."""
         return self._desc.size
 
+    def _computed(self, method: str, *args: object, **options: object) -> Self:
+        """Return what a method of the tensor gives, as an entry of the same container."""
+        given = [_unwrapped(each) for each in args]
+        named = {key: _unwrapped(each) for key, each in options.items()}
+        return cast("Self", _rewrapped(getattr(self._tensor, method)(*given, **named), self._desc))
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call a function of torch on the tensors; what it returns are entries again."""
+        desc = _first_desc((*args, *(kwargs or {}).values()))
+        named = {key: _unwrapped(each) for key, each in (kwargs or {}).items()}
+        return _rewrapped(func(*map(_unwrapped, args), **named), desc)
+
+    def __getattr__(self, name: str) -> object:
+        """Return an attribute or a method of the tensor."""
+        if name.startswith("_"):
+            raise AttributeError(f"`{type(self).__name__}` does not have the attribute `{name}`.")
+        found: object = getattr(self._tensor, name)
+        return partial(self._computed, name) if callable(found) else _rewrapped(found, self._desc)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
+        array = cast("Any", self._tensor.numpy(force=True))  # numpy is not a dependency
+        return array if dtype is None else array.astype(dtype)
+
+    def __float__(self) -> float:
+        return float(self._tensor)
+
+    def __int__(self) -> int:
+        return int(self._tensor)
+
+    def __index__(self) -> int:
+        return self._tensor.__index__()
+
+    def __bool__(self) -> bool:
+        return bool(self._tensor)
+
+    def __complex__(self) -> complex:
+        return complex(self._tensor)
+
+    def __len__(self) -> int:
+        return len(self._tensor)
+
+    def __iter__(self) -> Iterator[object]:
+        return (_rewrapped(each, self._desc) for each in self._tensor)
+
+    def __getitem__(self, index: object) -> object:
+        return self._computed("__getitem__", index)
+
+    def __setitem__(self, index: object, value: object) -> None:
+        self._tensor[_unwrapped(index)] = _unwrapped(value)  # type: ignore[index, assignment]  # torch checks both
+
+    def __add__(self, other: object) -> Self:
+        return self._computed("__add__", other)
+
+    def __radd__(self, other: object) -> Self:
+        return self._computed("__radd__", other)
+
+    def __sub__(self, other: object) -> Self:
+        return self._computed("__sub__", other)
+
+    def __rsub__(self, other: object) -> Self:
+        return self._computed("__rsub__", other)
+
+    def __mul__(self, other: object) -> Self:
+        return self._computed("__mul__", other)
+
+    def __rmul__(self, other: object) -> Self:
+        return self._computed("__rmul__", other)
+
+    def __truediv__(self, other: object) -> Self:
+        return self._computed("__truediv__", other)
+
+    def __rtruediv__(self, other: object) -> Self:
+        return self._computed("__rtruediv__", other)
+
+    def __floordiv__(self, other: object) -> Self:
+        return self._computed("__floordiv__", other)
+
+    def __rfloordiv__(self, other: object) -> Self:
+        return self._computed("__rfloordiv__", other)
+
+    def __mod__(self, other: object) -> Self:
+        return self._computed("__mod__", other)
+
+    def __rmod__(self, other: object) -> Self:
+        return self._computed("__rmod__", other)
+
+    def __pow__(self, other: object) -> Self:
+        return self._computed("__pow__", other)
+
+    def __rpow__(self, other: object) -> Self:
+        return self._computed("__rpow__", other)
+
+    def __matmul__(self, other: object) -> Self:
+        return self._computed("__matmul__", other)
+
+    def __rmatmul__(self, other: object) -> Self:
+        return self._computed("__rmatmul__", other)
+
+    def __and__(self, other: object) -> Self:
+        return self._computed("__and__", other)
+
+    def __rand__(self, other: object) -> Self:
+        return self._computed("__rand__", other)
+
+    def __or__(self, other: object) -> Self:
+        return self._computed("__or__", other)
+
+    def __ror__(self, other: object) -> Self:
+        return self._computed("__ror__", other)
+
+    def __xor__(self, other: object) -> Self:
+        return self._computed("__xor__", other)
+
+    def __rxor__(self, other: object) -> Self:
+        return self._computed("__rxor__", other)
+
+    def __lshift__(self, other: object) -> Self:
+        return self._computed("__lshift__", other)
+
+    def __rlshift__(self, other: object) -> Self:
+        return self._computed("__rlshift__", other)
+
+    def __rshift__(self, other: object) -> Self:
+        return self._computed("__rshift__", other)
+
+    def __rrshift__(self, other: object) -> Self:
+        return self._computed("__rrshift__", other)
+
+    def __lt__(self, other: object) -> Self:
+        return self._computed("__lt__", other)
+
+    def __le__(self, other: object) -> Self:
+        return self._computed("__le__", other)
+
+    def __gt__(self, other: object) -> Self:
+        return self._computed("__gt__", other)
+
+    def __ge__(self, other: object) -> Self:
+        return self._computed("__ge__", other)
+
+    def __neg__(self) -> Self:
+        return self._computed("__neg__")
+
+    def __abs__(self) -> Self:
+        return self._computed("__abs__")
+
+    def __invert__(self) -> Self:
+        return self._computed("__invert__")
+
     def _item(self) -> Tensor:
         return self._tensor
 
@@ -193,6 +350,34 @@ class UnbatchedTensor(TensorData):
 
         _, _, described = describe_leaf(self._tensor).partition("(")
         return f"{type(self).__name__}({described}"
+
+
+def _unwrapped(value: object) -> object:
+    if isinstance(value, UnbatchedTensor):
+        return value._tensor
+    if value.__class__ is list or value.__class__ is tuple:
+        kind: type = value.__class__
+        return kind(map(_unwrapped, cast("Sequence[object]", value)))
+    return value
+
+
+def _rewrapped(value: object, desc: Descriptor) -> object:
+    if isinstance(value, Tensor):
+        return wrap_tensor(value, desc)
+    if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
+        parts = [_rewrapped(each, desc) for each in value]
+        return type(value)(parts)
+    return value
+
+
+def _first_desc(values: Iterable[object]) -> Descriptor:
+    """Return the descriptor of the first entry among arguments, which may be in a list."""
+    for value in values:
+        inner = value if isinstance(value, (list, tuple)) else (value,)
+        for each in inner:
+            if isinstance(each, UnbatchedTensor):
+                return each._desc
+    return describe(())
 
 
 def restore_unbatched(

@@ -37,7 +37,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.loops import unwrapped
 from kd_core._leaves.shapeless import explain_shapeless, is_shapeless
-from kd_core._nodes.entry import is_data, is_row_data, is_unbatched
+from kd_core._nodes.entry import encodes, is_data, is_unbatched
 
 if TYPE_CHECKING:
     from kd_core._leaves.wrapped import Refused
@@ -104,7 +104,7 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
     sources: list[Tensor] = []
     target._collect_pair(source, targets, sources, ())
     for entry, value, path in targets.values:
-        if not is_row_data(entry):
+        if not encodes(entry):
             check_same_data(cast("Data", entry), value, path)
             continue
         stand_in, rows = entry._encode(value, path)

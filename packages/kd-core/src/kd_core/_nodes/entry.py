@@ -147,9 +147,25 @@ def is_unbatched(value: object) -> TypeGuard[TensorData]:
     return issubclass(type(value), TensorData)
 
 
-def is_data(value: object) -> TypeGuard[Data]:
+class Values(Data):
+    """Data that is not a tensor."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @abstractmethod
+        def _spread(self, desc: Descriptor) -> Node:
+            """Return the value once for each row of a batch."""
+
+        @abstractmethod
+        def _equal_rows(self, other: Entry, equal: bool) -> Tensor:
+            """Return for each row whether its value is equal to that of another entry, or not."""
+
+
+def is_data(value: object) -> TypeGuard[Values]:
     """Return whether a value is wrapped data that is not a tensor."""
-    return issubclass(type(value), Data) and not is_unbatched(value)
+    return issubclass(type(value), Values)
 
 
 def tensor_of(entry: object) -> Tensor | None:
@@ -176,14 +192,19 @@ class Encodes:
             """
 
 
-class RowData(Data, Encodes):
+class RowData(Values, Encodes):
     """Non-tensor data with one value per row, which is written as its rows are."""
 
     __slots__ = ()
 
 
 def is_row_data(value: object) -> TypeGuard[RowData]:
-    """Return whether a value is non-tensor data with one value per row, or stands for one row."""
+    """Return whether a value is non-tensor data with one value per row."""
+    return issubclass(type(value), RowData)
+
+
+def encodes(value: object) -> TypeGuard[Encodes]:
+    """Return whether a value encodes what is written to it."""
     return issubclass(type(value), Encodes)
 
 

@@ -48,7 +48,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._leaves.writes import writable_source
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Node, is_data, is_row_data, is_unbatched
+from kd_core._nodes.entry import Node, encodes, is_data, is_unbatched
 from kd_core._protocol.validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class AbstractContainer(Node):
     def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
         entry = self._entries[key]
-        if is_row_data(entry):
+        if encodes(entry):
             return [(*entry._encode(value, path), path)]
         if is_unbatched(entry):
             source = value._tensor if is_unbatched(value) else value

@@ -30,6 +30,7 @@ from kd_core._leaves.loops import entries_of, leaf_fits
 from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
+from kd_core._switches import list_to_stack
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -64,7 +65,7 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         stacked = _as_stack(value)
         if stacked is not None:
             return _node_as_entry(key, stacked, desc, path)
-        rows = _rows_of(value) if desc.batch else None
+        rows = _rows_of(value) if desc.batch and list_to_stack() else None
         if rows is None:
             return registry.wrap_data(value, desc)
         return registry.wrap_list(

@@ -20,7 +20,7 @@ MATHS: tuple[tuple[Callable[[TensorDictBase], TensorDictBase], Callable[[Tensor]
     (lambda td: td / 2, lambda x: x / 2),
     (lambda td: -td, lambda x: -x),
     (lambda td: td > 3, lambda x: x > 3),
-    (lambda td: td == td.clone(), lambda x: x == x),
+    (lambda td: td >= td.clone(), lambda x: x >= x),
     (lambda td: td.abs().sqrt(), lambda x: x.abs().sqrt()),
     (lambda td: td * TENSOR, lambda x: x * TENSOR.reshape(3, *(1,) * (x.ndim - 1))),
 )
@@ -39,6 +39,12 @@ class ValueContract(Contract):
             td = self.make()
             with unchanged(td):
                 holds(ours(td), mapped(self.content(), theirs))
+
+    def test_data_is_compared_with_the_leaves(self) -> None:
+        td = self.make()
+        with unchanged(td):
+            assert bool((td == td.clone()).all())
+            assert not bool((td != td.clone()).any())
 
     def test_maths_in_place_write_into_the_entries(self) -> None:
         td = self.make()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_data
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -61,7 +62,30 @@ def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
     # Apart from what is built in the end: with a batch size lists are rows.
     made = _maker(cls)(tree, None, None)._shallow()  # which is not locked
     made._engine.auto_batch_size_(made, most)  # type: ignore[attr-defined]  # of a concern
-    return made._desc.batch
+    batch = made._desc.batch
+    return batch[: _rows_in_lists(made, batch)]
+
+
+def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
+    """Return how many leading dimensions the lists of values have, too: one value for each row.
+
+    A list that does not have an item for each row of dimension 0 is left for the error to name.
+    """
+    most = len(batch)
+    for entry in level._entries.values():
+        if isinstance(entry, AbstractContainer):
+            most = min(most, _rows_in_lists(entry, batch))
+        elif is_data(entry) and isinstance(values := entry._item(), (list, tuple)):
+            found = 0
+            rows: list[object] = [values]
+            while found < most:
+                lists = [each for each in rows if isinstance(each, (list, tuple))]
+                if len(lists) < len(rows) or any(len(each) != batch[found] for each in lists):
+                    break
+                rows = [each for row in lists for each in row]
+                found += 1
+            most = min(most, max(found, 1))
+    return most
 
 
 def _maker(cls: type[C]) -> Callable[..., C]:

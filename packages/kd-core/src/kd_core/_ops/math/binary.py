@@ -9,7 +9,7 @@ the container.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
@@ -36,7 +36,7 @@ from kd_core._leaves.in_place import check_in_place
 from kd_core._leaves.loops import few_leaves
 from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._nodes import registry
-from kd_core._nodes.entry import tensor_of
+from kd_core._nodes.entry import is_data, tensor_of
 from kd_core._ops.math.operands import (
     as_operand,
     check_batches,
@@ -108,6 +108,40 @@ def binary(
     except RuntimeError as error:
         _explain(td, other, fn, error)
         raise
+
+
+def compared(td: W, other: object, fn: _LeafOp) -> W:
+    """Compare every leaf with the operand, which may be a mapping, and data that is not a tensor.
+
+    Data is equal or not, one answer for each row; another comparison leaves it as it is.
+    """
+    if isinstance(other, Mapping):
+        other = registry.nest_mapping(cast("Mapping[str, object]", other), td._desc.unlocked(), ())
+    result = binary(td, other, fn)
+    if fn in _EQUALITIES and td._nested and isinstance(other, AbstractContainer):
+        _compare_data(td, other, result, fn is torch.eq)
+    return result
+
+
+_EQUALITIES: Final = (torch.eq, torch.ne)
+
+
+def _compare_data(
+    td: AbstractContainer, other: AbstractContainer, result: AbstractContainer, equal: bool
+) -> None:
+    """Replace the data in a result by whether it is equal, or not equal."""
+    if isinstance(result, Composite) and isinstance(td, Composite):
+        rows = td._rows_of_operand(other)
+        for member, row, found in zip(td._members, rows, result._members, strict=True):
+            _compare_data(member, cast("AbstractContainer", row), found, equal)
+        return
+    theirs = other._entries
+    for key, entry in list(td._entries.items()):
+        if isinstance(entry, AbstractContainer):
+            below = cast("AbstractContainer", theirs[key])
+            _compare_data(entry, below, cast("AbstractContainer", result._entries[key]), equal)
+        elif is_data(entry):
+            result._set_entry(key, entry._equal_rows(theirs[key], equal))
 
 
 def _with_operand(

@@ -15,7 +15,7 @@ Knows operands and results; must not know the operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
 import torch
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 Operand: TypeAlias = "AbstractContainer | Tensor | complex"
 """A number, a tensor that broadcasts over the batch dimensions, or a container."""
 
+Comparable: TypeAlias = "Operand | Mapping[str, object]"
+"""An operand of a comparison, which may be a mapping, too."""
+
 # A tuple, because the guard of dynamo on a class in a set fails at once.
 NUMBERS: Final = (int, float, bool, complex)
 _OPERANDS: Final = (AbstractContainer, Tensor, int, float, complex)
@@ -53,6 +56,11 @@ _OPERANDS: Final = (AbstractContainer, Tensor, int, float, complex)
 def is_operand(value: object) -> TypeGuard[Operand]:
     """Return whether a pointwise operation takes this value."""
     return isinstance(value, _OPERANDS) or _is_array(value)
+
+
+def is_comparable(value: object) -> TypeGuard[Comparable]:
+    """Return whether a container is compared with this value: an operand, or a mapping."""
+    return is_operand(value) or isinstance(value, Mapping)
 
 
 def as_operand(value: object) -> Tensor | complex:

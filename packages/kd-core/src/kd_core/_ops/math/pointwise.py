@@ -33,11 +33,12 @@ from kd_core._ops.math.binary import (
     binary_of_tensors_,
     binary_swapped,
     cast_leaves,
+    compared,
     reflected,
     unary,
     unary_,
 )
-from kd_core._ops.math.operands import is_operand
+from kd_core._ops.math.operands import is_comparable
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from kd_core._ops.math.binary import CastFilter
     from kd_core._ops.math.defaults import Default
-    from kd_core._ops.math.operands import Operand
+    from kd_core._ops.math.operands import Comparable, Operand
 
 OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
     "add": "add",
@@ -1052,51 +1053,51 @@ class Comparisons(AbstractContainer):
 
     __slots__ = ()
 
-    def eq(self, other: Operand) -> Self:
+    def eq(self, other: Comparable) -> Self:
         """Return whether values are equal, leaf by leaf: `torch.eq`."""
-        return binary(self, other, torch.eq)
+        return compared(self, other, torch.eq)
 
-    def __eq__(self, other: Operand) -> Self:  # type: ignore[override]  # a container, not a bool
-        if is_operand(other):
-            return binary(self, other, torch.eq)
+    def __eq__(self, other: Comparable) -> Self:  # type: ignore[override]  # not a bool
+        if is_comparable(other):
+            return compared(self, other, torch.eq)
         return NotImplemented
 
-    def ne(self, other: Operand) -> Self:
+    def ne(self, other: Comparable) -> Self:
         """Return whether values differ, leaf by leaf: `torch.ne`."""
-        return binary(self, other, torch.ne)
+        return compared(self, other, torch.ne)
 
-    def __ne__(self, other: Operand) -> Self:  # type: ignore[override]  # a container, not a bool
-        if is_operand(other):
-            return binary(self, other, torch.ne)
+    def __ne__(self, other: Comparable) -> Self:  # type: ignore[override]  # not a bool
+        if is_comparable(other):
+            return compared(self, other, torch.ne)
         return NotImplemented
 
-    def lt(self, other: Operand) -> Self:
+    def lt(self, other: Comparable) -> Self:
         """Return whether values are less, leaf by leaf: `torch.lt`."""
-        return binary(self, other, torch.lt)
+        return compared(self, other, torch.lt)
 
-    def __lt__(self, other: Operand) -> Self:
-        return binary(self, other, torch.lt)
+    def __lt__(self, other: Comparable) -> Self:
+        return compared(self, other, torch.lt)
 
-    def le(self, other: Operand) -> Self:
+    def le(self, other: Comparable) -> Self:
         """Return whether values are less or equal, leaf by leaf: `torch.le`."""
-        return binary(self, other, torch.le)
+        return compared(self, other, torch.le)
 
-    def __le__(self, other: Operand) -> Self:
-        return binary(self, other, torch.le)
+    def __le__(self, other: Comparable) -> Self:
+        return compared(self, other, torch.le)
 
-    def gt(self, other: Operand) -> Self:
+    def gt(self, other: Comparable) -> Self:
         """Return whether values are greater, leaf by leaf: `torch.gt`."""
-        return binary(self, other, torch.gt)
+        return compared(self, other, torch.gt)
 
-    def __gt__(self, other: Operand) -> Self:
-        return binary(self, other, torch.gt)
+    def __gt__(self, other: Comparable) -> Self:
+        return compared(self, other, torch.gt)
 
-    def ge(self, other: Operand) -> Self:
+    def ge(self, other: Comparable) -> Self:
         """Return whether values are greater or equal, leaf by leaf: `torch.ge`."""
-        return binary(self, other, torch.ge)
+        return compared(self, other, torch.ge)
 
-    def __ge__(self, other: Operand) -> Self:
-        return binary(self, other, torch.ge)
+    def __ge__(self, other: Comparable) -> Self:
+        return compared(self, other, torch.ge)
 
 
 class Casts(AbstractContainer):

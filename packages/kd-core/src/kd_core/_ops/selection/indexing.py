@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core._batch.descriptor import describe
 from kd_core._batch.names import resized
 from kd_core._batch.shapes import (
     broadcasts_to,
@@ -42,7 +43,8 @@ from kd_core._leaves.writes import (
     write_all,
 )
 from kd_core._naming import explains_parameters
-from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, paths_to_update, source_items
 from kd_core._ops.selection.index_plan import (
     beyond,
@@ -56,12 +58,13 @@ from kd_core._ops.selection.index_plan import (
 )
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._leaves.foreach import StandIn
-    from kd_core._nodes.entry import AnyKey, Data, Entry, Node, Source
+    from kd_core._nodes.entry import AnyKey, Data, Entry, Node, RowData, Source, Values
     from kd_core._types import Batch, Index, IndexItem, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]
@@ -109,10 +112,13 @@ class Indexing(AbstractContainer):
 
         The source of an indexed write is a container or mapping, which may have fewer keys, or one
         value for all leaves. It is broadcast. All values are checked before the first is written.
-        `td[0]["a"] = v` does not change `td`, because `td[0]` is a new container.
+        A container without entries gets those of the source: zeros, or `None`, in the other rows.
+        One value that all rows share becomes one for each row. `td[0]["a"] = v` does not change
+        `td`, because `td[0]` is a new container.
 
         Raises:
             KeySetMismatch: if the source has keys that the container does not have.
+            Locked: if the container has no entries and is locked.
             ShapeMismatch: if a value does not fit.
         """
         if index.__class__ is str:
@@ -120,10 +126,7 @@ class Indexing(AbstractContainer):
         elif is_path(index):
             self._store(path_of(index), value)
         elif not (isinstance(value, AbstractContainer) and _copied(self, index, value)):
-            rows = _Rows(index, self._desc.batch)
-            writes: list[Write] = []
-            _stage_level(self, value, (), rows, writes)
-            rows.commit(writes)
+            _write_rows(self, index, value, adds=True)
 
     def _traced_rows_at(self, index: object) -> Self:
         """Return the rows without what is cached for eager code, which would add guards."""
@@ -201,7 +204,7 @@ class Indexing(AbstractContainer):
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
         else:
-            rows.stage_data(entry, value, path, writes)
+            rows.stage_data(level, entry, value, path, writes)
         rows.commit(writes)
         return self
 
@@ -216,7 +219,8 @@ class Indexing(AbstractContainer):
         Raises:
             KeySetMismatch: if the source has keys that this container does not have.
         """
-        self[index] = source
+        if not _copied(self, index, source):
+            _write_rows(self, index, source)
         return self
 
     @explains_parameters
@@ -250,8 +254,17 @@ class Indexing(AbstractContainer):
         items = source_items(source, "update_at_")
         if keys_to_update is not None:
             items = narrowed_items(items, paths_to_update(keys_to_update))
-        self[index] = items
+        _write_rows(self, index, items)
         return self
+
+
+def _write_rows(
+    target: AbstractContainer, index: object, source: object, adds: bool = False
+) -> None:
+    rows = _Rows(index, target._desc.batch)
+    writes: list[Write] = []
+    _stage_level(target, source, (), rows, writes, adds)
+    rows.commit(writes)
 
 
 def _without_first(batch: Batch) -> Batch:
@@ -282,7 +295,7 @@ def _rows_taken(container: W, rows: Tensor) -> W:
 class _Rows:
     """The target of an indexed write: a view of each leaf, or an index into it."""
 
-    __slots__ = ("batch", "batch_fn", "direct", "fn", "index", "ndim", "numbers", "where")
+    __slots__ = ("added", "batch", "batch_fn", "direct", "fn", "index", "ndim", "numbers", "where")
 
     def __init__(self, index: object, batch: Batch) -> None:
         index = None if index is True else index  # torch copies then, and converts the dtype
@@ -299,6 +312,8 @@ class _Rows:
         """Row numbers that `resolve` has not compared with the batch size, or a mask."""
         self.direct: list[Write] = []
         """Writes into members of a stack, which have resolved their rows already."""
+        self.added: list[tuple[AbstractContainer, str, Entry]] = []
+        """Entries that the written rows make: of a container, by key."""
 
     def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
         """Check and record one write."""
@@ -322,13 +337,29 @@ class _Rows:
         return target, source, path
 
     def stage_data(
-        self, entry: Node, value: object, path: tuple[str, ...], writes: list[Write]
+        self,
+        level: AbstractContainer,
+        entry: Node,
+        value: object,
+        path: tuple[str, ...],
+        writes: list[Write],
     ) -> None:
-        """Check and record a write of one value per row; other data may not change."""
+        """Check and record a write of one value per row.
+
+        One value for the whole batch becomes one per row, if it is not to stay one: `MetaData`.
+        """
         if not is_row_data(entry):
-            check_same_data(cast("Data", entry), value, path)
-            return
+            if cast("Data", entry)._agrees(value):
+                return
+            if not is_data(entry) or registry.state_of_data(entry)[0] or not entry._desc.ndim:
+                check_same_data(cast("Data", entry), value, path)
+                return
+            if entry._item() is None and isinstance(value, Tensor):
+                value = self._wrapped_rows(value)
+            entry = entry._spread(entry._desc)
+            self.added.append((level, path[-1], entry))
         shape = self.batch_fn(entry._desc.batch)
+        entry = cast("RowData", entry)
         whole, source = entry._encode(value, path, shape)
         if is_compiling():
             writes.append(self.stage(whole, source, path))
@@ -336,6 +367,44 @@ class _Rows:
         stand_in = cast("StandIn", whole)
         target, source, _ = self.stage(stand_in.plain, source, path)
         writes.append((stand_in.of(target), source, path))
+
+    def _wrapped_rows(self, value: Tensor) -> Node:
+        """Return the rows of a tensor as values, for a field that was `None`."""
+        shape = self.batch_fn(self.batch)
+        rows = value.reshape(-1, *value.shape[len(shape) :]) if shape else [value]
+        desc = describe(shape)
+        return registry.wrap_list(list(rows), desc) if shape else registry.wrap_data(value, desc)
+
+    def add(
+        self,
+        level: AbstractContainer,
+        source: object,
+        value: object,
+        path: tuple[str, ...],
+        writes: list[Write],
+    ) -> None:
+        """Record a key that a container lacks: zeros, or no value, in the rows not written."""
+        desc = level._desc
+        if desc.frozen:
+            level._check_unlocked(f"set {format_key(path)}")
+        given = describe(self.batch_fn(self.batch))
+        if isinstance(source, AbstractContainer):
+            given = source._desc.unlocked()
+        new = as_entry(path[-1], value, given, path[:-1])
+        entry: Entry
+        if isinstance(new, Tensor):
+            feature = new.shape[given.ndim :]
+            entry = new.new_zeros((*desc.batch, *feature))
+            writes.append(self.stage(entry, new, path))
+        elif isinstance(new, AbstractContainer):
+            entry = registry.make_dense({}, desc.unlocked(), True)
+            _stage_level(cast("AbstractContainer", entry), new, path, self, writes, adds=True)
+        elif is_unbatched(new) or registry.state_of_data(new)[0]:
+            entry = new._with_descriptor(desc)
+        else:
+            entry = cast("Values", registry.wrap_data(None, desc))._spread(desc)
+            self.stage_data(level, entry, new, path, writes)
+        self.added.append((level, path[-1], entry))
 
     def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
         """Refuse a dtype that torch does not convert at this index, by a try on a copy."""
@@ -364,6 +433,8 @@ class _Rows:
             except IndexError as error:  # at the first write: the index is the same for all
                 raise beyond(self.batch, error) from None
         write_all(self.direct)
+        for level, key, entry in self.added:
+            level._set_entry(key, entry)
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
         target[self.where] = source
@@ -429,8 +500,18 @@ def _stage_level(
     path: tuple[str, ...],
     rows: _Rows,
     writes: list[Write],
+    adds: bool = False,
 ) -> None:
-    """Record the writes of one level: of a container, a mapping, or one value for all."""
+    """Record the writes of one level: of a container, a mapping, or one value for all.
+
+    Args:
+        target: what is written.
+        value: what is written there.
+        path: the path of the target.
+        rows: the rows that are written.
+        writes: where the writes are appended.
+        adds: whether a level without entries gets those of the source.
+    """
     if isinstance(target, Composite):
         rows.direct += target._row_writes(rows.index, value, path)
         return
@@ -450,8 +531,10 @@ def _stage_level(
         if isinstance(entry, Tensor):
             writes.append(rows.stage(entry, new, (*path, key)))
         elif isinstance(entry, AbstractContainer):
-            _stage_level(entry, new, (*path, key), rows, writes)
+            _stage_level(entry, new, (*path, key), rows, writes, adds)
+        elif entry is None and adds and not entries:
+            rows.add(target, value, new, (*path, key), writes)
         elif entry is None:
             raise unknown_below(source, target._entries, path)
         else:
-            rows.stage_data(entry, new, (*path, key), writes)
+            rows.stage_data(target, entry, new, (*path, key), writes)

@@ -1,0 +1,54 @@
+"""Switches that programs of tensordict set."""
+
+import pytest
+import torch
+
+from kd_core import (
+    InvalidArgument,
+    NonTensorData,
+    TensorDict,
+    capture_non_tensor_stack,
+    get_defaults_to_none,
+    lazy_legacy,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_get_defaults_to_none,
+    set_lazy_legacy,
+    set_list_to_stack,
+)
+
+
+def test_switches_that_say_what_kd_does_do_nothing() -> None:
+    set_list_to_stack(True).set()
+    set_capture_non_tensor_stack(False).set()
+    set_lazy_legacy(False).set()
+    set_get_defaults_to_none(True)
+    assert (list_to_stack(), capture_non_tensor_stack()) == (True, False)
+    assert (lazy_legacy(), get_defaults_to_none()) == (False, True)
+    with set_lazy_legacy(False), set_capture_non_tensor_stack(False).clone():
+        assert TensorDict({"words": ["to", "be"]}, [2])[0]["words"] == "to"
+
+
+def test_a_list_can_be_one_value_for_all_rows() -> None:
+    @set_list_to_stack(False)
+    def stored() -> TensorDict:
+        assert not list_to_stack(allow_none=True)
+        return TensorDict({"words": ["to", "be"], "x": [1, 2]}, [2])
+
+    td = stored()
+    assert list_to_stack()
+    assert td.get("words") == NonTensorData(["to", "be"], [2])
+    assert torch.equal(td["x"], torch.tensor([1, 2]))
+    setting = set_list_to_stack(False)
+    with setting, setting:
+        assert not list_to_stack()
+    assert list_to_stack()
+
+
+def test_switches_that_lose_data_or_do_not_exist_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="rows would collapse"):
+        set_capture_non_tensor_stack(True).set()
+    with pytest.raises(InvalidArgument, match="must be `False`, got `True`"):
+        set_lazy_legacy().set()
+    with pytest.raises(InvalidArgument, match="must be `True`, got `False`"):
+        set_get_defaults_to_none(False)
