@@ -549,3 +549,9 @@ def test_tensors_are_listed_if_asked() -> None:
     node = NonTensorStack(torch.ones(2), "a")
     assert node.tolist(convert_tensors=True) == [[1.0, 1.0], "a"]
     assert NonTensorData(torch.ones(2)).tolist(convert_tensors=True) == [1.0, 1.0]
+
+
+def test_its_batch_size_may_be_told() -> None:
+    assert NonTensorStack("a", "b", batch_size=[2], strict_shape=True) == NonTensorStack("a", "b")
+    with pytest.raises(ShapeMismatch, match="must be that of the values"):
+        NonTensorStack("a", "b", batch_size=[3])

@@ -81,9 +81,11 @@ class NonTensorStack(NonTensorDataBase, RowData):
         *values: one value for each row. If all are wrappers, they are stacked.
         stack_dim: the position of the new batch dimension, if wrappers are stacked.
         device: the device of the container.
+        batch_size: the batch size, which the values have anyway.
+        strict_shape: of no effect: the values have one batch size in any case.
 
     Raises:
-        ShapeMismatch: if wrappers of different batch sizes are stacked.
+        ShapeMismatch: if wrappers of different batch sizes are stacked, or `batch_size` is another.
 
     Example:
         >>> import torch
@@ -108,7 +110,12 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     @explains_parameters
     def __init__(
-        self, *values: object, stack_dim: int = 0, device: DeviceLike | None = None
+        self,
+        *values: object,
+        stack_dim: int = 0,
+        device: DeviceLike | None = None,
+        batch_size: BatchSize | None = None,
+        strict_shape: bool = False,
     ) -> None:
         nodes = [value for value in values if isinstance(value, NonTensorDataBase)]
         if nodes and len(nodes) == len(values):
@@ -126,6 +133,11 @@ class NonTensorStack(NonTensorDataBase, RowData):
         else:
             self._positions, self._cells = cells_for(list(values), (len(values),))
             self._loose, self._desc = None, describe_on((len(values),), device)
+        if batch_size is not None and batch_of(batch_size) != self._desc.batch:
+            raise ShapeMismatch(
+                f"`batch_size` must be that of the values, {shape_text(self._desc.batch)}, got "
+                f"{shape_text(batch_of(batch_size))}. Leave it out."
+            )
 
     @classmethod
     @explains_parameters
