@@ -49,6 +49,7 @@ LEFT_OUT = {
     "from_zarr": "reads a file: `tests/core/convert`",
     "to_arrow": "makes a table of another library: `tests/core/convert`",
     "to_h5": "writes a file: `tests/core/convert`",
+    "to_store": "needs a server: `tests/interop/test_redis.py`",
     "to_pandas": "makes a table of another library: `tests/core/convert`",
     "to_parquet": "writes a file: `tests/core/convert`",
     "to_zarr": "writes a file: `tests/core/convert`",

@@ -18,6 +18,7 @@ from kd_core import MissingDependency, TensorDict
         ("pyarrow", lambda td: td.from_parquet("x")),
         ("h5py", lambda td: td.to_h5("x")),
         ("h5py", lambda td: td.from_h5("x")),
+        ("redis", lambda td: td.to_store(port=1)),
         ("zarr", lambda td: td.to_zarr("x")),
         ("zarr", lambda td: td.from_zarr("x")),
     ],

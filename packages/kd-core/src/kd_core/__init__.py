@@ -21,6 +21,10 @@ from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBas
 from kd_core._containers.non_tensor import is_non_tensor as is_non_tensor
 from kd_core._containers.non_tensor_stack import NonTensorStack as NonTensorStack
 from kd_core._containers.persistent import PersistentTensorDict as PersistentTensorDict
+from kd_core._containers.redis_store import (
+    LazyStackedTensorDictStore as LazyStackedTensorDictStore,
+)
+from kd_core._containers.redis_store import TensorDictStore as TensorDictStore
 from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass

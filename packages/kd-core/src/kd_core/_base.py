@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 @public_in("kd_core")
-@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs", "to_store")
+@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
 @leaves_out("asend", "arecv")
 class TensorDictBase(

@@ -76,6 +76,9 @@ write_h5: Callable[..., Node]
 open_h5: Callable[..., Node]
 """Open a file of HDF5 as a container; set by `_containers.persistent`."""
 
+to_store: Callable[..., Node]
+"""Send a container to a server of Redis; set by `_containers.redis_store`."""
+
 params_of: Callable[[Node, nn.Module | None], Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
 

@@ -444,9 +444,9 @@ class SealedTensor(Tensor):
         given = kwargs or {}
         written = [given.get("out")]
         name = getattr(func, "__name__", "")
-        if name in _WRITING or (name.endswith("_") and not name.endswith("__")):
+        if is_writing(func):
             written += args[:1] if args else list(given.values())[:1]
-        if any(map(_holds_sealed, written)) and name not in _HARMLESS:
+        if any(map(_holds_sealed, written)):
             raise InvalidValue(
                 "the store of this tensor was sealed, opened for reading, or compressed, and its "
                 f"tensors must not change: `{name}` would write to one. Open the store for "
@@ -471,6 +471,14 @@ _WRITING: Final = frozenset(
     | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
 )
 _HARMLESS: Final = frozenset(("requires_grad_", "share_memory_", "retain_grad_", "detach_"))
+
+
+def is_writing(func: Callable[..., object]) -> bool:
+    """Return whether a function of torch writes to its first argument."""
+    name = getattr(func, "__name__", "")
+    return name in _WRITING or (
+        name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+    )
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -372,6 +372,17 @@ class Formats(AbstractContainer):
         )
         return cast("AbstractContainer", opened)
 
+    def to_store(self, **options: object) -> AbstractContainer:
+        """Send the container to a server of Redis, and return the one there.
+
+        Args:
+            options: as of `TensorDictStore`: `host`, `port`, `db`, `prefix`.
+
+        Raises:
+            MissingDependency: if redis is not installed.
+        """
+        return cast("AbstractContainer", registry.to_store(self, options))
+
     @explains_parameters
     def to_zarr(self, filename: PathLike, *, allow_pickle: bool | None = None) -> Self:
         """Write a store of Zarr: a group for each container, an array for each leaf; return self.
