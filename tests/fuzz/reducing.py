@@ -141,6 +141,8 @@ def reduced(
         return (all if name == "all" else any)(
             bool(getattr(leaf, name)()) for leaf in plain.tensors()
         )
+    if at is None and name == "logsumexp" and ndim:
+        at = tuple(range(ndim))  # it keeps the features
     if at is None and keepdim:
         raise Refusal("nothing is kept of everything")
     if at is None:

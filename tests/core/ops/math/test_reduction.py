@@ -50,7 +50,8 @@ def test_over_everything(row: ReductionRow, td: TensorDict, leaves: dict[str, Te
     result = getattr(td, row.name)()
     assert result.batch_size == ()
     for key, value in plain(result).items():
-        dims = tuple(range(leaves[key].ndim))
+        whole = leaves[key].ndim
+        dims = tuple(range(2 if row.name == "logsumexp" else whole))  # which keeps the features
         torch.testing.assert_close(value, function(row.name)(leaves[key], dim=dims))
 
 
@@ -128,7 +129,9 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
     with pytest.raises(InvalidArgument, match="`keepdim=True` requires `dim`"):
         td.sum(keepdim=True)
     with pytest.raises(InvalidArgument, match="`reduce=True` cannot be combined"):
-        td.sum(0, reduce=True)
+        td.sum((0, 1), reduce=True)
+    with pytest.raises(InvalidArgument, match="`dim` must be an integer or a name"):
+        td.cummax((0, 1))  # type: ignore[call-overload]  # the error under test
     with pytest.raises(InvalidValue, match="requires at least one tensor"):
         TensorDict().sum(reduce=True)
 
@@ -166,3 +169,10 @@ def test_a_reduction_writes_into_out(name: str, td: TensorDict) -> None:
 
 def test_norm_of_another_dtype(td: TensorDict) -> None:
     assert td.norm(dtype=torch.float64)["a"].dtype is torch.float64
+
+
+def test_all_leaves_are_reduced_along_a_dimension() -> None:
+    td = TensorDict({"a": torch.rand(3, 2), "n": {"b": torch.rand(3, 2)}}, [3, 2])
+    for name in ("sum", "mean", "amax", "std"):
+        expected = getattr(torch.cat([td["a"], td["n", "b"]], 1), name)(1)
+        torch.testing.assert_close(getattr(td, name)(1, reduce=True), expected)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.plans import SAME_SHAPE
-from kd_core._errors import InvalidArgument
+from kd_core._errors import InvalidArgument, wrong_type
 from kd_core._ops.math.reducing import along_batch, batch_dims_of, reduced, without
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -77,6 +77,8 @@ def running(
 ) -> E | Tensor | Extremes[E] | Extremes[Tensor]:
     """Return the extreme values so far along a batch dimension; see `extreme`."""
     reduce, return_indices = how
+    if not isinstance(dim, (int, str)):
+        raise wrong_type("`dim`", "an integer or a name", dim)
     (axis,) = batch_dims_of(td, dim)
     if reduce:
         of_all = _as_torch(along, *along(_joined(td, axis), axis))

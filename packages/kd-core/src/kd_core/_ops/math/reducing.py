@@ -80,6 +80,8 @@ def reduced(
 
 
 def _each(td: W, fn: _Reduce, dim: Dim, keepdim: bool) -> W:
+    if dim is None and fn is logsumexp and not any(map(is_ragged, leaves_of(td))):
+        dim = tuple(range(td._desc.ndim)) or None  # alone of all, it keeps the features
     if dim is None:
         if keepdim:
             raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
@@ -249,6 +251,9 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
         )
     if everything:
         return fn(torch.cat(list(map(_vector_of, leaves))))
+    if isinstance(dim, int):
+        axis = wrap_dim(dim, td._desc.batch)
+        return fn(torch.cat(leaves, axis), axis, keepdim=keepdim)
     if not isinstance(dim, str) or keepdim:
         raise InvalidArgument(
             "`reduce=True` cannot be combined with batch dimensions or `keepdim`. Leave `dim` out, "
