@@ -81,7 +81,7 @@ class World:
                 node.model = ProbabilisticTensorDictSequential(
                     *steps, return_composite=node.composite, partial_tolerant=node.tolerant
                 )
-                for step, module in zip(node.steps, node.model.named_steps(), strict=True):
+                for step, module in zip(node.steps, node.model._kd_named_steps(), strict=True):
                     step.model = module[1]
             else:
                 node.model = TensorDictSequential(*steps, partial_tolerant=node.tolerant)

@@ -213,7 +213,7 @@ def inputs(model: TensorDictSequential, batch: int, rng: Random) -> Given | None
     torch.manual_seed(batch)
     found: Given = {}
     for path in map(unravel_key_to_tuple, model.in_keys):
-        left_out = key(path) in model.optional_in_keys and rng.random() < 0.5
+        left_out = key(path) in model._kd_optional_in_keys and rng.random() < 0.5
         if path[-1].startswith("params"):
             return None
         if left_out:

@@ -451,7 +451,8 @@ def make_buffer(world: World, rng: random.Random) -> None:
 
 def parametrise(world: World, rng: random.Random) -> None:
     for net in a_net(world, rng, nn.Linear) or ():
-        if "weight" in net._parameters and "forward" not in net.__dict__:
+        plain = "__getattr__" not in nn.Linear.__dict__ and "weight" not in net.__dict__
+        if plain and "weight" in net._parameters and "forward" not in net.__dict__:
             nn.utils.parametrizations.weight_norm(net)
 
 

@@ -97,7 +97,7 @@ def check_container(case: Case) -> None:
     containers = [*args, *kwargs.values()]
     shapes = tuple([ROWS for _ in pytree.tree_leaves(each)] for each in containers)
     # dynamo asks for all arguments that no default follows, whatever is given by position.
-    strict = case.strict and (by_name or not case.model.optional_in_keys)
+    strict = case.strict and (by_name or not case.model._kd_optional_in_keys)
     program = export(case.model, args, kwargs, dynamic_shapes=shapes, strict=strict)
     for batch in SIZES:
         args, kwargs = call(batch)

@@ -207,10 +207,23 @@ def test_compiled_code_of_another_thread_does_not_see_the_switch() -> None:
 
 
 def test_modes_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"must be True, False or None, got \['y'\]"):
-        set_skip_existing(["y"])  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(
+        InvalidArgument, match=r"must be True, False, None or a list of keys, got 3"
+    ):
+        set_skip_existing(3)  # type: ignore[arg-type]  # wrong on purpose
     with (
         pytest.raises(InvalidArgument, match="`mode` must be True or False"),
         set_skip_existing(None),
     ):
         pass
+
+
+def test_a_list_of_keys_skips_what_writes_one_of_them() -> None:
+    module = TensorDictModule(torch.neg, ["x"], ["y"])
+    td = TensorDict(x=torch.ones(2), y=torch.zeros(2))
+    with set_skip_existing(["y"], thread_local=True).clone():
+        assert skip_existing() == ["y"]
+        assert not module(td)["y"].any()
+    with set_skip_existing(["q", ("n", "z")]):
+        assert module(td)["y"].all()
+    assert skip_existing() is False

@@ -161,7 +161,7 @@ def test_container_made_in_part_inside_keeps_its_writers_outside() -> None:
     )
     model = TensorDictSequential(TensorDictModule(torch.exp, ["x"], [("n", "b")]), inner)
     x = torch.ones(3)
-    assert inner.partly_read == ["n"]
+    assert inner._kd_partly_read == ["n"]
     assert model.key_graph().overwritten_keys == ()
     assert torch.equal(model(TensorDict(x=x))["y"], x.exp() - x)
 

@@ -61,7 +61,7 @@ def test_odd_strings_run_at_every_call(a: str, b: str) -> None:
     for _ in range(4):
         assert same(model(a=X)[1], -1)
         assert same(model(TensorDict({a: X}))["c"], -1)
-    assert [name for name, _ in model.named_steps()] == ["a", "b"]
+    assert [name for name, _ in model._kd_named_steps()] == ["a", "b"]
 
 
 def test_names_of_members_may_be_odd_strings() -> None:
@@ -84,7 +84,7 @@ def test_a_method_may_be_a_member_of_an_enumeration() -> None:
     module = TensorDictModule(Inner(), ["x"], ["y"], method=Method.RUN)
     for _ in range(4):
         assert same(module(x=X), -1)
-    assert module.node_label == "Inner.run"
+    assert module._kd_node_label == "Inner.run"
 
 
 MICRO, MU = "\N{MICRO SIGN}", "\N{GREEK SMALL LETTER MU}"

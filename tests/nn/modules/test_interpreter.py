@@ -115,7 +115,7 @@ def test_sequence_inside_may_skip_steps(inplace: bool | None) -> None:
         assert torch.equal(a, X)
         assert z is None
         assert model(w=X, q=X)[2] is not None
-    assert model.optional_in_keys == ["q"]
+    assert model._kd_optional_in_keys == ["q"]
     assert list(model.select_out_keys("z")(TensorDict(w=X)).keys()) == ["w"]
 
 
@@ -129,7 +129,7 @@ def test_input_that_a_step_can_do_without_may_be_left_out() -> None:
     )
     assert torch.equal(model(w=X)[1], -X)
     assert torch.equal(model(w=X, by=X)[1], -X * X)
-    assert model.optional_in_keys == ["by"]
+    assert model._kd_optional_in_keys == ["by"]
 
 
 def test_declared_output_that_is_not_written_is_told() -> None:

@@ -130,7 +130,7 @@ def test_flags_of_sequences_that_are_gone_are_dropped() -> None:
     shared = step("x", "h")
     for _ in range(1000):
         assert TensorDictSequential(shared).in_keys == ["x"]
-    assert len(shared.__dict__["_flags"]) < 50
+    assert len(shared.__dict__["_kd_flags"]) < 50
 
 
 @pytest.mark.parametrize("number", range(1, 7))
@@ -157,7 +157,9 @@ def test_an_edit_while_keys_are_read_gives_no_mix(number: int) -> None:
 def test_edits_that_come_in_between_many_times_give_no_mix() -> None:
     class Interrupting(TensorDictModuleBase):
         out_keys = ["c"]  # noqa: RUF012 - a list, as users declare it
-        changes_by_assignment = True  # it computes nothing; the edits are those of other threads
+        _kd_changes_by_assignment = (
+            True  # it computes nothing; the edits are those of other threads
+        )
         asked = 0
 
         @property

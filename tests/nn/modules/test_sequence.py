@@ -319,7 +319,7 @@ def test_named_steps_are_inserted_after_another() -> None:
     model = TensorDictSequential({"one": TensorDictModule(add(1), ["x"], ["a"])})
     model.insert("three", TensorDictModule(add(1), ["b"], ["c"]), after="one")
     model.insert("two", TensorDictModule(add(1), ["a"], ["b"]), after="one")
-    assert [name for name, _ in model.named_steps()] == ["one", "two", "three"]
+    assert [name for name, _ in model._kd_named_steps()] == ["one", "two", "three"]
     assert model.in_keys == ["x"]
     with pytest.raises(InvalidArgument, match="a step `two` already"):
         model.insert("two", TensorDictModule(add(1), ["a"], ["b"]))

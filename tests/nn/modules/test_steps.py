@@ -64,7 +64,7 @@ def test_extend_adds_steps_and_recomputes_the_keys() -> None:
 def test_extend_continues_the_names_of_steps() -> None:
     model = TensorDictSequential({"first": neg("x", "a")})
     model.extend([neg("a", "b")]).extend({"last": neg("b", "c")})
-    assert [name for name, _ in model.named_steps()] == ["first", "1", "last"]
+    assert [name for name, _ in model._kd_named_steps()] == ["first", "1", "last"]
     assert TensorDictSequential(neg()).extend({"last": neg("y", "z")})["last"].in_keys == ["y"]
 
 

@@ -94,8 +94,8 @@ def test_what_a_wrapped_sequence_reads_in_part_is_its_own_affair() -> None:
         TensorDictModule(torch.neg, ["b"], [("n", "c")]),
         WrapModule(lambda td: td, in_keys=["n"]),
     )
-    assert sequence.partly_read == ["n"]
-    assert TensorDictModule(sequence, ["x"], ["y"]).partly_read == []
+    assert sequence._kd_partly_read == ["n"]
+    assert TensorDictModule(sequence, ["x"], ["y"])._kd_partly_read == []
 
 
 class Doubling(TensorDictModuleBase):
@@ -111,10 +111,10 @@ class Doubling(TensorDictModuleBase):
     def forward_values(self, *values: object) -> tuple[object, ...]:
         return self.inner.forward_values(*values)
 
-    def _own_in_keys(self) -> tuple[NestedKey, ...]:
+    def _kd_own_in_keys(self) -> tuple[NestedKey, ...]:
         return tuple(self.inner.in_keys)
 
-    def _own_out_keys(self) -> tuple[NestedKey, ...]:
+    def _kd_own_out_keys(self) -> tuple[NestedKey, ...]:
         return tuple(self.inner.out_keys)
 
 

@@ -48,7 +48,7 @@ class Tenfold(TensorDictModuleBase):
     scale = 10
 
     @property
-    def has_value_form(self) -> bool:
+    def _kd_has_value_form(self) -> bool:
         return not self.training
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
@@ -84,7 +84,7 @@ def test_keys_that_a_class_computes_are_compared() -> None:
         key = "y"
 
         @property
-        def has_value_form(self) -> bool:
+        def _kd_has_value_form(self) -> bool:
             return True
 
         @property
@@ -293,10 +293,10 @@ def test_an_assignment_during_a_call_is_not_lost() -> None:
 def test_training_of_a_class_of_this_library_keeps_the_plan() -> None:
     model = TensorDictSequential(TensorDictModule(nn.Dropout(), ["x"], ["y"]))
     warm(model)
-    plan = model.__dict__["_plan"]
+    plan = model.__dict__["_kd_plan"]
     model.eval()
     assert same(model(x=X), X)
-    assert model.__dict__["_plan"] is plan
+    assert model.__dict__["_kd_plan"] is plan
 
 
 def test_weights_are_freed_with_the_model() -> None:
@@ -340,7 +340,7 @@ def write_past_the_attribute(model: TensorDictModule, patch: pytest.MonkeyPatch)
 
 
 def replace_a_property(model: TensorDictModule, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TensorDictModuleBase, "_own_out_keys", lambda self: ("z",))
+    patch.setattr(TensorDictModuleBase, "_kd_own_out_keys", lambda self: ("z",))
 
 
 @pytest.mark.parametrize("change", [write_past_the_attribute, replace_a_property])

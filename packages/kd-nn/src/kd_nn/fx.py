@@ -45,7 +45,7 @@ class TracedModule(TensorDictModuleBase):
         graph_module: Takes a container and returns the outputs as a tuple.
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     def __init__(self, graph_module: fx.GraphModule, program: Program, inplace: Inplace) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def symbolic_trace(module: TensorDictModuleBase) -> TracedModule:
             "with `torch.fx.symbolic_trace`."
         )
     visible = tuple(key for key in keys_of(module, "out_keys") if key != DISCARD)
-    program = resolve(module, module._graph(), keys_of(module, "in_keys"), visible)
+    program = resolve(module, module._kd_graph(), keys_of(module, "in_keys"), visible)
     if program is None or program.tolerant:
         raise InvalidArgument(f"{describe(module)} cannot be traced to one graph: {_why(module)}")
     root = _root_of(module)
@@ -152,7 +152,7 @@ def _root_of(module: nn.Module) -> nn.Module:
     """Return the module from which the graph finds what it calls."""
     if is_sequence(module):
         root = nn.Module()  # a new one: the tracer may add constants to it
-        for name, step in cast("StepList", module).named_steps():
+        for name, step in cast("StepList", module)._kd_named_steps():
             root.add_module(name, step)
         return root
     wrapped = module._modules.get("module") if plain_module(module) else module
@@ -226,10 +226,10 @@ def _outputs(tracer: fx.Tracer, call: Call, given: list[object]) -> tuple[object
     step = cast("TensorDictModule", call.step)
     sources = step.out_keys_source
     if plain_module(step) and not is_watched(step):
-        result = step.call_wrapped(*given)
+        result = step._kd_call_wrapped(*given)
         names = step.__dict__.get("_out_names")
         if not isinstance(result, fx.Proxy) or (len(sources) == 1 and names is None):
-            return step.split_outputs(result)
+            return step._kd_split_outputs(result)
         places: list[object] = list(range(len(sources)) if names is None else names)
         return tuple(
             None if slot is None else _item(tracer, result, place)

@@ -80,7 +80,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         torch.Size([2])
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         fed = [values[idx] for idx in self._settings.feeds]
         try:
             if must_not_look(fed):
-                with unchecked(self.described_as):
+                with unchecked(self._kd_described_as):
                     return self._settings.build(fed)
             return self._settings.build(fed)
         except Exception as error:
-            self._add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
+            self._kd_add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
             raise
 
     build_dist_from_params = get_dist
@@ -192,11 +192,11 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             values[key] = cast("Tensor", _read(self, key, tensordict))
         try:
             if must_not_look([*values.values()]):
-                with unchecked(self.described_as):
+                with unchecked(self._kd_described_as):
                     return self.log_prob_of_values(dist, values, aggregate)
             return self.log_prob_of_values(dist, values, aggregate)
         except Exception as error:
-            self._add_call_note(error, values)
+            self._kd_add_call_note(error, values)
             raise
 
     def log_prob_of_values(
@@ -276,7 +276,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
 
     def extra_repr(self) -> str:
         """Return keys and distribution, for printing."""
-        return f"{super().extra_repr()}, distribution_class={self.node_label}"
+        return f"{super().extra_repr()}, distribution_class={self._kd_node_label}"
 
     def _outputs(
         self, values: Sequence[object], generator: torch.Generator | int | None
@@ -284,11 +284,11 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         fed = [values[idx] for idx in self._settings.feeds]
         try:
             if must_not_look(fed):
-                with unchecked(self.described_as):
+                with unchecked(self._kd_described_as):
                     return self._taken(fed, generator)
             return self._taken(fed, generator)
         except Exception as error:
-            self._add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
+            self._kd_add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
             raise
 
     def _taken(
@@ -325,12 +325,12 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         """Return the value of a distribution, or those of the components of a composite one."""
         keys = self._settings.sample_keys
         if isinstance(dist, CompositeDistribution):
-            check_keys(self.described_as, keys, dist)
+            check_keys(self._kd_described_as, keys, dist)
             return {key: self._take(dist[key], kind) for key in keys}
         if len(keys) != 1:
             raise InvalidArgument(
-                f"{self.described_as} has {len(keys)} out_keys, but `{self.node_label}` returned a "
-                f"{type(dist).__name__}, which has one value. Give one key."
+                f"{self._kd_described_as} has {len(keys)} out_keys, but `{self._kd_node_label}` "
+                f"returned a {type(dist).__name__}, which has one value. Give one key."
             )
         return self._take(dist, kind)
 
@@ -355,9 +355,9 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             self.generator = made
         return made
 
-    def _needs_key(self, key: NestedKey) -> bool:
+    def _kd_needs_key(self, key: NestedKey) -> bool:
         kind = interaction_type() or self.default_interaction_type
-        return kind is InteractionType.RANDOM or super()._needs_key(key)
+        return kind is InteractionType.RANDOM or super()._kd_needs_key(key)
 
     def _read(self, tensordict: TensorDictBase) -> list[object]:
         return [_read(self, key, tensordict) for key in self._settings.params]
@@ -389,8 +389,8 @@ def _missing(
 ) -> InputMissing:
     known = [have for have in tensordict.keys(True) if have != key]  # a field may not be set
     return InputMissing(
-        f"the distribution `{module.node_label}` reads {format_key(key)}, which was not found in "
-        f"the container; {available(key, known)} Write the entry before the call, or change "
+        f"the distribution `{module._kd_node_label}` reads {format_key(key)}, which was not found "
+        f"in the container; {available(key, known)} Write the entry before the call, or change "
         "`in_keys`."
     )
 
@@ -400,4 +400,7 @@ def is_done(module: TensorDictModuleBase, tensordict: TensorDictBase) -> bool:
     present = tensordict.keys(True)
     keys = [key for key in module.out_keys if key != DISCARD]
     reads = module.in_keys
+    mode = skip_existing()
+    if not isinstance(mode, bool) and not any(key in mode for key in keys):
+        return False
     return bool(keys) and all(key in present and key not in reads for key in keys)

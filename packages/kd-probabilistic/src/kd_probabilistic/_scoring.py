@@ -29,7 +29,7 @@ class ScoringModule(TensorDictModuleBase):
         tensor(0.2500)
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     def __init__(self, module: ProbabilisticTensorDictModule) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ScoringModule(TensorDictModuleBase):
         if skip_existing() and is_done(self, tensordict):
             return tensordict
         found = self._outputs(self.module.log_prob(tensordict))
-        made = dict(zip(self._own_out_keys(), found, strict=True))
+        made = dict(zip(self._kd_own_out_keys(), found, strict=True))
         return tensordict.update({key: made[key] for key in self.out_keys})
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
@@ -85,7 +85,7 @@ class ScoringModule(TensorDictModuleBase):
         params = [by_key[key] for key in self.module.dist_params_keys]
         scored = {key: cast(Tensor, by_key[key]) for key in self.module.dist_sample_keys}
         if must_not_look(values):
-            with unchecked(self.module.described_as):
+            with unchecked(self.module._kd_described_as):
                 return self._scores(params, scored)
         return self._scores(params, scored)
 
@@ -98,17 +98,17 @@ class ScoringModule(TensorDictModuleBase):
             return (found,)
         return tuple(found[unravel_key_to_tuple(key)] for key in self.module.log_prob_keys)
 
-    def _own_in_keys(self) -> tuple[NestedKey, ...]:
+    def _kd_own_in_keys(self) -> tuple[NestedKey, ...]:
         module = self.module
         return tuple(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
 
-    def _own_out_keys(self) -> tuple[NestedKey, ...]:
+    def _kd_own_out_keys(self) -> tuple[NestedKey, ...]:
         return tuple(self.module.log_prob_keys)
 
-    def _set_in_spec(self, spec: object) -> None:
+    def _kd_set_in_spec(self, spec: object) -> None:
         raise self._refusal("in_keys")
 
-    def _set_out_keys_source(self, keys: object) -> None:
+    def _kd_set_out_keys_source(self, keys: object) -> None:
         raise self._refusal("out_keys")
 
     def _refusal(self, name: str) -> InvalidArgument:

@@ -61,7 +61,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         (['loc', 'scale'], ['action'])
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     return_composite: bool | None
 
@@ -117,9 +117,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def det_part(self) -> TensorDictSequential:
         """The steps before the last probabilistic module, as a sequence that shares them."""
         index, last = self._last_probabilistic()
-        steps = self.named_steps()[:index]
+        steps = self._kd_named_steps()[:index]
         if isinstance(last, ProbabilisticTensorDictSequential):
-            steps.append((self.named_steps()[index][0], last.det_part))
+            steps.append((self._kd_named_steps()[index][0], last.det_part))
         return super()._part(steps, TensorDictSequential)
 
     def get_dist_params(
@@ -261,14 +261,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _visit(self, walk: Walk, whole: bool) -> None:
         """Run the steps before the last probabilistic module, or the whole sequence."""
         if self.partial_tolerant:  # the keys of a step say whether it is skipped
-            self._refresh_keys()
+            self._kd_refresh_keys()
         index, _ = self._last_probabilistic()
-        for place, (_, step) in enumerate(self.named_steps()):
+        for place, (_, step) in enumerate(self._kd_named_steps()):
             if place > index and not whole:
                 return
             draws = whole or place < index
             asked = isinstance(step, _PROBABILISTIC) and (walk.whole or not draws)
-            if not asked and self._skips(step, walk.container):
+            if not asked and self._kd_skips(step, walk.container):
                 continue
             if isinstance(step, ProbabilisticTensorDictSequential):
                 step._visit(walk, draws)
@@ -294,7 +294,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _leaves(self) -> list[Leaf]:
         """Return all probabilistic modules, also those in sequences inside."""
         found: list[Leaf] = []
-        for _, step in self.named_steps():
+        for _, step in self._kd_named_steps():
             if isinstance(step, ProbabilisticTensorDictSequential):
                 found += step._leaves()
             elif isinstance(step, LEAVES):
@@ -308,13 +308,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         part.return_composite = self.return_composite
         return part
 
-    def _replace_steps(self, steps: Sequence[tuple[str, nn.Module]], named: bool = False) -> Self:
+    def _kd_replace_steps(
+        self, steps: Sequence[tuple[str, nn.Module]], named: bool = False
+    ) -> Self:
         scored = _scored([step for _, step in steps])
         names = [name for name, _ in steps]
-        return super()._replace_steps(list(zip(names, scored, strict=True)), named)
+        return super()._kd_replace_steps(list(zip(names, scored, strict=True)), named)
 
     def _last_probabilistic(self) -> tuple[int, Probabilistic]:
-        steps = self.named_steps()
+        steps = self._kd_named_steps()
         for index in reversed(range(len(steps))):
             step = steps[index][1]
             if isinstance(step, _PROBABILISTIC):
@@ -352,7 +354,7 @@ def _scored(steps: list[T]) -> list[T | ScoringModule]:
     before = steps[: places[-1]]
     for step in before:
         if isinstance(step, TensorDictModuleBase):
-            step._refresh_keys()
+            step._kd_refresh_keys()
     produced = {key for step in before for key in getattr(step, "out_keys", ())} - {DISCARD}
     if not produced.issuperset(last.dist_sample_keys):
         return [*steps]

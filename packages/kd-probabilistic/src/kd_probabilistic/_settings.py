@@ -295,7 +295,7 @@ def _generator(value: object) -> Generator:
 class ConfiguredModule(TensorDictModuleBase):
     """The settings of a probabilistic module, as attributes that are checked when assigned."""
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     _settings: Settings
     cache_dist: bool
@@ -322,7 +322,7 @@ class ConfiguredModule(TensorDictModuleBase):
             keys = getattr(settings, name)
             if before is None or getattr(before, name) != keys:
                 assign(name, keys)
-        self._flag_change()
+        self._kd_flag_change()
 
     @property
     def distribution_class(self) -> Callable[..., Distribution]:
@@ -340,7 +340,7 @@ class ConfiguredModule(TensorDictModuleBase):
         return list(self._settings.params)
 
     @property
-    def optional_in_keys(self) -> list[NestedKey]:
+    def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The key of the generator, if there is one: only draws need it."""
         return [key for key in self.in_keys if key not in self._settings.params]
 
@@ -352,7 +352,7 @@ class ConfiguredModule(TensorDictModuleBase):
     @property
     def log_prob_key(self) -> NestedKey:
         """The key of the log-probability, if there is one."""
-        return only_key(self.described_as, self._settings.log_prob_keys)
+        return only_key(self._kd_described_as, self._settings.log_prob_keys)
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
@@ -360,24 +360,24 @@ class ConfiguredModule(TensorDictModuleBase):
         return list(self._settings.log_prob_keys)
 
     @property
-    def replaces_container(self) -> bool:
+    def _kd_replaces_container(self) -> bool:
         """Whether the result is another container than the input."""
         return self.num_samples is not None
 
     @property
-    def has_value_form(self) -> bool:
+    def _kd_has_value_form(self) -> bool:
         """Whether bare parameters are enough: not for `num_samples` or a generator in an entry."""
         return self.num_samples is None and not isinstance(self.generator, (str, tuple))
 
     @property
-    def node_label(self) -> str:
+    def _kd_node_label(self) -> str:
         """The name of the distribution, for tables and pictures."""
         return name_of(self._settings.build.distribution)
 
     @property
-    def described_as(self) -> str:
+    def _kd_described_as(self) -> str:
         """How messages name this module."""
-        return f"{type(self).__name__}({self.node_label})"
+        return f"{type(self).__name__}({self._kd_node_label})"
 
 
 _READ = (

@@ -24,7 +24,9 @@ def _needed(
 ) -> Iterator[Step]:
     graph = module.key_graph()
     live = graph.live_writes(wanted)
-    inside = module.named_steps() if isinstance(module, TensorDictSequential) else [("", module)]
+    inside = (
+        module._kd_named_steps() if isinstance(module, TensorDictSequential) else [("", module)]
+    )
     for idx, ((name, step), node) in enumerate(zip(inside, graph.nodes, strict=True)):
         if idx not in live:
             continue

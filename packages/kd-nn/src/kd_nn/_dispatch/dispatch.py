@@ -126,7 +126,7 @@ class Dispatched(Generic[M]):
     def __set_name__(self, owner: type, name: str) -> None:
         """Define the signature of the class's instances, if this is their `forward`."""
         # That of a class of this library names the keys, as does what `torch.export` captures.
-        if owner.__dict__.get("changes_by_assignment"):
+        if owner.__dict__.get("_kd_changes_by_assignment"):
             self.written = None
         if name == "forward" and not hasattr(owner, "__signature__"):
             owner.__signature__ = ForwardSignature()  # type: ignore[attr-defined]  # of any class
@@ -209,7 +209,7 @@ class Dispatched(Generic[M]):
         if not _has_defaults(module, [key for key in names.keys if key not in bound]):
             names.require(bound, optional_keys(module), who)
         if not extras:
-            run = getattr(type(module), "run_on_values", None)
+            run = getattr(type(module), "_kd_run_on_values", None)
             if run is not None and type(module).forward is self:
                 return _bare(run(module, bound))
         batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
@@ -221,7 +221,7 @@ class Dispatched(Generic[M]):
             raise not_a_container(describe(module), result)
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
         # On the class: a module looks for a missing attribute among its parameters, which is slow.
-        if hasattr(type(module), "may_skip") and getattr(module, "may_skip", False) is True:
+        if hasattr(type(module), "_kd_may_skip") and getattr(module, "_kd_may_skip", False) is True:
             return _bare(read_optional(result, keys))
         return _bare([entry(result, key) for key in keys])
 
@@ -236,7 +236,7 @@ class Dispatched(Generic[M]):
         return CallNames(keys, self.separator)
 
     def _function_for(self, module: nn.Module) -> Callable[..., object]:
-        optional = optional_keys(module) if hasattr(type(module), "optional_in_keys") else ()
+        optional = optional_keys(module) if hasattr(type(module), "_kd_optional_in_keys") else ()
         return self._function_of(keys_of(module, self.source), optional)
 
     def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
@@ -371,8 +371,8 @@ def keys_of(module: nn.Module, source: str | Keys) -> Keys:
     """
     if not isinstance(source, str):
         return source
-    if not is_dynamo_compiling() and hasattr(type(module), "_refresh_keys"):
-        module._refresh_keys()  # type: ignore[operator]  # a method
+    if not is_dynamo_compiling() and hasattr(type(module), "_kd_refresh_keys"):
+        module._kd_refresh_keys()  # type: ignore[operator]  # a method
     # A default where the class has the attribute would leave a guard, for which dynamo reads it.
     on_class = hasattr(type(module), source)
     declared = getattr(module, source) if on_class else getattr(module, source, None)
@@ -414,14 +414,14 @@ def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:
 
 def describe(module: object) -> str:
     """Return how messages name a module: its class, and the class it wraps if it says so."""
-    inner = getattr(module, "described_as", None)
+    inner = getattr(module, "_kd_described_as", None)
     return f"`{inner if isinstance(inner, str) else type(module).__name__}`"
 
 
 def optional_keys(module: nn.Module) -> Keys:
     """Return those of its `in_keys` that a call of the module may leave out."""
-    if isinstance(getattr(type(module), "optional_in_keys", None), property):
-        return tuple(cast("list[NestedKey]", module.optional_in_keys))
+    if isinstance(getattr(type(module), "_kd_optional_in_keys", None), property):
+        return tuple(cast("list[NestedKey]", module._kd_optional_in_keys))
     return ()
 
 

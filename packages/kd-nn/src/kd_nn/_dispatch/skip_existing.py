@@ -11,16 +11,16 @@ import functools
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import ParamSpec, Self, TypeVar, cast
+from typing import ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from torch import nn
 from torch.compiler import is_compiling
 
-from kd_core import InvalidArgument, TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
 from kd_core.extending import explains_parameters
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import has_entry
-from kd_nn._keys.specs import DISCARD
+from kd_nn._keys.specs import DISCARD, parse_keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,18 +31,22 @@ class _Mirror(threading.local):
 
     def __init__(self) -> None:
         # Set on the instance: dynamo does not guard that an attribute hides a class default later.
-        self.on = False
+        self.on: Mode = False
 
 
-_SWITCH: ContextVar[bool] = ContextVar("skip_existing", default=False)
+Mode: TypeAlias = "bool | list[NestedKey]"
+
+_SWITCH: ContextVar[Mode] = ContextVar("skip_existing", default=False)
 _MIRROR = _Mirror()
 
 anyone_skips: list[object] = []
 """Holds one element per active `set_skip_existing`; empty means that no module is skipped."""
 
 
-def skip_existing() -> bool:
+def skip_existing() -> Mode:
     """Return whether modules whose outputs exist are skipped in the current context.
+
+    A list holds the keys of which a module must write one to be skipped.
 
     Example:
         >>> skip_existing()
@@ -66,9 +70,11 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
     entered last, of whatever task.
 
     Args:
-        mode: Whether to skip; None, for a decorator alone, leaves the switch as it is.
+        mode: Whether to skip; a list of keys skips modules that write one of them alone; None, for
+            a decorator alone, leaves the switch as it is.
         in_key_attr: The attribute that lists what a decorated method's module reads.
         out_key_attr: The attribute that lists what it writes.
+        thread_local: Has no effect: the switch is always that of its thread or task.
 
     Raises:
         InvalidArgument: If `mode` is none of these, or None in a `with` statement.
@@ -89,18 +95,25 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
     @explains_parameters
     def __init__(
         self,
-        mode: bool | None = True,
+        mode: Mode | None = True,
         in_key_attr: str = "in_keys",
         out_key_attr: str = "out_keys",
+        *,
+        thread_local: bool = False,
     ) -> None:
-        if not isinstance(mode, bool) and mode is not None:
+        if isinstance(mode, (list, tuple)):
+            mode = list(parse_keys(list(mode), "mode"))
+        elif not isinstance(mode, bool) and mode is not None:
             raise InvalidArgument(
-                f"`mode` must be True, False or None, got {mode!r}. To keep single entries, call "
-                "the modules that write them one by one."
+                f"`mode` must be True, False, None or a list of keys, got {mode!r}."
             )
-        self.mode = mode
+        self.mode: Mode | None = mode
         self.in_key_attr, self.out_key_attr = in_key_attr, out_key_attr
-        self._outer: list[tuple[Token[bool] | None, bool]] = []
+        self._outer: list[tuple[Token[Mode] | None, Mode]] = []
+
+    def clone(self) -> Self:
+        """Return the same setting, which was not entered."""
+        return type(self)(self.mode, self.in_key_attr, self.out_key_attr)
 
     def __enter__(self) -> Self:
         if self.mode is None:
@@ -153,8 +166,11 @@ def outputs_exist(
     out_key_attr: str = "out_keys",
 ) -> bool:
     """Return whether skipping is on and `module` would only write entries that exist."""
-    if not skip_existing():
+    mode = skip_existing()
+    if not mode:
         return False
     writes = [key for key in keys_of(module, out_key_attr) if key != DISCARD]
+    if mode is not True and not any(key in mode for key in writes):
+        return False
     reads = keys_of(module, in_key_attr)
     return bool(writes) and all(has_entry(tensordict, key) and key not in reads for key in writes)

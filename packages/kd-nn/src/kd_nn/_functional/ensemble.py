@@ -72,7 +72,7 @@ class EnsembleModule(TensorDictModuleBase):
         torch.Size([3, 10, 2])
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     params: TensorDictParams
 
@@ -108,12 +108,12 @@ class EnsembleModule(TensorDictModuleBase):
         return int(cast(TensorDictParams, self._modules["params"]).batch_size[0])
 
     @property
-    def has_value_form(self) -> bool:
+    def _kd_has_value_form(self) -> bool:
         """Whether outputs fit the container of the inputs: not if all get a new dimension."""
         return not self.expand_input
 
     @property
-    def replaces_container(self) -> bool:
+    def _kd_replaces_container(self) -> bool:
         """Whether the result is another container than the input."""
         return self.expand_input
 
@@ -150,7 +150,7 @@ class EnsembleModule(TensorDictModuleBase):
             kd_core.ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
         """
         outputs = self.forward_values(
-            *read_entries(tensordict, self._own_in_keys(), lambda: describe(self))
+            *read_entries(tensordict, self._kd_own_in_keys(), lambda: describe(self))
         )
         target = tensordict
         if self.expand_input:
@@ -231,7 +231,7 @@ class EnsembleModule(TensorDictModuleBase):
     def _all_outputs(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[object, ...]:
         """Return the outputs with None for those that are discarded."""
         rest = iter(outputs if isinstance(outputs, tuple) else (outputs,))
-        return tuple(None if key == DISCARD else next(rest) for key in self._own_out_keys())
+        return tuple(None if key == DISCARD else next(rest) for key in self._kd_own_out_keys())
 
 
 def _with_keys(module: nn.Module) -> TensorDictModule:

@@ -51,7 +51,11 @@ class DeclaredKeys(property):
         """Return the keys of the instance, or of the class."""
         read = self.fget
         assert read is not None
-        return list(getattr(owner, f"_class_{read.__name__}")) if module is None else read(module)
+        return (
+            read(module)
+            if module is not None
+            else list(getattr(owner, f"_kd_class_{read.__name__}"))
+        )
 
 
 class TensorDictModuleBase(TensorHooks, ModuleFacts):
@@ -85,11 +89,11 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         tensor([2., 2., 2.])
     """
 
-    changes_by_assignment = True
-    _class_in_keys: ClassVar[Keys | None] = None
-    _class_out_keys: ClassVar[Keys | None] = None
-    _computes_keys: ClassVar[bool] = False
-    _has_value_form: ClassVar[bool] = False
+    _kd_changes_by_assignment = True
+    _kd_class_in_keys: ClassVar[Keys | None] = None
+    _kd_class_out_keys: ClassVar[Keys | None] = None
+    _kd_computes_keys: ClassVar[bool] = False
+    _kd_value_form: ClassVar[bool] = False
     __signature__ = ForwardSignature()
 
     if TYPE_CHECKING:
@@ -102,20 +106,20 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         def in_keys(self) -> list[NestedKey]:
             """Return the keys that are read, as a fresh list."""
             spec = self.__dict__.get("_in_spec")
-            return [*(self._own_in_keys() if spec is None else spec.keys)]
+            return [*(self._kd_own_in_keys() if spec is None else spec.keys)]
 
         def _assign_in_keys(self, keys: object) -> None:
-            self._set_in_spec(parse_in_keys(keys))
+            self._kd_set_in_spec(parse_in_keys(keys))
 
         def out_keys(self) -> list[NestedKey]:
             """Return the keys that are written and visible, as a fresh list."""
             state = self.__dict__
             selected = state.get("_selected")
             keys = state.get("_out_keys") if selected is None else selected
-            return [*(self._own_out_keys() if keys is None else keys)]
+            return [*(self._kd_own_out_keys() if keys is None else keys)]
 
         def _assign_out_keys(self, keys: object) -> None:
-            self._set_out_keys_source(parse_out_keys(keys))
+            self._kd_set_out_keys_source(parse_out_keys(keys))
 
         in_keys = property(in_keys, _assign_in_keys)
         out_keys = property(out_keys, _assign_out_keys)
@@ -128,11 +132,11 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             if isinstance(declared, (str, tuple, list)):
                 is_in = name == "in_keys"
                 keys = parse_keys(declared, name) if is_in else parse_out_keys(declared)
-                setattr(cls, f"_class_{name}", keys)
+                setattr(cls, f"_kd_class_{name}", keys)
                 plain = TensorDictModuleBase.__dict__[name]
                 setattr(cls, name, DeclaredKeys(plain.fget, plain.fset))
-        cls._computes_keys = any(_is_computed(cls, name) for name in ("in_keys", "out_keys"))
-        cls._has_value_form = _values_first(cls)
+        cls._kd_computes_keys = any(_is_computed(cls, name) for name in ("in_keys", "out_keys"))
+        cls._kd_value_form = _values_first(cls)
 
     @overload
     def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
@@ -141,14 +145,14 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Run on a container, which comes back, or on tensors, which give the `out_keys`."""
         if is_dynamo_compiling():
-            result = self._call_traced(args, kwargs)
+            result = self._kd_call_traced(args, kwargs)
             if result is not BUSY:
                 return result
             return call_as_selected(self, super().__call__, args, kwargs)
         try:
-            plan: Plan = self.__dict__["_plan"]
+            plan: Plan = self.__dict__["_kd_plan"]
         except KeyError:
-            plan = self._plan_again()
+            plan = self._kd_plan_again()
         if args and args[0].__class__ is TensorDict:
             alone = not kwargs and len(args) == 1
             result = plan.container(self, args[0]) if alone else BUSY
@@ -162,7 +166,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         if result.__class__ is not Outcome:
             return result
         if result is STALE:
-            self.__dict__.pop("_plan", None)
+            self.__dict__.pop("_kd_plan", None)
         if "self" in kwargs:
             raise DispatchError(
                 f"{describe(self)} cannot take `self` by keyword, since torch calls the module so. "
@@ -179,20 +183,20 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     @property
     def out_keys_source(self) -> list[NestedKey]:
         """All keys that are written, whatever is selected."""
-        return list(self._own_out_keys())
+        return list(self._kd_own_out_keys())
 
     @property
-    def may_skip(self) -> bool:
+    def _kd_may_skip(self) -> bool:
         """Whether a call may leave out some of the outputs, for want of inputs."""
         return False
 
     @property
-    def optional_in_keys(self) -> list[NestedKey]:
+    def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out."""
         return []
 
     @property
-    def partly_read(self) -> list[NestedKey]:
+    def _kd_partly_read(self) -> list[NestedKey]:
         """The containers of which the module makes a part, and may read the rest from outside."""
         return []
 
@@ -227,8 +231,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             if key not in known or key == DISCARD:
                 raise out_key_unknown(key, describe(self), [k for k in known if k != DISCARD])
         self.__dict__["_selected"] = unique(keys)
-        self._flag_change()
-        self._refresh_keys()
+        self._kd_flag_change()
+        self._kd_refresh_keys()
         return self
 
     def reset_out_keys(self) -> Self:
@@ -238,14 +242,14 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             The module itself.
         """
         self.__dict__["_selected"] = None
-        self._flag_change()
-        self._refresh_keys()
+        self._kd_flag_change()
+        self._kd_refresh_keys()
         return self
 
     @property
-    def has_value_form(self) -> bool:
+    def _kd_has_value_form(self) -> bool:
         """Whether the module can be run by `forward_values`; some settings may forbid it."""
-        return self._has_value_form
+        return self._kd_value_form
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Compute the outputs from bare values, without a container.
@@ -293,8 +297,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         Args:
             sample: What the module reads: the graph then knows the shapes; see `infer`.
         """
-        graph = self._graph()
-        nodes = tuple(map(described, graph.nodes, self._steps()))
+        graph = self._kd_graph()
+        nodes = tuple(map(described, graph.nodes, self._kd_steps()))
         graph = KeyGraph(nodes, graph.out_keys)
         if sample is None:
             return graph
@@ -323,11 +327,11 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
         return infer_shapes(self, sample)
 
-    def _steps(self) -> list[nn.Module]:
+    def _kd_steps(self) -> list[nn.Module]:
         """Return what each node of the key graph stands for."""
         return [self]
 
-    def _graph(self) -> KeyGraph:
+    def _kd_graph(self) -> KeyGraph:
         """Return the key graph without what only people read: labels, counts of parameters."""
         return KeyGraph((key_node("0", self),), self.__dict__.get("_selected"))
 
@@ -336,54 +340,54 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         keys = (getattr(self, name, None) for name in ("in_keys", "out_keys"))
         return "in_keys={}, out_keys={}".format(*keys)
 
-    def _add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
+    def _kd_add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
         """Add to an exception of torch what this module was given, by key."""
         from kd_nn._dispatch.notes import add_call_note
 
         add_call_note(error, self, values)
 
-    def _own_in_keys(self) -> Keys:
+    def _kd_own_in_keys(self) -> Keys:
         spec: InKeySpec | None = self.__dict__.get("_in_spec")
-        keys = type(self)._class_in_keys if spec is None else spec.keys
+        keys = type(self)._kd_class_in_keys if spec is None else spec.keys
         if keys is None:
             raise AttributeError("in_keys")
         return keys
 
-    def _own_out_keys(self) -> Keys:
-        keys: Keys | None = self.__dict__.get("_out_keys", type(self)._class_out_keys)
+    def _kd_own_out_keys(self) -> Keys:
+        keys: Keys | None = self.__dict__.get("_out_keys", type(self)._kd_class_out_keys)
         if keys is None:
             raise AttributeError("out_keys")
         return keys
 
-    def _set_in_spec(self, spec: InKeySpec) -> None:
+    def _kd_set_in_spec(self, spec: InKeySpec) -> None:
         self.__dict__["_in_spec"] = spec
 
-    def _set_out_keys_source(self, keys: Keys) -> None:
+    def _kd_set_out_keys_source(self, keys: Keys) -> None:
         self.__dict__["_out_keys"] = keys
         self.__dict__["_selected"] = None
 
-    def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run in the form that is cheap to compile; `BUSY` if there is none."""
         return BUSY
 
-    def _plan_again(self) -> Plan:
+    def _kd_plan_again(self) -> Plan:
         # An export takes the long way, and is not to find attributes made meanwhile.
         if is_compiling() or not calls_are_own():
             return NO_PLAN
         # The first call goes the long way: a module that is called once needs no plan.
-        made, wait = self.__dict__.get("_plans_made", (0, 1))
+        made, wait = self.__dict__.get("_kd_plans_made", (0, 1))
         if wait:
-            self.__dict__["_plans_made"] = (made, wait - 1)
+            self.__dict__["_kd_plans_made"] = (made, wait - 1)
             return NO_PLAN
-        self.__dict__["_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
+        self.__dict__["_kd_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
         from kd_nn._plan.eager import make_plan  # a module called once needs none
 
-        plan = self.__dict__["_plan"] = make_plan(self)
+        plan = self.__dict__["_kd_plan"] = make_plan(self)
         return plan
 
-    def _refresh_keys(self) -> None:
+    def _kd_refresh_keys(self) -> None:
         """Refresh what is kept of the keys: a list of steps may be written directly."""
-        if self._computes_keys:
+        if self._kd_computes_keys:
             for holder in lists_in(self):
                 raise_if_written(holder)
 
@@ -399,7 +403,7 @@ def is_special(name: str) -> bool:
 def _is_computed(cls: type, name: str) -> bool:
     """Return whether a class of the user says how keys are read."""
     owner = next(base for base in cls.__mro__ if name in base.__dict__)
-    ours = getattr(owner, "changes_by_assignment", False)
+    ours = getattr(owner, "_kd_changes_by_assignment", False)
     return not ours and not isinstance(owner.__dict__[name], DeclaredKeys)
 
 

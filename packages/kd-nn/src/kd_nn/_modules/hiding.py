@@ -46,7 +46,7 @@ def call_as_selected(
         was not in the input.
     """
     selected = module.__dict__.get("_selected")
-    if selected is None or module.changes_by_assignment:
+    if selected is None or module._kd_changes_by_assignment:
         return call(*args, **kwargs)
     given = args[0] if args else kwargs.get("tensordict")
     if not is_tensor_collection(given):

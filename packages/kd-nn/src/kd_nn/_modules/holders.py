@@ -24,7 +24,7 @@ class _Holder(Flagged):
         try:
             super().add_module(name, module)
         finally:
-            self._flag_change()
+            self._kd_flag_change()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Return how to copy or pickle it: as the class of torch."""
@@ -40,34 +40,34 @@ class _Holder(Flagged):
 class StepModuleList(_Holder, nn.ModuleList):
     """An `nn.ModuleList` that raises flags when a member is added, replaced, moved or removed."""
 
-    changes_by_assignment = True
-    announces_members = True
+    _kd_changes_by_assignment = True
+    _kd_announces_members = True
 
     def insert(self, index: int, module: nn.Module) -> None:
         """Insert a member before a place."""
         try:
             super().insert(index, module)
         finally:
-            self._flag_change()
+            self._kd_flag_change()
 
 
 class StepModuleDict(_Holder, nn.ModuleDict):
     """An `nn.ModuleDict` that raises flags when a member is added, replaced, moved or removed."""
 
-    changes_by_assignment = True
-    announces_members = True
+    _kd_changes_by_assignment = True
+    _kd_announces_members = True
 
     def __delitem__(self, key: str) -> None:
         """Remove a member."""
         try:
             super().__delitem__(key)
         finally:
-            self._flag_change()
+            self._kd_flag_change()
 
     def clear(self) -> None:
         """Remove all members."""
         super().clear()
-        self._flag_change()
+        self._kd_flag_change()
 
 
 _PLAIN: Final[dict[type, type[nn.Module]]] = {

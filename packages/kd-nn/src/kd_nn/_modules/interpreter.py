@@ -140,7 +140,7 @@ def run_steps(
     """
     work = tensordict.copy()
     replaced, written = False, work
-    for idx, (name, step) in enumerate(sequence.named_steps()):
+    for idx, (name, step) in enumerate(sequence._kd_named_steps()):
         if idx not in live:
             continue
         step = _step_of_now(sequence, name, step)
@@ -150,12 +150,12 @@ def run_steps(
         if inside and () in inside:
             _write_made(step, work, inside[()])
             continue
-        if not inside and sequence._skips(step, work):
+        if not inside and sequence._kd_skips(step, work):
             continue
         try:
             if inside:
                 nested = cast("StepList", step)
-                needed = nested._graph().live_writes(live[idx])
+                needed = nested._kd_graph().live_writes(live[idx])
                 result: object = run_steps(nested, work, work, needed, live[idx], inside)
             else:
                 result = _run_step(step, work, live[idx])
@@ -222,7 +222,7 @@ def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
     if not anyone_skips and not is_watched(step):
-        return run_steps(step, work, work, step._graph().live_writes(live), live)
+        return run_steps(step, work, work, step._kd_graph().live_writes(live), live)
     before = _WANTED.call
     _WANTED.call = (step, live)
     try:
@@ -257,7 +257,7 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
         raise not_a_container(describe(step), result)
     visible = [key for key in keys_of(step, "out_keys") if key != DISCARD]
     made = [key for key in visible if has_entry(result, key)]
-    replaces = getattr(step, "replaces_container", None)
+    replaces = getattr(step, "_kd_replaces_container", None)
     if not isinstance(replaces, bool):
         replaces = not visible or made != visible
     if replaces:
@@ -276,7 +276,7 @@ def _commit(
     keys = [key for key in outputs if has_entry(work, key)]
     if target is source and sequence.__dict__.get("_selected") is None:
         keys += [key for key in changed_keys(work, source) if not is_covered(key, keys)]
-    elif len(keys) < len(outputs) and not sequence.may_skip:
+    elif len(keys) < len(outputs) and not sequence._kd_may_skip:
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
     write_entries(target, keys, [entry(work, key) for key in keys])

@@ -71,9 +71,9 @@ class TensorDictModule(TensorDictModuleBase):
         strict: Whether a missing input is an error; else None is passed for it.
 
     Attributes:
-        plain_functions: The functions of this class that a plan writes in line; a subclass that
+        _kd_plain_functions: The functions of this class that a plan writes in line; a subclass that
             overrides one of them is called instead.
-        writes_by_inplace: Set in a class whose `forward` writes where `inplace` says.
+        _kd_writes_by_inplace: Set in a class whose `forward` writes where `inplace` says.
 
     Raises:
         InvalidKey: If a key is not a nested key, or an output is named twice.
@@ -92,15 +92,15 @@ class TensorDictModule(TensorDictModuleBase):
         (tensor([1., 1.]), tensor([0., 0.]))
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     inplace: Inplace
     method: str | None
     method_kwargs: Mapping[str, object]
     strict: bool
     _in_spec: InKeySpec
-    writes_by_inplace: ClassVar[bool] = True
-    checks: ClassVar[Mapping[str, Check]] = {
+    _kd_writes_by_inplace: ClassVar[bool] = True
+    _kd_checks: ClassVar[Mapping[str, Check]] = {
         "inplace": checked_inplace,
         "method": checked_method,
         "method_kwargs": checked_kwargs,
@@ -125,7 +125,7 @@ class TensorDictModule(TensorDictModuleBase):
         super().__init__()
         self._wrap(module, in_keys, out_keys, inplace, out_to_in_map)
         kwargs = {} if method_kwargs is None else method_kwargs
-        self._settle(method=method, method_kwargs=kwargs, strict=strict)
+        self._kd_settle(method=method, method_kwargs=kwargs, strict=strict)
 
     def _wrap(
         self,
@@ -136,9 +136,9 @@ class TensorDictModule(TensorDictModuleBase):
         out_to_in_map: bool | None,
     ) -> None:
         """Take what the constructor was given; a sequence takes its steps."""
-        self._set_in_spec(parse_in_keys(in_keys, out_to_in_map))
+        self._kd_set_in_spec(parse_in_keys(in_keys, out_to_in_map))
         self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
-        self._settle(inplace=inplace)
+        self._kd_settle(inplace=inplace)
         self.module = module
 
     if not TYPE_CHECKING:  # without a look into `__dict__`, as they are read often
@@ -149,22 +149,22 @@ class TensorDictModule(TensorDictModuleBase):
             return [*self._in_spec.keys]
 
     @property
-    def replaces_container(self) -> bool | None:
+    def _kd_replaces_container(self) -> bool | None:
         """Whether the result is another container than the input."""
         return self.inplace not in (True, None) and any(k != DISCARD for k in self.out_keys)
 
     @property
-    def optional_in_keys(self) -> list[NestedKey]:
+    def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out."""
         return [] if self.strict else self.in_keys
 
     @property
-    def described_as(self) -> str:
+    def _kd_described_as(self) -> str:
         """How messages name this module."""
-        return f"{type(self).__name__}({self.node_label})"
+        return f"{type(self).__name__}({self._kd_node_label})"
 
     @property
-    def node_label(self) -> str:
+    def _kd_node_label(self) -> str:
         """The name of what is wrapped, for tables and pictures."""
         name = getattr(self.module, "__name__", None)
         label = name if isinstance(name, str) else type(self.module).__name__
@@ -209,7 +209,7 @@ class TensorDictModule(TensorDictModuleBase):
                 made = self.forward_values(*values)
         else:
             made = self.forward_values(*read_optional(tensordict, keys))
-        outputs = dict(zip(self._own_out_keys(), made, strict=True))
+        outputs = dict(zip(self._kd_own_out_keys(), made, strict=True))
         if DISCARD in outputs or self.__dict__.get("_selected") is not None:
             outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
         target = destination(tensordict, self.inplace, tensordict_out)
@@ -273,20 +273,20 @@ class TensorDictModule(TensorDictModuleBase):
         named = {n: values[key] for n, key in given if key not in missing or not self.strict}
         placed = () if by_name else tuple(values[key] for key in reads)
         try:
-            return self.split_outputs(function(*placed, **named, **options))
+            return self._kd_split_outputs(function(*placed, **named, **options))
         except Exception as error:
-            self._add_call_note(error, values)
+            self._kd_add_call_note(error, values)
             raise
 
     def forward_values(self, *values: object) -> tuple[object, ...]:
         """Run the callable on one value per key of `in_keys`; return one per out key."""
         try:
-            return self.split_outputs(self.call_wrapped(*values))
+            return self._kd_split_outputs(self._kd_call_wrapped(*values))
         except Exception as error:
-            self._add_call_note(error, dict(zip(self._in_spec.keys, values, strict=False)))
+            self._kd_add_call_note(error, dict(zip(self._in_spec.keys, values, strict=False)))
             raise
 
-    def call_wrapped(self, *values: object) -> object:
+    def _kd_call_wrapped(self, *values: object) -> object:
         """Run the callable on one value per key of `in_keys`; return what it returns."""
         spec = self._in_spec
         # Not `self.module`, which torch looks up in Python.
@@ -302,7 +302,7 @@ class TensorDictModule(TensorDictModuleBase):
             return function(*fed, **self.method_kwargs)
         return function(**dict(zip(spec.names, fed, strict=True)), **self.method_kwargs)
 
-    def split_outputs(self, result: object) -> tuple[object, ...]:
+    def _kd_split_outputs(self, result: object) -> tuple[object, ...]:
         """Match what the callable returned to the out keys.
 
         Args:
@@ -316,7 +316,7 @@ class TensorDictModule(TensorDictModuleBase):
             OutputMismatch: If the numbers differ, a name was not found, or one key would get
                 several tensors.
         """
-        keys = self._own_out_keys()
+        keys = self._kd_own_out_keys()
         names = self.__dict__.get("_out_names")
         found = None if isinstance(result, Tensor) else _by_name(result)
         if names is not None:
@@ -344,7 +344,7 @@ class TensorDictModule(TensorDictModuleBase):
                 raise several_outputs(describe(self), key, several)
         return values
 
-    def run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...]:
+    def _kd_run_on_values(self, values: Mapping[NestedKey, object]) -> tuple[object, ...]:
         """Compute the visible outputs of a call with tensors, without a container.
 
         Args:
@@ -357,7 +357,7 @@ class TensorDictModule(TensorDictModuleBase):
             outputs = self._kd_run_by_name(container_of(values), {})
         else:
             outputs = self.forward_values(*[values.get(key) for key in self._in_spec.keys])
-        by_key = dict(zip(self._own_out_keys(), outputs, strict=True))
+        by_key = dict(zip(self._kd_own_out_keys(), outputs, strict=True))
         return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
@@ -377,20 +377,20 @@ class TensorDictModule(TensorDictModuleBase):
             return found
 
     def _from_nothing(self) -> tuple[object, ...]:
-        keys = self._own_out_keys()
+        keys = self._kd_own_out_keys()
         if all(key == DISCARD for key in keys):
             return tuple(None for _ in keys)
         raise output_mismatch(describe(self), keys, "None (is a `return` missing?)")
 
-    plain_functions: ClassVar[Mapping[str, object]] = {
-        "call_wrapped": call_wrapped,
+    _kd_plain_functions: ClassVar[Mapping[str, object]] = {
+        "_kd_call_wrapped": _kd_call_wrapped,
         "forward_values": forward_values,
-        "split_outputs": split_outputs,
+        "_kd_split_outputs": _kd_split_outputs,
     }
 
     def _names_fields(self, found: Mapping[str, object] | None) -> bool:
         """Return whether the out keys are fields of a named tuple, in whatever order."""
-        keys = self._own_out_keys()
+        keys = self._kd_own_out_keys()
         if found is None or all(key == DISCARD or key in found for key in keys):
             return found is not None
         moved = [
@@ -406,7 +406,7 @@ class TensorDictModule(TensorDictModuleBase):
         return False
 
     def _from_mapping(self, result: object, found: Mapping[str, object]) -> tuple[object, ...]:
-        keys = self._own_out_keys()
+        keys = self._kd_own_out_keys()
         values = [None if key == DISCARD else _look_up(found, key) for key in keys]
         missing = [key for key, value in zip(keys, values, strict=True) if value is _ABSENT]
         if not missing:

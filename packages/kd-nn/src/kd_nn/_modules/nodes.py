@@ -25,18 +25,18 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
         may_skip: Whether the sequence that holds it leaves it out for want of inputs.
     """
     reads, writes = keys_as_parsed(step)
-    inner = keyed(step)._graph() if runs_in_part(step) else None
+    inner = keyed(step)._kd_graph() if runs_in_part(step) else None
     optional = optional_keys(step) if inner is None else ()
     # Asked of the class: the guard of dynamo for a default would compute the property again.
-    has_parts = hasattr(type(step), "partly_read")
-    partly = cast("list[NestedKey]", step.partly_read) if has_parts else []
-    may_skip = may_skip or (inner is None and getattr(step, "may_skip", False) is True)
+    has_parts = hasattr(type(step), "_kd_partly_read")
+    partly = cast("list[NestedKey]", step._kd_partly_read) if has_parts else []
+    may_skip = may_skip or (inner is None and getattr(step, "_kd_may_skip", False) is True)
     plain = inner is None and not optional and not partly
     make = _make_node if is_dynamo_compiling() or not plain else _equal_node
     node = make(name, type(step).__name__, reads, writes, may_skip)
     if plain:
         return node
-    parts = parse_keys(partly, "partly_read")
+    parts = parse_keys(partly, "_kd_partly_read")
     return node._replace(partly=parts, optional=optional, inner=inner)
 
 
@@ -61,7 +61,11 @@ def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
     """
     state = step.__dict__
     spec, writes = state.get("_in_spec"), state.get("_out_keys")
-    if spec is None or writes is None or not getattr(type(step), "changes_by_assignment", False):
+    if (
+        spec is None
+        or writes is None
+        or not getattr(type(step), "_kd_changes_by_assignment", False)
+    ):
         return keys_of(step, "in_keys"), keys_of(step, "out_keys")
     selected = state.get("_selected")
     return spec.keys, writes if selected is None else selected
@@ -69,7 +73,7 @@ def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
 
 def label_of(step: nn.Module) -> str:
     """Return the class of what runs in a step."""
-    label = getattr(step, "node_label", None)
+    label = getattr(step, "_kd_node_label", None)
     return label if isinstance(label, str) else type(step).__name__
 
 

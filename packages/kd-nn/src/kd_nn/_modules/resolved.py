@@ -71,7 +71,7 @@ class Resolved:
             self._changed = self._dependency.changed
             self._compare_steps(sequence)
         tolerant = sequence.partial_tolerant
-        nodes = tuple(key_node(name, step, tolerant) for name, step in sequence.named_steps())
+        nodes = tuple(key_node(name, step, tolerant) for name, step in sequence._kd_named_steps())
         selected: Keys | None = sequence.__dict__.get("_selected")
         graph = KeyGraph(nodes, selected)
         self.in_keys, self.out_keys = graph.inputs, graph.writes
@@ -116,7 +116,7 @@ class Resolved:
         for step in steps:
             if step is None:
                 continue
-            if not getattr(type(step), "changes_by_assignment", False):
+            if not getattr(type(step), "_kd_changes_by_assignment", False):
                 for holder in lists_in(step):  # it may read the public keys of what is inside
                     self._compare_members(holder)
                 self._computed.append((step, _asked(step)))
@@ -160,17 +160,17 @@ def resolve_sequence(sequence: StepList) -> Resolved:
 
 
 def _announces(holder: nn.Module) -> bool:
-    return isinstance(holder, Flagged) and holder.announces_members
+    return isinstance(holder, Flagged) and holder._kd_announces_members
 
 
 def _asked(step: nn.Module) -> tuple[object, ...]:
     """Return what a step answers that no assignment needs to announce."""
     keys = keyed(step)
-    return list(keys.in_keys), list(keys.out_keys), getattr(step, "has_value_form", False)
+    return list(keys.in_keys), list(keys.out_keys), getattr(step, "_kd_has_value_form", False)
 
 
 def _members(sequence: StepList) -> Iterator[nn.Module]:
     """Yield a sequence, and all steps in it and in the sequences inside."""
     yield sequence
-    for _, step in sequence.named_steps():
+    for _, step in sequence._kd_named_steps():
         yield from _members(step) if isinstance(step, StepList) else (step,)

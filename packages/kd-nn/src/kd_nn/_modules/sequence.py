@@ -82,10 +82,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         torch.Size([2, 4])
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
-    writes_by_inplace: ClassVar[bool] = True
-    checks: ClassVar[Mapping[str, Check]] = {
+    _kd_writes_by_inplace: ClassVar[bool] = True
+    _kd_checks: ClassVar[Mapping[str, Check]] = {
         "inplace": checked_inplace,
         "partial_tolerant": checked_flag,
     }
@@ -98,7 +98,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         inplace: Inplace = None,
     ) -> None:
         steps = store_steps(modules)
-        self._settle(partial_tolerant=partial_tolerant, inplace=inplace)
+        self._kd_settle(partial_tolerant=partial_tolerant, inplace=inplace)
         start = super().__init__
         if getattr(start, "__func__", None) is TensorDictModule.__init__:
             TensorDictModuleBase.__init__(self)
@@ -113,7 +113,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))
         else:
             self._resolve()
-        self._warn_of_waste()
+        self._kd_warn_of_waste()
 
     if not TYPE_CHECKING:  # in one step each, as they are read often
 
@@ -121,7 +121,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         def in_keys(self) -> list[NestedKey]:
             """Return the keys that are read, as a fresh list."""
             try:
-                resolved = self._resolved
+                resolved = self._kd_resolved
             except AttributeError:
                 resolved = self._resolve()
             if resolved.unsure:
@@ -132,7 +132,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         def out_keys(self) -> list[NestedKey]:
             """Return the keys that are written and visible, as a fresh list."""
             try:
-                resolved = self._resolved
+                resolved = self._kd_resolved
             except AttributeError:
                 resolved = self._resolve()
             if resolved.unsure:
@@ -140,23 +140,23 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             return [*resolved.visible]
 
         # What `TensorDictModule` says of the one module that it wraps.
-        node_label = described_as = run_on_values = None
+        _kd_node_label = _kd_described_as = _kd_run_on_values = None
         __getattr__ = TensorDictModuleBase.__getattr__
 
     def _wrap(self, module: object, *others: object) -> None:
         state = self.__dict__
         tolerant, inplace = state.get("partial_tolerant", False), state.get("inplace")
-        self._settle(partial_tolerant=tolerant, inplace=inplace)
+        self._kd_settle(partial_tolerant=tolerant, inplace=inplace)
         self.module = store_steps([cast("nn.Module", module)])
         self._resolve()
 
     @property
-    def optional_in_keys(self) -> list[NestedKey]:
+    def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out: no step that runs insists."""
         return list(self._resolve().optional)
 
     @property
-    def partly_read(self) -> list[NestedKey]:
+    def _kd_partly_read(self) -> list[NestedKey]:
         """The containers of which steps make a part, and may read the rest from outside."""
         return list(self._resolve().graph.partly_fed)
 
@@ -187,7 +187,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         """Run the steps that `wanted` needs, those of all visible outputs if it is None."""
         if outputs_exist(self, tensordict):
             return tensordict
-        if isinstance(tensordict, LazyStackedTensorDict) and self.may_skip:
+        if isinstance(tensordict, LazyStackedTensorDict) and self._kd_may_skip:
 
             def run(member: TensorDictBase, out: TensorDictBase | None) -> TensorDictBase:
                 return self._run(member, out, wanted)
@@ -204,7 +204,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             live = resolved.live if wanted is None else resolved.graph.live_writes(outputs)
         return run_steps(self, tensordict, target, live, outputs)
 
-    def continue_from(
+    def _kd_continue_from(
         self,
         container: TensorDictBase | None,
         given: Mapping[NestedKey, object],
@@ -270,12 +270,12 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         wanted = graph.writes if out_keys is None else parse_keys(out_keys, "out_keys")
         known, live = list(given), graph.live_writes(wanted)
         kept: dict[str, nn.Module] = {}
-        for idx, (name, step) in enumerate(self.named_steps()):
+        for idx, (name, step) in enumerate(self._kd_named_steps()):
             node = graph.nodes[idx]
             if idx not in live:
                 continue
             # A sequence of a user's class may have another constructor, and stays as it is.
-            if isinstance(step, TensorDictSequential) and step.changes_by_assignment:
+            if isinstance(step, TensorDictSequential) and step._kd_changes_by_assignment:
                 try:
                     step = step.select_subsequence(
                         None if in_keys is None else known,
@@ -302,14 +302,14 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             part.select_out_keys(*(visible or part.out_keys))
         return part
 
-    def _graph(self) -> KeyGraph:
+    def _kd_graph(self) -> KeyGraph:
         return self._resolve().graph
 
-    def _call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        prepare: Callable[[], bool] | None = getattr(self, "_prepare", None)
+    def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        prepare: Callable[[], bool] | None = getattr(self, "_kd_prepare", None)
         if prepare is None or not prepare() or anyone_skips:
             return BUSY
-        traced = cast(Resolved, self._resolved).traced
+        traced = cast(Resolved, self._kd_resolved).traced
         assert traced is not None
         if args and args[0].__class__ is TensorDict:
             alone = len(args) == 1 and not kwargs
@@ -330,40 +330,40 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         tolerant = ", partial_tolerant=True" if self.partial_tolerant else ""
         return super().extra_repr() + tolerant
 
-    def _own_in_keys(self) -> Keys:
+    def _kd_own_in_keys(self) -> Keys:
         return self._resolve().in_keys
 
-    def _own_out_keys(self) -> Keys:
+    def _kd_own_out_keys(self) -> Keys:
         return self._resolve().out_keys
 
-    def _set_in_spec(self, spec: InKeySpec) -> None:
+    def _kd_set_in_spec(self, spec: InKeySpec) -> None:
         raise InvalidArgument(
             f"the in_keys of {describe(self)} follow from its steps and cannot be assigned. "
             "Change the steps, or use `select_subsequence`."
         )
 
-    def _set_out_keys_source(self, keys: Keys) -> None:
+    def _kd_set_out_keys_source(self, keys: Keys) -> None:
         raise InvalidArgument(
             f"the out_keys of {describe(self)} follow from its steps and cannot be assigned. "
             "Change the steps, or use `select_out_keys`."
         )
 
     def _resolve(self) -> Resolved:
-        resolved: Resolved | None = self.__dict__.get("_resolved")
+        resolved: Resolved | None = self.__dict__.get("_kd_resolved")
         if resolved is not None and resolved.is_current():
             return resolved
         resolved = resolve_sequence(self)
         if not torch.compiler.is_dynamo_compiling():
-            self.__dict__["_resolved"] = resolved
-            if "_prepare" not in self.__dict__:
-                self.__dict__["_prepare"] = _preparation(self)
+            self.__dict__["_kd_resolved"] = resolved
+            if "_kd_prepare" not in self.__dict__:
+                self.__dict__["_kd_prepare"] = _preparation(self)
         return resolved
 
-    def _refresh_keys(self) -> None:
+    def _kd_refresh_keys(self) -> None:
         if not torch.compiler.is_dynamo_compiling():
             self._resolve()
 
-    def _warn_of_waste(self) -> None:
+    def _kd_warn_of_waste(self) -> None:
         graph = self._resolve().graph
         for idx, node in enumerate(graph.nodes):
             if not node.needed:

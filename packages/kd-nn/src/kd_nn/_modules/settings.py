@@ -30,26 +30,26 @@ class CheckedSettings(Flagged):
         checks: The check of each setting, by name.
     """
 
-    checks: ClassVar[Mapping[str, Check]] = {}
+    _kd_checks: ClassVar[Mapping[str, Check]] = {}
 
     def __setattr__(self, name: str, value: object) -> None:
         """Assign; a setting is checked first, and nothing changes if it is refused."""
-        check = self.checks.get(name)
+        check = self._kd_checks.get(name)
         super().__setattr__(name, value if check is None else check(self, name, value))
 
-    def _settle(self, **settings: object) -> None:
+    def _kd_settle(self, **settings: object) -> None:
         """Assign settings in a constructor: each is checked; nothing depends on the module yet.
 
         A class of the user may define `__setattr__` or a property, so it is asked. For values
         that are not modules: torch registers those.
         """
-        if not self.changes_by_assignment:
+        if not self._kd_changes_by_assignment:
             for name, value in settings.items():
                 setattr(self, name, value)
             return
         state = self.__dict__
         for name, value in settings.items():
-            check = self.checks.get(name)
+            check = self._kd_checks.get(name)
             state[name] = value if check is None else check(self, name, value)
 
 
@@ -159,9 +159,9 @@ class ModuleFacts(CheckedSettings):
         """
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
-    def _needs_key(self, key: NestedKey) -> bool:
+    def _kd_needs_key(self, key: NestedKey) -> bool:
         """Return whether a call of now cannot run without an entry that it reads."""
-        return key not in getattr(self, "optional_in_keys", ())
+        return key not in getattr(self, "_kd_optional_in_keys", ())
 
     @Derived
     def is_functional(self) -> bool:

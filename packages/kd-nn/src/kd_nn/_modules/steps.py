@@ -28,13 +28,13 @@ Step = tuple[str, nn.Module]
 class StepList(TensorDictModuleBase):
     """A keyed module that holds others in order."""
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     module: nn.ModuleList | nn.ModuleDict
     partial_tolerant: bool
     inplace: Inplace
 
-    def named_steps(self) -> list[tuple[str, nn.Module]]:
+    def _kd_named_steps(self) -> list[tuple[str, nn.Module]]:
         """Return name and module of each step, in order."""
         # Not `self.module`, which torch looks up in Python.
         steps = [*self._modules["module"]._modules.items()]  # type: ignore[union-attr]  # it is there
@@ -46,24 +46,26 @@ class StepList(TensorDictModuleBase):
         adopt(self._modules.get("module"))
 
     @property
-    def may_skip(self) -> bool:
+    def _kd_may_skip(self) -> bool:
         """Whether a step may be left out for want of inputs, here or in a sequence inside."""
         if self.__dict__.get("partial_tolerant"):
             return True
-        return any(getattr(step, "may_skip", False) is True for _, step in self.named_steps())
+        return any(
+            getattr(step, "_kd_may_skip", False) is True for _, step in self._kd_named_steps()
+        )
 
     @property
-    def replaces_container(self) -> bool | None:
+    def _kd_replaces_container(self) -> bool | None:
         """Whether the result may be another container than the input; None if no step says."""
-        says = [getattr(step, "replaces_container", None) for _, step in self.named_steps()]
+        says = [getattr(step, "_kd_replaces_container", None) for _, step in self._kd_named_steps()]
         if True in says:
             return True
         return None if None in says else False
 
     def append(self, module: nn.Module) -> Self:
         """Add a step at the end; return the sequence."""
-        steps = self.named_steps()
-        return self._replace_steps([*steps, (free_name(dict(steps)), module)])
+        steps = self._kd_named_steps()
+        return self._kd_replace_steps([*steps, (free_name(dict(steps)), module)])
 
     def extend(
         self, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict
@@ -92,14 +94,14 @@ class StepList(TensorDictModuleBase):
                 f"`extend` expected several keyed modules, got {type(modules).__name__}. "
                 "Pass a list or dict of them, or use `append`."
             )
-        steps = dict(self.named_steps())
+        steps = dict(self._kd_named_steps())
         if isinstance(modules, (Mapping, nn.ModuleDict)):
             for name, module in modules.items():
                 steps[self._new_name(name, steps)] = module
-            return self._replace_steps(list(steps.items()), named=True)
+            return self._kd_replace_steps(list(steps.items()), named=True)
         for module in modules:
             steps[free_name(steps)] = module
-        return self._replace_steps(list(steps.items()))
+        return self._kd_replace_steps(list(steps.items()))
 
     def insert(self, name: str | int, module: nn.Module, after: str | int | None = None) -> Self:
         """Add a step.
@@ -117,16 +119,16 @@ class StepList(TensorDictModuleBase):
             OutOfRange: If there is no such place.
             InvalidArgument: If the name is taken.
         """
-        steps = self.named_steps()
+        steps = self._kd_named_steps()
         if isinstance(name, int):
             if not -len(steps) <= name <= len(steps):
                 raise _out_of_range(self, name, len(steps))
             steps.insert(name, (free_name(dict(steps)), module))
-            return self._replace_steps(steps)
+            return self._kd_replace_steps(steps)
         name = self._new_name(name, dict(steps))
         place = 0 if after is None else list(dict(steps)).index(self._name_of(after)) + 1
         steps.insert(place, (name, module))
-        return self._replace_steps(steps, named=True)
+        return self._kd_replace_steps(steps, named=True)
 
     def pop(self, index: int | str = -1) -> TensorDictModuleBase:
         """Remove one step, the last one unless another is asked for, and return it.
@@ -156,7 +158,7 @@ class StepList(TensorDictModuleBase):
         return len(self.module)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._steps())
+        return iter(self._kd_steps())
 
     @overload
     def __getitem__(self, index: int | str) -> TensorDictModuleBase: ...
@@ -165,34 +167,34 @@ class StepList(TensorDictModuleBase):
     def __getitem__(self, index: int | str | slice) -> nn.Module:
         """Return one step, or a sequence of some of them, which shares the modules."""
         if isinstance(index, slice):
-            return self._part(self.named_steps()[index])
-        return dict(self.named_steps())[self._name_of(index)]
+            return self._part(self._kd_named_steps()[index])
+        return dict(self._kd_named_steps())[self._name_of(index)]
 
     def __setitem__(self, index: int | str, tensordict_module: nn.Module) -> None:
         """Replace a step, or with a new name add one at the end."""
-        steps = dict(self.named_steps())
+        steps = dict(self._kd_named_steps())
         if isinstance(index, str) and index not in steps:
-            self._replace_steps(
+            self._kd_replace_steps(
                 [*steps.items(), (check_name(index), tensordict_module)], named=True
             )
             return
         steps[self._name_of(index)] = tensordict_module
-        self._replace_steps(list(steps.items()))
+        self._kd_replace_steps(list(steps.items()))
 
     def __delitem__(self, index: int | str | slice) -> None:
         """Remove one step, or some."""
-        steps = self.named_steps()
+        steps = self._kd_named_steps()
         if isinstance(index, slice):
             del steps[index]
         else:
             gone = self._name_of(index)
             steps = [(name, step) for name, step in steps if name != gone]
-        self._replace_steps(steps)
+        self._kd_replace_steps(steps)
 
     def _part(self, steps: Sequence[Step], kind: type | None = None) -> Self:
         """Return a sequence of some of the steps, of the same kind unless another is given."""
         named = isinstance(self.module, nn.ModuleDict)
-        if kind is None and not self.changes_by_assignment:
+        if kind is None and not self._kd_changes_by_assignment:
             return self._kd_like(steps, named)
         build = cast("Callable[..., Self]", kind or type(self))
         return build(
@@ -210,7 +212,7 @@ class StepList(TensorDictModuleBase):
         new.module = StepModuleDict(dict(steps)) if named else hold([step for _, step in steps])
         return new
 
-    def _replace_steps(self, steps: Sequence[Step], named: bool = False) -> Self:
+    def _kd_replace_steps(self, steps: Sequence[Step], named: bool = False) -> Self:
         steps = [(name, as_step(name, step)) for name, step in steps]
         selected = self.__dict__.get("_selected")
         before = self.module
@@ -226,19 +228,19 @@ class StepList(TensorDictModuleBase):
                 raise
         return self
 
-    def _skips(self, step: nn.Module, tensordict: TensorDictBase) -> bool:
+    def _kd_skips(self, step: nn.Module, tensordict: TensorDictBase) -> bool:
         """Return whether a step is left out of a call, since an input that it needs is missing."""
         if not self.__dict__.get("partial_tolerant"):
             return False
         missing = [key for key in keys_of(step, "in_keys") if not has_entry(tensordict, key)]
         return any(needs_key(step, key) for key in missing)
 
-    def _needs_key(self, key: NestedKey) -> bool:
-        steps = [step for step in self._steps() if key in keys_of(step, "in_keys")]
+    def _kd_needs_key(self, key: NestedKey) -> bool:
+        steps = [step for step in self._kd_steps() if key in keys_of(step, "in_keys")]
         return not steps or any(needs_key(step, key) for step in steps)
 
-    def _steps(self) -> list[nn.Module]:
-        return [step for _, step in self.named_steps()]
+    def _kd_steps(self) -> list[nn.Module]:
+        return [step for _, step in self._kd_named_steps()]
 
     def _new_name(self, name: str, steps: Mapping[str, nn.Module]) -> str:
         name = check_name(name)
@@ -247,7 +249,7 @@ class StepList(TensorDictModuleBase):
         return name
 
     def _name_of(self, index: int | str) -> str:
-        names = [name for name, _ in self.named_steps()]
+        names = [name for name, _ in self._kd_named_steps()]
         if isinstance(index, int) and -len(names) <= index < len(names):
             return names[index]
         if isinstance(index, str) and index in names:
@@ -282,7 +284,7 @@ def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
 
 def needs_key(step: nn.Module, key: NestedKey) -> bool:
     """Return whether a step that reads a key cannot run without it."""
-    return not isinstance(step, TensorDictModuleBase) or step._needs_key(key)
+    return not isinstance(step, TensorDictModuleBase) or step._kd_needs_key(key)
 
 
 def free_name(taken: Mapping[str, nn.Module]) -> str:

@@ -43,7 +43,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         running ['y']
     """
 
-    changes_by_assignment = True
+    _kd_changes_by_assignment = True
 
     def __init__(self, td_module: nn.Module) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs of the wrapped module, in place."""
         self.td_module.select_out_keys(*out_keys)  # type: ignore[operator]  # keyed
-        self._flag_change()
+        self._kd_flag_change()
         return self
 
     def reset_out_keys(self) -> Self:
         """Reset the selection of the wrapped module, in place: all outputs are visible again."""
         self.td_module.reset_out_keys()  # type: ignore[operator]  # keyed
-        self._flag_change()
+        self._kd_flag_change()
         return self
 
     @property
@@ -80,9 +80,9 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return list(self.out_keys if source is None else source)
 
     @property
-    def may_skip(self) -> bool:
+    def _kd_may_skip(self) -> bool:
         """Whether the wrapped module may leave out some of the outputs, for want of inputs."""
-        return getattr(self.td_module, "may_skip", False) is True
+        return getattr(self.td_module, "_kd_may_skip", False) is True
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Return an attribute of the wrapper, else of the wrapped module."""
@@ -95,16 +95,16 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
             found: Tensor | nn.Module = getattr(modules["td_module"], name)
             return found
 
-    def _own_in_keys(self) -> Keys:
+    def _kd_own_in_keys(self) -> Keys:
         return keys_of(self.td_module, "in_keys")
 
-    def _own_out_keys(self) -> Keys:
+    def _kd_own_out_keys(self) -> Keys:
         return keys_of(self.td_module, "out_keys")
 
-    def _set_in_spec(self, spec: InKeySpec) -> None:
+    def _kd_set_in_spec(self, spec: InKeySpec) -> None:
         self.td_module.in_keys = list(spec.keys)  # type: ignore[assignment]  # keyed
 
-    def _set_out_keys_source(self, keys: Keys) -> None:
+    def _kd_set_out_keys_source(self, keys: Keys) -> None:
         self.td_module.out_keys = list(keys)  # type: ignore[assignment]  # keyed
 
 
@@ -130,8 +130,8 @@ class WrapModule(TensorDictModuleBase):
         torch.Size([3])
     """
 
-    changes_by_assignment = True
-    checks: ClassVar[Mapping[str, Check]] = {"inplace": checked_flag}
+    _kd_changes_by_assignment = True
+    _kd_checks: ClassVar[Mapping[str, Check]] = {"inplace": checked_flag}
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class WrapModule(TensorDictModuleBase):
         self.func = func
 
     @property
-    def replaces_container(self) -> bool:
+    def _kd_replaces_container(self) -> bool:
         """Whether a sequence goes on with the container that this returns."""
         return not self.inplace
 
     @property
-    def node_label(self) -> str:
+    def _kd_node_label(self) -> str:
         """The name of the function, for tables and pictures."""
         return str(getattr(self.func, "__name__", type(self.func).__name__))
 
@@ -168,8 +168,8 @@ class WrapModule(TensorDictModuleBase):
         result = self.func(tensordict)
         if not is_tensor_collection(result):
             raise InvalidArgument(
-                f"`{self.node_label}` must return a container, got {type(result).__name__}. Wrap a "
-                "function of tensors in a `TensorDictModule`."
+                f"`{self._kd_node_label}` must return a container, got {type(result).__name__}. "
+                "Wrap a function of tensors in a `TensorDictModule`."
             )
         if self.inplace and result is not tensordict:
             return tensordict.update(result)

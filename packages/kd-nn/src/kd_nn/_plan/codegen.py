@@ -277,7 +277,7 @@ class Calls:
     def _write_plain(self, depth: int, idx: int, targets: list[str]) -> None:
         text = self.text
         result = self.result(depth, idx, arguments(self.program.calls[idx]))
-        split = f"{self.step(idx)}.split_outputs(_r)"
+        split = f"{self.step(idx)}._kd_split_outputs(_r)"
         by_name = self.program.calls[idx].step.__dict__.get("_out_names") is not None
         if len(targets) == 1 and not by_name:
             text.add(depth, f"{targets[0]} = _r = {result}", "if _r.__class__ is not _Tensor:")
@@ -362,7 +362,7 @@ def arguments(call: Call) -> list[str]:
 def plain_module(step: nn.Module) -> bool:
     """Return whether the step calls what it wraps exactly as `TensorDictModule` does."""
     kind = type(step)
-    plain = getattr(kind, "plain_functions", None)
+    plain = getattr(kind, "_kd_plain_functions", None)
     if plain is None or not plain.keys().isdisjoint(step.__dict__):
         return False
     return all(getattr(kind, name) is function for name, function in plain.items())

@@ -57,7 +57,7 @@ def make_plan(module: nn.Module) -> Plan:
 def _plan_of(module: nn.Module, dependency: Dependency) -> Plan:
     keys = keyed(module)
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
-    program = resolve(module, keys._graph(), in_keys, out_keys)
+    program = resolve(module, keys._kd_graph(), in_keys, out_keys)
     if program is None:
         return NO_PLAN
     names = CallNames(in_keys, "_")
@@ -236,13 +236,13 @@ class FastCalls(Calls):
             own = self.text.name(f"_C{len(self.classes)}", base.__dict__)
             self.classes.add(base)
             self.checks.append(f"_len({own}) != {len(base.__dict__)}")
-            for name, function in base.defined.items():
+            for name, function in base._kd_defined.items():
                 this = self.text.name(f"{own}_{name}", function)
                 self.checks.append(f"{own}[{name!r}] is not {this}")
 
     def _watch_properties(self, module: nn.Module, name: str) -> None:
         """Write the tests of what a class of the user computes, without an assignment."""
-        if getattr(type(module), "changes_by_assignment", False):
+        if getattr(type(module), "_kd_changes_by_assignment", False):
             return
         keys = keyed(module)
         if module is not self.root:
@@ -253,7 +253,7 @@ class FastCalls(Calls):
         for what in ("in_keys", "out_keys", "out_keys_source"):
             now = self.text.name(f"{name}_{what}", list(getattr(keys, what)))
             self.checks.append(f"{name}.{what} != {now}")
-        self.checks.append(f"{name}.has_value_form is not _True")
+        self.checks.append(f"{name}._kd_has_value_form is not _True")
 
     def _prepare(self, idx: int) -> None:
         """Name what a step wraps, and find out whether its `forward` can be called directly."""
@@ -282,7 +282,7 @@ class FastCalls(Calls):
 
 
 class _Continues(Protocol):
-    def continue_from(
+    def _kd_continue_from(
         self,
         container: TensorDictBase | None,
         given: dict[NestedKey, object],
@@ -312,7 +312,7 @@ def continued(
         call.path: tuple(None if slot is None else values[f"_v{slot}"] for slot in call.writes)
         for call in program.calls[:idx]
     }
-    return root.continue_from(container, given, made)
+    return root._kd_continue_from(container, given, made)
 
 
 def _global_hooks() -> list[object]:

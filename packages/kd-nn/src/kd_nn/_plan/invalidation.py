@@ -38,7 +38,7 @@ from torch import nn
 
 Flag: TypeAlias = list[bool]
 """Empty until a change."""
-FLAGS: Final = "_flags"
+FLAGS: Final = "_kd_flags"
 """The attribute that holds the flags."""
 _HANDING: Final = threading.RLock()
 """Held while a flag is handed over, so that no thread drops the flag of another one.
@@ -85,9 +85,9 @@ def raise_flags(state: dict[str, object]) -> None:
             flag.append(True)
 
 
-_SEEN: Final = "_seen"
+_SEEN: Final = "_kd_seen"
 """The attribute of a list of steps that holds its members, as they were when last looked at."""
-_NEVER_COPIED = (FLAGS, _SEEN, "_plan", "_plans_made", "_prepare", "_resolved")
+_NEVER_COPIED = (FLAGS, _SEEN, "_kd_plan", "_kd_plans_made", "_kd_prepare", "_kd_resolved")
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
 HARMLESS: Final = frozenset({"_is_torch_compile"})
@@ -95,8 +95,8 @@ HARMLESS: Final = frozenset({"_is_torch_compile"})
 RUNNING: Final = (
     "forward",
     "forward_values",
-    "call_wrapped",
-    "split_outputs",
+    "_kd_call_wrapped",
+    "_kd_split_outputs",
     "__call__",
     "_call_impl",
     "_wrapped_call_impl",
@@ -112,7 +112,7 @@ def depend_on(module: nn.Module) -> Dependency:
     for member in rest:
         state = member.__dict__
         if isinstance(member, Flagged):
-            if member.announces_members:
+            if member._kd_announces_members:
                 raise_if_written(member)
             found.add(state)
         for inside in [*state["_modules"].values()]:  # another thread may write it
@@ -136,38 +136,38 @@ def raise_if_written(holder: nn.Module) -> None:
 def lists_in(module: nn.Module) -> Iterator[Flagged]:
     """Yield the lists of steps in a module that announce their edits."""
     for member in module.modules():
-        if isinstance(member, Flagged) and member.announces_members:
+        if isinstance(member, Flagged) and member._kd_announces_members:
             yield member
 
 
 class Flagged(nn.Module):
     """A module that raises its flags whenever an attribute is assigned or deleted."""
 
-    changes_by_assignment: ClassVar[bool] = False
+    _kd_changes_by_assignment: ClassVar[bool] = False
     """Whether keys and settings change only when an attribute other than `training` is assigned.
 
     True for the classes of this library. A class of the user may compute them from anything, so
     what depends on it compares them.
     """
 
-    announces_members: ClassVar[bool] = False
+    _kd_announces_members: ClassVar[bool] = False
     """Whether it is a list of steps that raises its flags whenever a member is another one."""
 
-    defined: ClassVar[Mapping[str, object]] = {}
+    _kd_defined: ClassVar[Mapping[str, object]] = {}
     """The functions among `RUNNING` that the class defined when it was made."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Record the functions that the class defines; expect it to compute its keys."""
         super().__init_subclass__(**kwargs)
-        cls.changes_by_assignment = cls.__dict__.get("changes_by_assignment", False)
-        cls.defined = {name: cls.__dict__[name] for name in RUNNING if name in cls.__dict__}
+        cls._kd_changes_by_assignment = cls.__dict__.get("_kd_changes_by_assignment", False)
+        cls._kd_defined = {name: cls.__dict__[name] for name in RUNNING if name in cls.__dict__}
 
     def __setattr__(self, name: str, value: object) -> None:
         """Assign, and invalidate what was derived from the module."""
         state = self.__dict__
         is_same = state.get(name, _ABSENT) is value
         super().__setattr__(name, value)  # type: ignore[arg-type]  # torch types modules only
-        is_harmless = name in HARMLESS or (name == "training" and self.changes_by_assignment)
+        is_harmless = name in HARMLESS or (name == "training" and self._kd_changes_by_assignment)
         if is_same or is_harmless:
             return
         _invalidate(state)
@@ -177,7 +177,7 @@ class Flagged(nn.Module):
     def __delattr__(self, name: str) -> None:
         """Delete, and invalidate what was derived from the module."""
         super().__delattr__(name)
-        self._flag_change()
+        self._kd_flag_change()
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to copy or pickle, without anything derived from the module."""
@@ -192,7 +192,7 @@ class Flagged(nn.Module):
             replica.__dict__.pop(name, None)
         return replica
 
-    def _flag_change(self) -> None:
+    def _kd_flag_change(self) -> None:
         """Invalidate what was derived from the module."""
         _invalidate(self.__dict__)
 
@@ -203,7 +203,7 @@ def running_classes(kind: type) -> list[type[Flagged]]:
     for base in kind.__mro__:
         if issubclass(base, Flagged):
             found.append(base)
-            if "forward" in base.defined:
+            if "forward" in base._kd_defined:
                 break
     return found
 
@@ -211,9 +211,9 @@ def running_classes(kind: type) -> list[type[Flagged]]:
 def is_patched(kind: type) -> bool:
     """Return whether how modules of a class run was assigned on the class after it was made."""
     return any(
-        base.__dict__.get(name) is not base.__dict__["defined"].get(name)
+        base.__dict__.get(name) is not base.__dict__["_kd_defined"].get(name)
         for base in kind.__mro__
-        if "defined" in base.__dict__
+        if "_kd_defined" in base.__dict__
         for name in RUNNING
     )
 
@@ -221,5 +221,5 @@ def is_patched(kind: type) -> bool:
 def _invalidate(state: dict[str, object]) -> None:
     state.pop(_SEEN, None)
     raise_flags(state)
-    state.pop("_plan", None)
-    state.pop("_resolved", None)
+    state.pop("_kd_plan", None)
+    state.pop("_kd_resolved", None)

@@ -27,7 +27,7 @@ class Keyed(Protocol):
     out_keys: list[NestedKey]
     out_keys_source: list[NestedKey]
 
-    def _graph(self) -> KeyFlow:
+    def _kd_graph(self) -> KeyFlow:
         """Return which step reads and writes which keys."""
 
 
@@ -37,7 +37,7 @@ def keyed(step: nn.Module) -> Keyed:
 
 
 class _Sequence(Protocol):
-    def named_steps(self) -> list[tuple[str, nn.Module]]: ...
+    def _kd_named_steps(self) -> list[tuple[str, nn.Module]]: ...
 
 
 Path = tuple[str, ...]
@@ -156,7 +156,7 @@ class _Resolver:
     ) -> None:
         """Visit the steps of a sequence; those that are not needed for the changes inside."""
         live = flow.live_writes(wanted)
-        steps = cast("_Sequence", root).named_steps()
+        steps = cast("_Sequence", root)._kd_named_steps()
         for idx, ((name, step), node) in enumerate(zip(steps, flow.nodes, strict=False)):
             if not runs_on_values(step) or inplace_of(step) not in (True, None):
                 raise Unresolvable
@@ -232,7 +232,7 @@ def runs_on_values(step: object) -> bool:
     """
     return (
         isinstance(step, nn.Module)
-        and getattr(step, "has_value_form", False) is True
+        and getattr(step, "_kd_has_value_form", False) is True
         and not is_patched(type(step))
         and "forward" not in step.__dict__
         and "__call__" not in step.__dict__
@@ -244,7 +244,7 @@ def runs_on_values(step: object) -> bool:
 
 def is_sequence(step: nn.Module) -> bool:
     """Return whether a module holds steps that run one after the other."""
-    return hasattr(type(step), "named_steps")
+    return hasattr(type(step), "_kd_named_steps")
 
 
 def runs_in_part(step: nn.Module) -> bool:
@@ -257,7 +257,7 @@ def inplace_of(module: nn.Module) -> Inplace:
 
     Another class may call something else `inplace`.
     """
-    asks = "writes_by_inplace" in vars(running_classes(type(module))[-1])
+    asks = "_kd_writes_by_inplace" in vars(running_classes(type(module))[-1])
     return cast("Inplace", module.inplace) if asks else True
 
 
