@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def dict_of(
-    td: AbstractContainer, retain_none: bool, convert_tensors: bool, tolist_first: bool
+    td: AbstractContainer,
+    retain_none: bool,
+    convert_tensors: bool,
+    tolist_first: bool,
+    unset: bool = True,
 ) -> dict[str, object]:
     """Return a container as nested dicts.
 
@@ -25,6 +29,7 @@ def dict_of(
         retain_none: keep entries whose value is `None`.
         convert_tensors: return tensors as numbers or nested lists of numbers.
         tolist_first: return a nested container that has a batch as a list of its rows.
+        unset: list fields without an entry as `None`.
     """
     plain: dict[str, object] = {}
     for key, value in td._entries.items():
@@ -34,14 +39,14 @@ def dict_of(
             if tolist_first and value._desc.batch:
                 plain[key] = list_of(value, True, convert_tensors, tolist_first)
             else:
-                plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first)
+                plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first, unset)
         elif (leaf := tensor_of(value)) is not None:
             plain[key] = leaf.tolist() if convert_tensors else leaf
         else:
             item = cast("Node", value)._item()
             if retain_none or item is not None:
                 plain[key] = item
-    if retain_none:
+    if retain_none and unset:
         plain.update(dict.fromkeys(td._unset()))
     return plain
 
@@ -58,6 +63,7 @@ def list_of(
         tolist_first: return a nested container that has a batch as a list of its rows.
     """
     if not td._desc.batch:
-        return dict_of(td, True, convert_tensors, tolist_first) if convert_nodes else td
+        options = True, convert_tensors, tolist_first, False
+        return dict_of(td, *options) if convert_nodes else td
     rows = cast("Sequence[AbstractContainer]", torch.unbind(cast("Tensor", td)))
     return [list_of(row, convert_nodes, convert_tensors, tolist_first) for row in rows]
