@@ -79,7 +79,7 @@ class Encoder:
         kind = type(td)
         if isinstance(td, Composite) and kind not in CLASSES:
             return {"lazy": self._stack(td, path)}
-        if dense_kind() in (kind, type(td._like({}, td._desc.unlocked()))):
+        if kind is dense_kind() or (kind not in CLASSES and _is_dense_elsewhere(td)):
             return {"td": self._level(td, path)}
         level = self._level(td, path)
         stored = CLASSES.get(kind)
@@ -190,6 +190,11 @@ def place_of(segment: int, name: str, spec: Spec) -> list[object]:
 def dense_kind() -> type:
     """Return the class of plain dense containers."""
     return type(registry.make_dense({}, describe(())))
+
+
+def _is_dense_elsewhere(td: AbstractContainer) -> bool:
+    """Return whether results of a kind are plain containers, as of one in a file of HDF5."""
+    return type(td._like(dict(td._entries), td._desc.unlocked())) is dense_kind()
 
 
 def _row_values(node: Node) -> object:

@@ -169,6 +169,7 @@ class MemoryMaps(AbstractContainer):
         self._check_unlocked("replace leaves by those in an arena")
         made = create_arena(self, path, existsok=existsok)
         take_leaves(self, made)
+        self.auto_device_()  # type: ignore[attr-defined]  # of a concern
         record_root(self, cast(str, root_of(made)))
         return _result(self, return_early, num_threads)
 
