@@ -115,7 +115,7 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
 
     Data is equal or not, one answer for each row; another comparison leaves it as it is.
     """
-    if isinstance(other, Mapping):
+    if isinstance(other, Mapping) and not isinstance(other, AbstractContainer):
         other = registry.nest_mapping(cast("Mapping[str, object]", other), td._desc.unlocked(), ())
     result = binary(td, other, fn)
     if fn in _EQUALITIES and td._nested and isinstance(other, AbstractContainer):
