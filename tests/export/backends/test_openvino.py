@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.export.models import CASES, case, saved
+from torch import nn
 
 import kd_export
 from kd_core import TensorDict
 from kd_export import ExportError, UntrustedArtifact, VerifyError
+from kd_nn import TensorDictModule, TensorDictSequential
 
 pytest.importorskip("openvino", reason="the lane `formats` installs it")
 
@@ -31,6 +33,22 @@ def test_names_and_the_schema_are_in_the_file(path: Path) -> None:
     assert [entry.wire for entry in schema.inputs] == ["x", "state.h"]
     assert "openvino" in schema.versions
     assert path.with_suffix(".bin").is_file()
+
+
+@pytest.mark.parametrize("word", ["obs -> action", "a < b", "<!", "&gt;", "]]>", "'\"", "\u00e9"])
+def test_any_word_may_be_in_the_schema(tmp_path: Path, word: str) -> None:
+    """In the metadata, in keys and in the name of a step."""
+    step = TensorDictModule(nn.Linear(3, 2), in_keys=[word], out_keys=[("z", word)])
+    module = TensorDictSequential(
+        step, TensorDictModule(lambda x: x + 1, in_keys=[("z", word)], out_keys=["y"])
+    )
+    path = tmp_path / "m.xml"
+    kd_export.save(module, path, {word: torch.ones(2, 3)}, metadata={word: word})
+    schema = kd_export.inspect(path)
+    assert schema.metadata == {word: word}
+    assert schema.inputs[0].key == (word,)
+    assert "<lambda>" in [found.runs for found in schema.steps]
+    assert kd_export.verify(path).ok
 
 
 def test_one_runner(path: Path) -> None:

@@ -26,6 +26,14 @@ def test_the_schema_comes_back_as_it_was() -> None:
     assert read_openvino_schema(with_schema(MODEL.encode(), text)) == text
 
 
+def test_a_model_without_a_place_for_the_schema_is_refused() -> None:
+    """A replacement that finds nothing left the schema as it was, without a word."""
+    for old, count in ((b"<kd_export", 0), (b"</rt_info>", 2)):
+        new = b"<other" if count == 0 else b'<kd_export value="" /></rt_info>'
+        with pytest.raises(ExportError, match=f"expected one place.*got {count}"):
+            with_schema(MODEL.encode().replace(old, new), "{}")
+
+
 @pytest.mark.parametrize(
     "content",
     [

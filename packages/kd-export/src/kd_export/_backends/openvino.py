@@ -76,7 +76,8 @@ class OpenVinoBackend:
             hint = "Save it as `.onnx` or `.pt2`."
             with raised_as(NotExportable, "OpenVINO cannot convert the program", hint):
                 model = runtime.convert_model(str(source), share_weights=False)
-        model.set_rt_info(schema.to_json(), ["kd_export"])
+        # Only a mark: openvino escapes less than `with_schema`, whose text replaces it.
+        model.set_rt_info("schema", ["kd_export"])
         runtime.save_model(model, str(path), compress_to_fp16=False)
         content = path.read_bytes()
         schema = replace(schema, weights=weights_digest(content, _beside(path)))

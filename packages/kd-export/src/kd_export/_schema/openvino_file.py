@@ -69,7 +69,15 @@ def with_schema(content: bytes, text: str) -> bytes:
     """Replace the schema in the runtime information."""
     check_schema_size(len(text))
     value = html.escape(text).encode()
-    return _SCHEMA.sub(lambda _: b'<kd_export value="' + value + b'" />', content)
+    changed, count = _SCHEMA.subn(lambda _: b'<kd_export value="' + value + b'" />', content)
+    if count != 1:
+        raise ExportError(
+            f"expected one place for the schema in the XML, got {count}.",
+            expected=1,
+            got=count,
+            hint="The file is damaged, or this version of OpenVINO writes another format.",
+        )
+    return changed
 
 
 def weights_digest(content: bytes, weights: bytes) -> str:
