@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from kd_export._backends.onnx_operators import OPERATORS
 from kd_export._errors import NotExportable
 from kd_export._running.places import line_of, place_of
 from kd_export._running.recurrent import mended_layers
@@ -40,7 +41,9 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     try:
         with muted(*_NOISY), torch.no_grad(), mended_layers(program):
             # Without names: older versions take a name that a weight has too for that weight.
-            result = torch.onnx.export(program, dynamo=True, verbose=False)
+            result = torch.onnx.export(
+                program, dynamo=True, verbose=False, custom_translation_table=dict(OPERATORS)
+            )
     except Exception as error:
         raise _explained(error) from error
     assert result is not None
@@ -97,6 +100,7 @@ def _refuse_complex(schema: Schema) -> None:
 def _tidy(model: ir.Model, schema: Schema) -> None:
     """Drop what a file should not tell, give values and axes their names."""
     graph = model.graph
+    _keep_initializers(graph)
     _name_border(graph.inputs, schema.inputs)
     _name_border(graph.outputs, schema.outputs)
     axes = _symbols(graph, schema)
@@ -108,13 +112,28 @@ def _tidy(model: ir.Model, schema: Schema) -> None:
     for value in _values(graph):
         value.metadata_props.clear()
         if value.shape is not None:
-            _rename_axes(value.shape, axes)
+            value.shape = _renamed_shape(value.shape, axes)
         if value not in border and value.name is not None:
             value.name = unused_name(value.name, used)
             used.add(value.name)
     graph.metadata_props.clear()
     model.metadata_props.clear()
     model.producer_name = PRODUCER
+
+
+def _keep_initializers(graph: ir.Graph) -> None:
+    """Register the constants that lost their place to another of the same name.
+
+    onnxscript's fusion of `Min` and `Max` names their limits after the value that they limit: of
+    two that limit one value, both nodes would read the limits of the second.
+    """
+    known = {*graph.inputs, *graph.initializers.values()}
+    for value in [value for node in graph for value in node.inputs]:
+        lost = value is not None and value.producer() is None and value.const_value is not None
+        if value is not None and lost and value not in known:
+            value.name = unused_name(value.name or "constant", [*graph.initializers])
+            graph.register_initializer(value)
+            known.add(value)
 
 
 def _name_border(values: Sequence[ir.Value], entries: Sequence[Entry]) -> None:
@@ -139,11 +158,13 @@ def _symbols(graph: ir.Graph, schema: Schema) -> dict[str, str]:
     return solved | named
 
 
-def _rename_axes(shape: ir.Shape, axes: dict[str, str]) -> None:
-    for dim, size in enumerate(shape):
-        # A size that torch does not know stays without a name: two of one name would be equal.
-        if not isinstance(size, int) and size.value is not None:
-            shape[dim] = _renamed(str(size.value), axes)
+def _renamed_shape(shape: ir.Shape, axes: dict[str, str]) -> ir.Shape:
+    """Return a shape whose sizes are named after axes; several values may share the old one."""
+    # A size that torch does not know stays without a name: two of one name would be equal.
+    return ir.Shape(
+        size if isinstance(size, int) or size.value is None else _renamed(str(size.value), axes)
+        for size in shape
+    )
 
 
 def _renamed(expression: str, axes: dict[str, str]) -> str:
