@@ -56,6 +56,13 @@ def test_verify_prints_the_differences(folder: Path, capsys: Capture) -> None:
     assert "largest difference" in text
     assert "batch=7" in text
     assert "batch=2" not in text
+    assert "1e-05 + 0.0001 * abs(expected)" in text
+
+
+def test_verify_applies_the_tolerance_that_is_given(folder: Path, capsys: Capture) -> None:
+    assert main(["verify", str(folder / "model.onnx"), "--rtol", "1e-3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {(row["rtol"], row["atol"]) for row in rows} == {(1e-3, 0.0)}
 
 
 def test_verify_tells_a_mismatch(folder: Path, capsys: Capture) -> None:
@@ -232,7 +239,7 @@ def test_diff_tells_what_differs(folder: Path, tmp_path: Path, capsys: Capture) 
     kd_export.save(model.module, tmp_path / "new.pt2", model.example, metadata={"epoch": 4})
     assert main(["diff", str(one), str(tmp_path / "new.pt2")]) == 1
     told = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert told == ["differs", "metadata", "weights", "result", "result", "result", "result"]
+    assert told == ["differs", "metadata", "weights", *["result"] * 5]
     assert main(["diff", str(one), str(tmp_path / "none.pt2")]) == 2
 
 

@@ -182,7 +182,7 @@ def test_save_does_it_all(tmp_path: Path) -> None:
     model: Case = case("nested")
     report = kd_export.save(model.module, tmp_path / "model.pt2", model.example)
     assert report.ok
-    assert len(report.rows) == 5  # four sizes and the example
+    assert len(report.rows) == 6  # four sizes, one well above them, and the example
 
 
 def test_mismatch_writes_nothing(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import zipfile
 from collections.abc import Callable
@@ -24,7 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stored_tests_need_no_module(path: Path) -> None:
     report = kd_export.verify(path, trusted=True)
     assert report.ok
-    assert [row.sizes["batch"] for row in report.rows[::4]] == [1, 2, 3, 7]
+    assert [row.sizes["batch"] for row in report.rows[::4]] == [1, 2, 3, 7, 33]
 
 
 def test_other_weights_are_found(path: Path) -> None:
@@ -73,7 +74,7 @@ def test_stored_tests_find_other_weights(mixed: Path) -> None:
 def test_every_output_is_compared_at_every_size(path: Path) -> None:
     schema = kd_export.inspect(path)
     rows = {(row.output, row.sizes["batch"]) for row in kd_export.verify(path, trusted=True).rows}
-    assert rows == {(e.wire, size) for e in schema.outputs for size in (1, 2, 3, 7)}
+    assert rows == {(e.wire, size) for e in schema.outputs for size in (1, 2, 3, 7, 33)}
 
 
 def without_numbers(schema: dict[str, Any]) -> None:
@@ -126,7 +127,7 @@ def test_a_range_without_the_usual_sizes_is_verified(tmp_path: Path) -> None:
     program = kd_export.export(tutorial().module, {"x": torch.ones(4, 3)}, dynamic={"b": (11, 90)})
     assert program.save(tmp_path / "model.pt2").ok
     report = kd_export.verify(tmp_path / "model.pt2", trusted=True)
-    assert [row.sizes["b"] for row in report.rows[::4]] == [11, 12, 13, 17]
+    assert [row.sizes["b"] for row in report.rows[::4]] == [11, 12, 13, 17, 69, 90]
     assert kd_export.verify(tmp_path / "model.pt2", batch_sizes=[1, 2], trusted=True).ok
 
 
@@ -162,6 +163,39 @@ def test_a_test_of_absurd_size_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_tolerance_can_be_given(path: Path) -> None:
     assert not kd_export.verify(path, atol=-1.0, rtol=0.0, trusted=True).ok
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_tolerance_that_is_given_is_all_that_applies(tmp_path: Path, stored: bool) -> None:
+    """An absolute one that nobody saw made `rtol=1e-9` mean nothing."""
+    path, module = tmp_path / "near.onnx", TensorDictModule(Near(1.0, 0.25), ["x"], ["y"])
+    kd_export.save(module, path, {"x": torch.ones(2, 1)})
+    other = rewritten_numbers(path, lambda number: number + 1e-7)
+    reference = None if stored else TensorDictModule(Near(1.0, 0.25 + 1e-7), ["x"], ["y"])
+    path = other if stored else path
+    assert kd_export.verify(path, reference).ok
+    assert not kd_export.verify(path, reference, rtol=1e-9).ok
+    assert kd_export.verify(path, reference, rtol=1e-6).ok
+    assert kd_export.verify(path, reference, atol=1e-6).ok
+    report = kd_export.verify(path, reference, rtol=1e-9)
+    assert "0 + 1e-09 * abs(expected)" in str(report)
+    assert {(row.rtol, row.atol) for row in report.rows} == {(1e-9, 0.0)}
+    assert "1e-05 + 0.0001 * abs(expected)" in str(kd_export.verify(path, reference))
+
+
+def rewritten_numbers(path: Path, change: Callable[[float], float]) -> Path:
+    """Write a file whose stored numbers are others."""
+    schema = kd_export.inspect(path)
+    vectors = tuple(
+        dataclasses.replace(
+            vector, outputs={name: tuple(map(change, row)) for name, row in vector.outputs.items()}
+        )
+        for vector in schema.vectors
+    )
+    text = dataclasses.replace(schema, vectors=vectors).to_json()
+    made = path.with_name(f"other_{path.name}")
+    made.write_bytes(schema_field(text) + path.read_bytes())
+    return made
 
 
 class Near(nn.Module):

@@ -60,5 +60,5 @@ def test_positions_are_spread_evenly() -> None:
 
 
 def test_tolerance_follows_the_dtype() -> None:
-    assert tolerance("int64", None, None) == (0.0, 0.0)
-    assert tolerance("float32", None, 1.0) == (1e-4, 1.0)
+    assert tolerance("int64") == (0.0, 0.0)
+    assert tolerance("float32") == (1e-4, 1e-5)

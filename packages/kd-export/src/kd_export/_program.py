@@ -8,7 +8,7 @@ installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -22,7 +22,14 @@ from kd_export._schema.schema import Schema
 from kd_export._stages import stage
 from kd_export._verification.judging import Tolerance, compare_trials
 from kd_export._verification.report import Report
-from kd_export._verification.trials import BATCH_SIZES, Trial, doubtful_trials, pool_of, trials
+from kd_export._verification.trials import (
+    BATCH_SIZES,
+    Trial,
+    pool_of,
+    telling_sizes,
+    trials,
+    trials_at,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +57,8 @@ class KeyedProgram:
             from a file that stores no test.
         doubtful: Sizes at which the module may do something else than what was captured, since it
             asks for a relation of several axes. They are tried too.
+        thresholds: Numbers in the program that sizes of an axis may be compared with. Sizes around
+            them are tried too.
 
     Example:
         >>> import torch
@@ -67,6 +76,7 @@ class KeyedProgram:
     reference: Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
     example: tuple[Tensor, ...] | None
     doubtful: tuple[Mapping[str, int], ...] = ()
+    thresholds: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         table = repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
@@ -86,7 +96,8 @@ class KeyedProgram:
 
             session = Session(self.schema, run_program(self.exported_program, self.schema))
             if self.doubtful:
-                rows = compare_trials(session, self._trials(self.schema, (), ()), Tolerance())
+                tried = trials_at(self.schema, self.reference, self.doubtful, pool=self.example)
+                rows = compare_trials(session, tried.made, Tolerance())
                 self._check("the program", Report("the program", tuple(rows)))
             self.__dict__["_opened"] = session
         return session
@@ -103,8 +114,12 @@ class KeyedProgram:
         """Write the program in the format of the file name, and verify it first.
 
         The file is written beside the target, loaded in the format's own runtime, run on the
-        example and on inputs of several batch sizes, and compared with the module. Only then does
-        it take the target's place; after a mismatch nothing is there that was not there before.
+        example and on inputs of several sizes, and compared with the module. Only then does it take
+        the target's place; after a mismatch nothing is there that was not there before.
+
+        Beside ``batch_sizes``, sizes are tried that follow from the program and the ranges: around
+        each number that a size or a position is compared with or computed by, well above the
+        example, and at the end of a range. The report lists all of them.
 
         The inputs are drawn between the bounds of the example's numbers, but integers, booleans
         and masks are taken from its rows, and so is the rest where the module refuses other
@@ -114,9 +129,9 @@ class KeyedProgram:
         Args:
             path: The target; its suffix names the format.
             batch_sizes: The sizes of the dynamic axes to try, as far as their range allows.
-            rtol: The relative tolerance, by default one that suits the dtype.
-            atol: The absolute tolerance, by default one that suits the dtype and the largest number
-                of an output.
+            rtol: The relative tolerance. Without it and ``atol``, both suit the dtype; where one
+                is given, the other is 0. The report says what applied.
+            atol: The absolute tolerance.
             vectors: Inputs to compare on in place of made ones, each in any form of an example.
                 The file holds them, up to 65,536 numbers each.
 
@@ -127,7 +142,7 @@ class KeyedProgram:
         backend = backend_for(path)
         schema = backend.lower(self.exported_program, self.schema)
         with stage("run the module"):
-            tried = self._trials(schema, batch_sizes, vectors)
+            tried, notes = self._trials(schema, batch_sizes, vectors)
         kept = (trial.vector(schema) for trial in tried)
         schema = replace(schema, vectors=tuple(v for v in kept if v is not None))
         with replacing(path) as temporary:
@@ -138,7 +153,7 @@ class KeyedProgram:
                     session = load(backend, file, temporary)
                 with stage(f"run `{path.name}`"):
                     rows = compare_trials(session, tried, Tolerance(rtol, atol))
-                    report = Report(str(path), tuple(rows))
+                    report = Report(str(path), tuple(rows), notes)
                 self._check(f"`{path.name}` was not written: it", report)
                 check_weights(session, backend, file, path)
         return report
@@ -154,14 +169,18 @@ class KeyedProgram:
 
     def _trials(
         self, schema: Schema, batch_sizes: Sequence[int], vectors: Sequence[Example[Word]] | None
-    ) -> list[Trial]:
+    ) -> tuple[list[Trial], tuple[str, ...]]:
+        """Run the module on all inputs to try; return what there is to say of the sizes, too."""
         from kd_export._capture.example import read_vectors
 
         given = None if vectors is None else read_vectors(vectors, schema)
         sample = self.example
-        further = doubtful_trials(schema, self.reference, self.doubtful, pool=sample)
         made = trials(schema, self.reference, batch_sizes, pool=sample, example=sample, given=given)
-        return [*made, *further]
+        chosen = list(made)
+        known = [trial.sizes for trial in chosen]
+        sizes = [] if given is not None else telling_sizes(schema, self.thresholds, known)
+        further = trials_at(schema, self.reference, [*self.doubtful, *sizes], pool=sample)
+        return [*chosen, *further.made], further.notes
 
 
 def convert(
@@ -213,6 +232,7 @@ def convert(
     def reference(tensors: Sequence[Tensor]) -> Mapping[str, Tensor]:
         return session.run(dict(zip(wires, tensors, strict=True)))
 
+    tried = tuple(vector.sizes for vector in schema.vectors)
     if stored is None:
         return KeyedProgram(schema, runner.program, (), reference, None).save(target)
     from torch.utils import _pytree as pytree
@@ -220,7 +240,7 @@ def convert(
     # A file keeps no example, and AOTInductor compiles for the sizes of one.
     program = runner.program
     program.example_inputs = pytree.tree_unflatten(stored, program.call_spec.in_spec)
-    return KeyedProgram(schema, program, (), reference, tuple(stored)).save(target)
+    return KeyedProgram(schema, program, (), reference, tuple(stored), tried).save(target)
 
 
 def _owned(schema: Schema, runner: TorchRunner, target: Path) -> Schema:

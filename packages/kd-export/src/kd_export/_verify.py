@@ -15,7 +15,13 @@ from kd_export._running.session import Session
 from kd_export._stages import stage
 from kd_export._verification.judging import Tolerance, compare_trials, compare_vectors
 from kd_export._verification.report import Comparison, Report
-from kd_export._verification.trials import BATCH_SIZES, chosen_vectors, pool_of, trials
+from kd_export._verification.trials import (
+    BATCH_SIZES,
+    chosen_vectors,
+    pool_of,
+    trials,
+    trials_at,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,10 +47,10 @@ def verify(
         reference: The keyed module to compare with. Without one, the file is compared with the
             numbers stored in it when it was exported.
         batch_sizes: The sizes of the dynamic axes to try, as far as their range allows; by
-            default (1, 2, 3, 7), and without a reference all sizes that are stored.
-        rtol: The relative tolerance, by default one that suits the dtype.
-        atol: The absolute tolerance, by default one that suits the dtype and the largest number
-            of an output.
+            default all at which the file was compared when it was written.
+        rtol: The relative tolerance. Without it and ``atol``, both suit the dtype; where one
+            is given, the other is 0. The report says what applied.
+        atol: The absolute tolerance.
         vectors: Inputs to compare on in place of made ones, each in any form of an example; they
             need a reference.
         trusted: As for `open`.
@@ -101,8 +107,12 @@ def _compared(
     from kd_export._capture.example import read_vectors
     from kd_export._capture.reference import reference_module
 
-    sizes = BATCH_SIZES if batch_sizes is None else batch_sizes
     eager = reference_module(reference, schema)
     given = None if vectors is None else read_vectors(vectors, schema)
-    tried = trials(schema, eager, sizes, pool=pool_of(schema), given=given)
+    pool = pool_of(schema)
+    tried = list(trials(schema, eager, batch_sizes or BATCH_SIZES, pool=pool, given=given))
+    if batch_sizes is None and given is None:  # and where the file was compared when it was written
+        known = [trial.sizes for trial in tried]
+        stored = [vector.sizes for vector in schema.vectors if vector.sizes not in known]
+        tried += trials_at(schema, eager, stored, pool=pool).made
     return tuple(compare_trials(session, tried, allowed))

@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", help="run the stored tests in the file's own runtime")
     check.set_defaults(command=_verify)
     check.add_argument("--batch-sizes", type=_sizes, metavar="N,N")
-    check.add_argument("--rtol", type=float, help="relative tolerance")
-    check.add_argument("--atol", type=float, help="absolute tolerance")
+    check.add_argument("--rtol", type=float, help="relative tolerance; without --atol that is 0")
+    check.add_argument("--atol", type=float, help="absolute tolerance; without --rtol that is 0")
     compare = commands.add_parser("diff", help="compare two artefacts, executing nothing")
     compare.set_defaults(command=_diff)
     compare.add_argument("one", type=Path, metavar="ONE")
@@ -249,6 +249,8 @@ def _tell(report: Report, options: argparse.Namespace) -> int:
         _print_json(report.to_data())
     else:
         _print_table(report.path, HEADER, report.cells())
+        for line in report.lines():
+            print(printable(line))
     return OK if report.ok else MISMATCH
 
 

@@ -37,6 +37,7 @@ from kd_export._capture.reference import Reference, checked_mode, frozen_modes
 from kd_export._capture.relations import doubts, settle
 from kd_export._capture.signature import Example, FlatModule, Word
 from kd_export._capture.steps import steps_of
+from kd_export._capture.thresholds import thresholds
 from kd_export._capture.unwritten import Unwritten, hooks_of_torch_removed, replaced_buffers
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import layers_as_loops, mended_layers
@@ -68,6 +69,7 @@ class Captured(NamedTuple):
     reference: Reference
     example: tuple[Tensor, ...]
     doubtful: tuple[Mapping[str, int], ...]
+    thresholds: Mapping[str, Sequence[int]]
 
 
 @stage("capture the module")
@@ -121,7 +123,9 @@ def capture(
     sample = tensors if outside else given
     doubtful = tuple(doubt.broken_at for doubt in found if doubt.broken_at)
     reference = Reference(flat, mode)
-    return Captured(schema, program, tuple(notes), reference, tuple(sample.values()), doubtful)
+    telling = thresholds(program, names, shapes.axes)
+    inner = tuple(sample.values())
+    return Captured(schema, program, tuple(notes), reference, inner, doubtful, telling)
 
 
 def _batch_dims(example: Example[Word]) -> int:

@@ -174,7 +174,7 @@ def _in_results(schema: Schema, one: Vector, other: Vector) -> Iterator[Differen
 
 
 def _is_far(entry: Entry, one: Number, other: Number) -> bool:
-    relative, absolute = tolerance(entry.dtype, None, None)
+    relative, absolute = tolerance(entry.dtype)
     return distance(one, other) > absolute + relative * magnitude(other)
 
 

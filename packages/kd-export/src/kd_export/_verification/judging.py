@@ -31,10 +31,11 @@ MOST_SCALE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far numbers may differ; ``None`` is what suits the dtype.
+    """How far numbers may differ: by ``atol + rtol * abs(expected)``.
 
-    By default the absolute tolerance grows with the largest number of an output, since rounding
-    errors do: up to `MOST_SCALE` times, however large a mask or an outlier is.
+    Without either, both suit the dtype, and the absolute tolerance grows with the largest number
+    of an output, since rounding errors do: up to `MOST_SCALE` times, however large a mask or an
+    outlier is. Where one is given, the other is 0: no tolerance applies that nobody sees.
     """
 
     rtol: float | None = None
@@ -58,10 +59,10 @@ class Tolerance:
             entry: The output.
             largest: The largest magnitude of the numbers that are expected.
         """
-        relative, absolute = tolerance(entry.dtype, self.rtol, self.atol)
-        if self.atol is None:
-            absolute *= min(max(largest, 1.0), MOST_SCALE)
-        return relative, absolute
+        if self.rtol is not None or self.atol is not None:
+            return self.rtol or 0.0, self.atol or 0.0
+        relative, absolute = tolerance(entry.dtype)
+        return relative, absolute * min(max(largest, 1.0), MOST_SCALE)
 
 
 def compare_trials(
@@ -119,7 +120,7 @@ def _compare_whole(
     distance = (wide - truth).abs().masked_fill(same, 0.0).nan_to_num(math.inf)
     largest = float(distance.max()) if distance.numel() else 0.0
     ok = bool((distance <= magnitudes * rtol + atol).all())
-    return Comparison(entry.wire, sizes, largest, ok=ok, note=trial.note)
+    return Comparison(entry.wire, sizes, largest, ok, trial.note, rtol, atol)
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -150,4 +151,4 @@ def _compare_stored(
     pairs = list(zip(session.runner.numbers(result, positions(count)), expected, strict=True))
     largest = max((distance(a, b) for a, b in pairs), default=0.0)
     ok = all(distance(a, b) <= absolute + relative * magnitude(b) for a, b in pairs)
-    return Comparison(entry.wire, vector.sizes, largest, ok=ok)
+    return Comparison(entry.wire, vector.sizes, largest, ok, rtol=relative, atol=absolute)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kd_export._errors import ExportError, VerifyError
 from kd_export._schema.json_values import Number
 from kd_export._schema.schema import RANDOM, Axis, Schema, Vector
 from kd_export._schema.shapes import axis_sizes
-from kd_export._schema.vectors import draw, positions
+from kd_export._schema.vectors import concrete, draw, positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     Reference = Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
 
 BATCH_SIZES = (1, 2, 3, 7)
+LEAST_ABOVE = 33
+"""The least size that counts as well above the example."""
+MOST_SIZES = 16
+"""How many further sizes of an axis are tried at most."""
+MOST_DRAWN = 1 << 16
+"""How many numbers the inputs have at most where a further size is tried."""
 EXAMPLE, GIVEN = "(the example)", "(a given vector)"
 
 
@@ -91,25 +97,70 @@ def trials(
         yield _trial(schema, reference, sizes, example, None, EXAMPLE)
 
 
-def doubtful_trials(
+class Further(NamedTuple):
+    """Trials at further sizes, and what there is to say of those at which there is none."""
+
+    made: list[Trial]
+    notes: tuple[str, ...]
+
+
+def trials_at(
     schema: Schema,
     reference: Reference,
-    doubtful: Sequence[Mapping[str, int]],
+    chosen: Sequence[Mapping[str, int]],
     *,
     pool: Sequence[Tensor] | None,
-) -> Iterator[Trial]:
+) -> Further:
     """Run the reference at sizes where a program may differ; not where the module itself fails.
 
     Args:
         schema: What the program takes.
         reference: The module.
-        doubtful: Sizes of some of the axes.
+        chosen: Sizes of some of the axes.
         pool: Inputs whose rows may be taken.
     """
     (others,) = trial_sizes(schema, BATCH_SIZES[:1])
-    for seed, sizes in enumerate(doubtful):
-        with contextlib.suppress(VerifyError):
-            yield _accepted(schema, reference, {**others, **sizes}, len(BATCH_SIZES) + seed, pool)
+    made: list[Trial] = []
+    notes: list[str] = []
+    for seed, sizes in enumerate(chosen, len(BATCH_SIZES)):
+        whole = {**others, **sizes}
+        try:
+            made.append(_accepted(schema, reference, whole, seed, pool))
+        except VerifyError:
+            notes.append(f"not compared at {shown(whole)}: the module itself fails there.")
+    return Further(made, tuple(notes))
+
+
+def telling_sizes(
+    schema: Schema, thresholds: Mapping[str, Sequence[int]], known: Sequence[Mapping[str, int]]
+) -> list[dict[str, int]]:
+    """Choose sizes that tell most of a program: around its numbers, and well above the example.
+
+    Args:
+        schema: What the program takes.
+        thresholds: The numbers that sizes of an axis may be compared with.
+        known: The sizes that are tried anyway, the example among them.
+    """
+    (others,) = trial_sizes(schema, BATCH_SIZES[1:2])
+    chosen: list[dict[str, int]] = []
+    for name, axis in schema.axes.items():
+        tried = {sizes[name] for sizes in known}
+        numbers = thresholds.get(name, ())
+        wanted = [n + more for n in numbers for more in (1, n + 1, 0, -1)]
+        above = max(LEAST_ABOVE, *(4 * size + 1 for size in tried))
+        ends = [] if axis.max is None else [axis.max]
+        fitting = [
+            {**others, name: size}
+            for size in dict.fromkeys([above, *ends, *wanted])
+            if axis.holds(size) and size not in tried
+        ]
+        affordable = [sizes for sizes in fitting if _numbers(schema, sizes) <= MOST_DRAWN]
+        chosen += sorted(affordable[:MOST_SIZES], key=lambda sizes: sizes[name])
+    return chosen
+
+
+def _numbers(schema: Schema, sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(concrete(entry.shape, sizes)) for entry in schema.inputs)
 
 
 def _accepted(
